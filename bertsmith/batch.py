@@ -1,0 +1,200 @@
+"""Batches and how their tokens are laid out.
+
+B sequences, L padded length, T tokens in all (no padding), H hidden size. A batch is `Padded`, with tensors of shape
+(B, L, …), or `Packed`, with tensors of shape (T, …) in which the sequences stand one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+IGNORE = -100  # a token label that no loss counts
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Every sequence is filled up to the longest; `mask` is true where there is a token."""
+
+    mask: Tensor  # (B, L)
+
+    def first(self, hidden: Tensor) -> Tensor:
+        """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
+        return hidden[:, 0]
+
+    def flat(self, hidden: Tensor) -> Tensor:
+        """One row a place, padding included: what `Batch` positions index."""
+        return hidden.flatten(0, 1)
+
+    def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """Values as (B, L, …), with `fill` where there is no token."""
+        mask = self.mask.reshape(self.mask.shape + (1,) * (values.dim() - 2))
+        return values.masked_fill(~mask, fill)
+
+    def unpad(self, values: Tensor) -> Tensor:
+        """From (B, L, …) back to this layout's own form."""
+        return values
+
+    def to(self, device: torch.device) -> Padded:
+        return Padded(self.mask.to(device, non_blocking=True))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The sequences of a packed batch in rectangles of similar length, N places in all.
+
+    `shapes[g]` is the (sequences, length) of a rectangle and `masks[g]` says where it has tokens, None where it is
+    full. `source` (N,) is the token that each place takes, `places` (T,) the place of each token.
+    """
+
+    shapes: list[tuple[int, int]]
+    masks: list[Tensor | None]
+    source: Tensor
+    places: Tensor
+
+
+@dataclass(frozen=True)
+class Packed:
+    """No padding: sequence i holds the tokens from `starts[i]` to `starts[i + 1]`."""
+
+    starts: Tensor  # (B + 1,) int32
+    max_length: int
+
+    def first(self, hidden: Tensor) -> Tensor:
+        """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
+        return hidden[self.starts[:-1].long()]
+
+    def flat(self, hidden: Tensor) -> Tensor:
+        """One row a token."""
+        return hidden
+
+    def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """Values as (B, max_length, …), with `fill` where there is no token."""
+        index, mask = self.rectangle
+        mask = mask.reshape(mask.shape + (1,) * (values.dim() - 1))
+        return values[index].masked_fill(~mask, fill)
+
+    def unpad(self, values: Tensor) -> Tensor:
+        """From (B, max_length, …) back to (T, …)."""
+        return values[self.rectangle[1]]
+
+    def to(self, device: torch.device) -> Packed:
+        return Packed(self.starts.to(device, non_blocking=True), self.max_length)
+
+    @cached_property
+    def rectangle(self) -> tuple[Tensor, Tensor]:
+        """Where each place of the padded form finds its token (B, max_length), and whether there is one."""
+        return _rectangle(self.starts[:-1].long(), self.starts[1:].long(), self.max_length)
+
+    @cached_property
+    def groups(self) -> Groups | None:
+        """Rectangles for attention on a CPU, padding under an eighth of each; None where one full one is enough."""
+        starts = self.starts.to(torch.int64).cpu().numpy()
+        lengths = np.diff(starts)
+        if (lengths == self.max_length).all():
+            return None
+        order = np.argsort(-lengths, kind="stable")
+        shapes, masks, sources = [], [], []
+        while order.size:
+            longest = int(lengths[order[0]])
+            size = int(np.searchsorted(-lengths[order], -(longest - longest // 8), side="right"))
+            rows, order = order[:size], order[size:]
+            index, mask = _rectangle(torch.from_numpy(starts[rows]), torch.from_numpy(starts[rows + 1]), longest)
+            shapes.append((size, longest))
+            masks.append(None if bool(mask.all()) else mask)
+            sources.append((index.flatten(), mask.flatten()))
+        source, real = torch.cat([s for s, _ in sources]), torch.cat([m for _, m in sources])
+        places = torch.empty(int(starts[-1]), dtype=torch.int64)
+        places[source[real]] = real.nonzero().squeeze(1)
+        return Groups(shapes, masks, source, places)
+
+
+Layout = Padded | Packed
+
+
+def _rectangle(starts: Tensor, ends: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    index = starts[:, None] + torch.arange(length, device=starts.device)
+    return torch.minimum(index, ends[:, None] - 1), index < ends[:, None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One encoded input: `[CLS] A [SEP] B [SEP]` as token ids, with what is to be learnt from it."""
+
+    tokens: NDArray[Any]  # (n,)
+    segments: NDArray[Any]  # (n,)
+    label: Any = None  # a class, a number, a row of numbers, or a (start, end) span
+    tags: NDArray[Any] | None = None  # (n,) one class a token, IGNORE where there is none
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model takes: tokens and their layout, labels by name, and how much each loss will count."""
+
+    tokens: Tensor  # (B, L) or (T,)
+    segments: Tensor
+    positions: Tensor
+    layout: Layout
+    labels: dict[str, Tensor] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    num_tokens: int = 0  # real ones
+
+    def to(self, device: torch.device) -> Batch:
+        return replace(
+            self,
+            tokens=self.tokens.to(device, non_blocking=True),
+            segments=self.segments.to(device, non_blocking=True),
+            positions=self.positions.to(device, non_blocking=True),
+            layout=self.layout.to(device),
+            labels={name: value.to(device, non_blocking=True) for name, value in self.labels.items()},
+        )
+
+
+def lay_out(
+    tokens: NDArray[Any], segments: NDArray[Any], lengths: NDArray[Any], *, packed: bool, pad: int = 0
+) -> Batch:
+    """A batch without labels from sequences that stand one after the other."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    positions = np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)
+    longest = int(max(lengths))
+    if packed:
+        t, s, p = (torch.from_numpy(np.asarray(c, dtype=np.int64)) for c in (tokens, segments, positions))
+        return Batch(t, s, p, Packed(torch.from_numpy(starts), longest), num_tokens=len(tokens))
+    mask = np.arange(longest) < np.asarray(lengths)[:, None]
+    t, s = (torch.from_numpy(fill_grid(mask, c, fill)) for c, fill in ((tokens, pad), (segments, 0)))
+    p = torch.arange(longest).expand(len(lengths), longest)
+    return Batch(t, s, p, Padded(torch.from_numpy(mask)), num_tokens=len(tokens))
+
+
+def fill_grid(mask: NDArray[np.bool_], values: NDArray[Any], fill: int) -> NDArray[np.int64]:
+    """Packed values as a (B, L) grid."""
+    grid = np.full(mask.shape, fill, dtype=np.int64)
+    grid[mask] = values
+    return grid
+
+
+def collate(examples: Sequence[Example], *, packed: bool, pad: int = 0) -> Batch:
+    """Examples as one batch; the labels that they carry come along, and their count under the loss name `task`."""
+    tokens = np.concatenate([e.tokens for e in examples])
+    segments = np.concatenate([e.segments for e in examples])
+    batch = lay_out(tokens, segments, np.array([len(e.tokens) for e in examples]), packed=packed, pad=pad)
+    labels: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    if given := [e.label for e in examples if e.label is not None]:
+        labels["label"] = torch.as_tensor(np.asarray(given))
+        counts["task"] = len(given)
+    if examples[0].tags is not None:
+        tags = np.concatenate([np.asarray(e.tags) for e in examples]).astype(np.int64)
+        counts["task"] = int((tags != IGNORE).sum())
+        if isinstance(batch.layout, Padded):
+            tags = fill_grid(batch.layout.mask.numpy(), tags, IGNORE)
+        labels["tags"] = torch.from_numpy(tags)
+    return replace(batch, labels=labels, counts=counts)

@@ -1,0 +1,134 @@
+"""Configurations: frozen dataclasses with strict keys, JSON in and out, and dotted `--set` changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+from bertsmith.errors import UserError, suggestion
+
+Config = TypeVar("Config")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as plain JSON values."""
+    return typing.cast(dict[str, Any], json.loads(json.dumps(dataclasses.asdict(config))))
+
+
+def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "config") -> Config:
+    """Build a configuration from plain values; an unknown or missing key is an error that names it."""
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            raise UserError(f"{where}: unknown key {key!r}{suggestion(key, hints)}")
+    required = {
+        f.name
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+    if missing := sorted(required - set(values)):
+        raise UserError(f"{where}: missing key {missing[0]!r}")
+    return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+
+
+def load(cls: type[Config], path: str | Path) -> Config:
+    """Read a configuration from a JSON file."""
+    return from_dict(cls, read_json(path), str(path))
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A JSON object from a file, or an error that names the file and the line."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
+    return values
+
+
+def override(config: Config, changes: Iterable[str]) -> Config:
+    """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them."""
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise UserError(f"--set {change!r}: write it as key=value, for example train.steps=200")
+        config = _replace_at(config, key.strip().split("."), text.strip(), key.strip())
+    return config
+
+
+def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
+    """Every key that `--set` accepts for a configuration class."""
+    keys: list[str] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        keys += dotted_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [prefix + name]
+    return keys
+
+
+def _replace_at(config: Any, path: list[str], text: str, whole: str) -> Any:
+    hints = typing.get_type_hints(type(config))
+    name, rest = path[0], path[1:]
+    if name not in hints:
+        depth = whole.split(".")[: len(whole.split(".")) - len(path)]
+        known = [".".join([*depth, key]) for key in dotted_keys(type(config))]
+        raise UserError(f"--set {whole}: unknown setting{suggestion(whole, known) or '; one of: ' + ', '.join(known)}")
+    nested = dataclasses.is_dataclass(hints[name])
+    if bool(rest) != nested:
+        options = (
+            [f"{whole}.{key}" for key in dotted_keys(hints[name])] if nested else [".".join(whole.split(".")[:-1])]
+        )
+        raise UserError(f"--set {whole}: not a single setting; one of: {', '.join(options)}")
+    if nested:
+        value = _replace_at(getattr(config, name), rest, text, whole)
+    else:
+        value = _convert(hints[name], _parse(text), f"--set {whole}")
+    return dataclasses.replace(config, **{name: value})
+
+
+def _parse(text: str) -> Any:
+    """A command-line value: JSON where it is JSON (`3`, `true`, `null`, `[1, 2]`), else the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """The value as the hinted type, or an error that names the place, the value and the type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where}: expected an object, found {value!r}")
+        return from_dict(typing.cast(type, hint), value, where)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is Literal:
+        if value not in args:
+            raise UserError(f"{where}: {value!r} is not one of {', '.join(map(repr, args))}")
+        return value
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise UserError(f"{where}: expected an object, found {value!r}")
+        return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{where}: expected a list, found {value!r}")
+        return tuple(_convert(args[0], item, where) for item in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise UserError(f"{where}: {value!r} is not {'a number' if hint in (int, float) else f'a {hint.__name__}'}")
+    return value

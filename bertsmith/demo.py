@@ -1,0 +1,170 @@
+"""The demo: the whole path on embedded text, with the gain of pre-training as its result."""
+
+from __future__ import annotations
+
+import csv
+import json
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bertsmith import page
+from bertsmith.data.build import build_corpus
+from bertsmith.data.vocabulary import train_tokenizer
+from bertsmith.demo_text import AREAS, DemoText, Description, collect
+from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.folders import refuse_existing
+from bertsmith.predict import Predictor
+from bertsmith.pretrain import pretrain
+from bertsmith.progress import clock, say
+from bertsmith.recipes import recipe
+from bertsmith.training import runlog
+from bertsmith.training.settings import TrainConfig
+
+SEEDS = (1, 2, 3)
+ROWS_PER_AREA, HELD_OUT_PER_AREA = 25, 75
+FINE_TUNING = TrainConfig(epochs=15, batch_size=16, learning_rate=5e-4, warmup=0.1)
+MASKED = (
+    "The [MASK] of a list is its number of items.",
+    "Return True if the [MASK] is a directory.",
+    "Raise an [MASK] if the value is not found.",
+    "Read from the file [MASK] end of file is reached.",
+)
+WIDEST = 8  # minutes on two cores
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo found."""
+
+    accuracy: dict[str, list[float]]  # start -> held-out accuracy for each seed, in points
+    scores: dict[str, Any]
+    filled: dict[str, list[dict[str, Any]]]
+    seconds: float
+
+    @property
+    def gain(self) -> float:
+        """How many points of accuracy pre-training brings, on the mean of the seeds."""
+        return mean(self.accuracy["pre-trained"]) - mean(self.accuracy["random"])
+
+
+def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
+    """Vocabulary, corpus, pre-training, fine-tuning from it and from random weights, masks, and a report page."""
+    out, began = Path(out), time.monotonic()
+    refuse_existing(out)
+    say(f"The whole path on the documentation that Python carries; at most {WIDEST} minutes on two cores.")
+    text = collect(ROWS_PER_AREA, HELD_OUT_PER_AREA)
+    _write_inputs(text, out)
+    train_tokenizer([out / "text.txt"], out / "tokenizer", vocab_size=4000)
+    corpus = build_corpus([out / "text.txt"], out / "tokenizer", out / "corpus")
+    scores = pretrain(recipe("demo"), out / "corpus", out / "pretrained")
+    accuracy = {start: [_accuracy(out, start, seed) for seed in SEEDS] for start in ("pre-trained", "random")}
+    predictor = Predictor.load(out / "pretrained")
+    filled = {sentence: predictor.fill(sentence, top=3)[0] for sentence in MASKED}
+    result = DemoResult(accuracy, scores, filled, time.monotonic() - began)
+    _write_report(out, result, text, corpus.manifest.tokens)
+    if as_json:
+        print(json.dumps({"report": str(out / "report.html"), "gain": result.gain, "accuracy": accuracy, **scores}))
+    else:
+        _print(out, result)
+    return result
+
+
+def _write_inputs(text: DemoText, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    documents = ("\n".join(line for line in d.splitlines() if line.strip()) for d in text.documents)
+    (out / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    for name, rows in (("train.csv", text.train), ("held_out.csv", text.held_out)):
+        _write_rows(out / name, rows)
+    size = (out / "text.txt").stat().st_size / 1e6
+    say(f"{size:.1f} MB of text; {len(text.train)} labelled rows to train on, {len(text.held_out)} held out")
+
+
+def _write_rows(path: Path, rows: list[Description]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        writer.writerows([row.text, row.area] for row in rows)
+
+
+def _accuracy(out: Path, start: str, seed: int) -> float:
+    """Held-out accuracy, in points, of a classifier from one start with one seed."""
+    from dataclasses import replace
+
+    config = FinetuneConfig("classify", train=replace(FINE_TUNING, seed=seed), random_start=start == "random")
+    run = out / f"classifier-{start}-{seed}"
+    scores = finetune(config, out / "pretrained", out / "train.csv", run, dev=out / "held_out.csv")
+    return 100 * float(scores["accuracy"])
+
+
+def _print(out: Path, result: DemoResult) -> None:
+    console = Console()
+    table = Table("start", *(f"seed {s}" for s in SEEDS), "mean", title="Held-out accuracy: which area is it about?")
+    for start, values in result.accuracy.items():
+        table.add_row(start, *(f"{v:.1f}" for v in values), f"{mean(values):.1f}")
+    console.print(table)
+    lowest = min(a - b for a, b in zip(result.accuracy["pre-trained"], result.accuracy["random"], strict=True))
+    console.print(f"Pre-training brings {result.gain:.1f} points of accuracy (at least {lowest:.1f} with every seed).")
+    for sentence, candidates in result.filled.items():
+        words = ", ".join(f"{c['token']} {100 * c['probability']:.0f} %" for c in candidates)
+        console.print(f"{sentence}  →  {words}", markup=False)
+    console.print(f"Model: {out / 'pretrained' / 'model'}   Report: {out / 'report.html'}   ({clock(result.seconds)})")
+
+
+def _write_report(out: Path, result: DemoResult, text: DemoText, tokens: int) -> None:
+    records = runlog.read(out / "pretrained")
+    points, held_out = [r for r in records if "loss" in r], [r for r in records if "dev_mlm_loss" in r]
+    steps, measured = [r["step"] for r in points], [r["step"] for r in held_out]
+    losses = {
+        "masked words": (steps, [r["mlm_loss"] for r in points]),
+        "held out": (measured, [r["dev_mlm_loss"] for r in held_out]),
+    }
+    accuracies = {
+        "masked words": (measured, [100 * r["dev_mlm_accuracy"] for r in held_out]),
+        "next sentence": (measured, [100 * r["dev_nsp_accuracy"] for r in held_out]),
+    }
+    starts = [
+        (start, *(f"{v:.1f}" for v in values), f"{mean(values):.1f}") for start, values in result.accuracy.items()
+    ]
+    parts = [
+        page.paragraph(f"+{result.gain:.1f} points of accuracy from pre-training", "number"),
+        page.table(["start", *(f"seed {s}" for s in SEEDS), "mean"], starts),
+        page.paragraph(
+            f"A classifier of {len(AREAS)} areas of the standard library, {len(text.train)} labelled descriptions, "
+            f"scored on {len(text.held_out)} that neither pre-training nor fine-tuning has seen."
+        ),
+        page.section("Pre-training"),
+        page.figures(
+            [
+                page.plot("Loss of the masked words", losses),
+                page.plot("Held-out accuracy", accuracies, y_label="%"),
+                page.bars("Held-out accuracy by start", result.accuracy, [f"seed {s}" for s in SEEDS], "%"),
+            ]
+        ),
+        page.section("What it fills in"),
+        page.table(
+            ["sentence", "likeliest words"],
+            [
+                (sentence, ", ".join(f"{c['token']} ({100 * c['probability']:.0f} %)" for c in candidates))
+                for sentence, candidates in result.filled.items()
+            ],
+        ),
+        page.section("Facts"),
+        page.table(
+            ["", "value"],
+            [
+                ("tokens of the corpus", f"{tokens:,}"),
+                *((name.replace("_", " "), f"{value:,.4g}") for name, value in result.scores.items()),
+                ("time of the whole demo", clock(result.seconds)),
+                ("Python", platform.python_version()),
+            ],
+        ),
+    ]
+    lead = "From the documentation that Python carries to a pre-trained encoder and a classifier, on this machine."
+    page.write_page(out / "report.html", "bertsmith demo", lead, parts)

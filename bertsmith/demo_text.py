@@ -1,0 +1,130 @@
+"""The demo's text: the documentation that every Python installation carries. Imports without torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertsmith import draws
+
+AREAS = {
+    "interface": "tkinter idlelib turtle turtledemo curses cmd",
+    "network": "email http urllib smtplib ftplib imaplib poplib nntplib mailbox socketserver xmlrpc wsgiref ssl "
+    "socket telnetlib ipaddress cgi webbrowser smtpd netrc _socket _ssl select selectors",
+    "processes": "asyncio threading multiprocessing concurrent subprocess queue sched signal _thread pty contextvars",
+    "numbers": "_pydecimal decimal _decimal fractions statistics random numbers math cmath datetime _pydatetime _datetime "
+    "calendar colorsys zoneinfo _statistics _random time",
+    "files": "pathlib shutil os posixpath ntpath genericpath tarfile zipfile _pyio tempfile gzip bz2 lzma fileinput glob "
+    "filecmp fnmatch stat posix zlib mmap _io dbm shelve",
+    "testing": "unittest doctest pdb bdb trace traceback cProfile profile pstats faulthandler tracemalloc timeit",
+    "language": "importlib inspect ast typing dis types pkgutil runpy zipimport symtable tokenize codeop code abc "
+    "compileall py_compile modulefinder pyclbr annotationlib _ast",
+    "text": "re string textwrap difflib codecs encodings configparser json csv xml html gettext locale unicodedata "
+    "pprint reprlib plistlib stringprep _csv _json shlex optparse argparse",
+}
+AREA_OF = {module: area for area, modules in AREAS.items() for module in modules.split()}
+SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "pydoc_data",
+    "_bundled",
+    "lib2to3",
+    "__pycache__",
+}
+BUILTIN_DOCS = (
+    "math cmath _socket _ssl _decimal _datetime _io posix zlib select unicodedata itertools builtins array time sys"
+)
+ORDER = 107  # a stream of draws
+
+
+@dataclass(frozen=True)
+class Description:
+    """A docstring and the module that it stands in."""
+
+    module: str
+    text: str
+
+    @property
+    def area(self) -> str:
+        return AREA_OF.get(self.module, "")
+
+
+@dataclass(frozen=True)
+class DemoText:
+    """Documents to pre-train on, and labelled descriptions; no held-out description is among the documents."""
+
+    documents: list[str]
+    train: list[Description]
+    held_out: list[Description]
+
+
+def collect(rows_per_area: int, held_out_per_area: int) -> DemoText:
+    """Gather the text and divide the labelled descriptions, the same way every time on one installation."""
+    descriptions = list(_descriptions())
+    train: list[Description] = []
+    held_out: list[Description] = []
+    for number, area in enumerate(AREAS):
+        own = [d for d in descriptions if d.area == area and 40 <= len(d.text) <= 1500]
+        own = [own[int(i)] for i in draws.permute(range(len(own)), len(own), number, ORDER)]
+        held_out += own[:held_out_per_area]
+        train += own[held_out_per_area : held_out_per_area + rows_per_area]
+    hidden = {d.text for d in held_out}
+    documents: dict[str, list[str]] = {}
+    for d in descriptions:
+        if d.text not in hidden:
+            documents.setdefault(d.module, []).append(d.text)
+    return DemoText([*_topics(), *("\n".join(parts) for parts in documents.values())], train, held_out)
+
+
+def _topics() -> Iterator[str]:
+    from pydoc_data.topics import topics
+
+    yield from topics.values()
+
+
+def _descriptions() -> Iterator[Description]:
+    """Every docstring of the standard library, once."""
+    seen: set[str] = set()
+    for module, text in (*_source_docs(), *_builtin_docs()):
+        if text not in seen:
+            seen.add(text)
+            yield Description(module, text)
+
+
+def _source_docs() -> Iterator[tuple[str, str]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if SKIPPED & set(parts) or parts[0].startswith("config-"):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError, OSError):
+            continue
+        for node in ast.walk(tree):
+            documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            if documented and (text := ast.get_docstring(node)):
+                yield parts[0].removesuffix(".py"), text
+
+
+def _builtin_docs() -> Iterator[tuple[str, str]]:
+    """Docstrings of modules that have no Python source."""
+    for name in BUILTIN_DOCS.split():
+        try:
+            module = sys.modules.get(name) or __import__(name)
+        except ImportError:
+            continue
+        for _, member in sorted(vars(module).items()):
+            members = [member, *(m for _, m in sorted(vars(member).items()))] if inspect.isclass(member) else [member]
+            for item in members:
+                text = getattr(item, "__doc__", None)
+                if callable(item) and isinstance(text, str):
+                    yield name, inspect.cleandoc(text)

@@ -1,0 +1,65 @@
+"""Random numbers as a pure function of a key and a counter.
+
+Nothing here has state, so what is drawn does not depend on workers, ranks, restarts or the order of calls. All
+arithmetic is on 32-bit words held in 64 bits, which numpy on a CPU and torch on a device compute alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+WORD = np.uint64(0xFFFFFFFF)
+Words = NDArray[np.uint64]
+
+
+def mix(word: ArrayLike) -> Words:
+    """Scramble 32-bit words (the finalizer of MurmurHash3: every input bit reaches every output bit)."""
+    x = np.asarray(word, dtype=np.uint64) & WORD
+    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & WORD
+    x = ((x ^ (x >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & WORD
+    return x ^ (x >> np.uint64(16))
+
+
+def key(*parts: ArrayLike) -> Words:
+    """One word out of several: `key(seed, epoch, index)`. Parts may be arrays; the result has their shape."""
+    state: Words = np.asarray(0x9E3779B9, dtype=np.uint64)
+    for part in parts:
+        value = np.asarray(part, dtype=np.uint64)
+        state = mix(state ^ mix(value + np.uint64(0x7F4A7C15)))
+        state = mix(state + mix((value >> np.uint64(32)) ^ np.uint64(0x165667B1)))
+    return state
+
+
+def uniform(*parts: ArrayLike) -> NDArray[np.float64]:
+    """Numbers in [0, 1), one for each key."""
+    return key(*parts).astype(np.float64) / 4294967296.0
+
+
+def below(limit: ArrayLike, *parts: ArrayLike) -> NDArray[np.int64]:
+    """Whole numbers in [0, limit), one for each key."""
+    wide = (key(*parts) << np.uint64(16)) | (key(*parts, 1) >> np.uint64(16))
+    return (wide % np.asarray(limit, dtype=np.uint64)).astype(np.int64)
+
+
+def permute(index: ArrayLike, size: int, *parts: ArrayLike) -> NDArray[np.int64]:
+    """The place of each index in a keyed permutation of range(size), without holding the permutation.
+
+    A balanced Feistel network over the next even number of bits; values past the end walk on until they are inside.
+    """
+    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
+    low = np.uint64((1 << int(half)) - 1)
+    x = np.array(index, dtype=np.uint64, ndmin=1)
+    outside = np.ones(x.shape, dtype=bool)
+    while outside.any():
+        left, right = x[outside] >> half, x[outside] & low
+        for turn in range(4):
+            left, right = right, left ^ (key(*parts, turn, right) & low)
+        x[outside] = (left << half) | right
+        outside = x >= np.uint64(size)
+    return x.astype(np.int64).reshape(np.shape(index))
+
+
+def seed(*parts: int) -> int:
+    """A seed for torch's own generators (dropout, weights)."""
+    return int(key(*parts)) << 31 | int(key(*parts, 1)) >> 1

@@ -1,0 +1,19 @@
+"""Errors that speak to the person who can fix them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user gave is wrong: the message names the value, its place and the fix.
+
+    The command line prints the message alone and exits with code 2; any other exception is a bug of ours.
+    """
+
+
+def suggestion(name: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where one of the allowed names is close, else nothing."""
+    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

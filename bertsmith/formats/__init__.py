@@ -1,0 +1,1 @@
+"""Model folders of other systems, in and out."""

@@ -1,0 +1,46 @@
+"""Where a model is: a folder, a run, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bertsmith.config import read_json
+from bertsmith.errors import UserError
+from bertsmith.progress import say
+
+FILES = ["*.json", "*.safetensors", "vocab.txt"]
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def find_model(name: str | Path) -> Path:
+    """The model folder behind a folder, a run (its `model`, or the last checkpoint so far) or a hub name."""
+    path = Path(name)
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists():
+        raise UserError(f"{name} is a file; give a model folder, a run or a hub name")
+    if isinstance(name, str) and _HUB_NAME.fullmatch(name):
+        return _download(name)
+    raise UserError(f"no such model folder: {name}")
+
+
+def _in_folder(path: Path) -> Path:
+    if (path / "model" / "config.json").exists():
+        return path / "model"
+    if saved := sorted((path / "checkpoints").glob("step-*")):
+        say(f"note: {path} is not finished; taking its last checkpoint, {saved[-1].name}")
+        return saved[-1]
+    if (path / "config.json").exists() and "model_type" in read_json(path / "config.json"):
+        return path
+    raise UserError(f"{path} holds no model: no config.json of a model in it, nor in {path / 'model'}")
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=FILES))
+    except Exception as error:  # offline, unknown name, no permission: the hub's errors share no class
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"{name!r} is no folder here, and the hub gave nothing for it: {reason}") from None

@@ -1,0 +1,1 @@
+"""The encoder of the paper and its heads."""

@@ -1,0 +1,64 @@
+"""The encoder's configuration and the published sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bertsmith.errors import UserError, suggestion
+
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """Every fact of an encoder; BERT paper, section 3 and its released configurations."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_positions: int = 512
+    num_segments: int = 2
+    activation: Activation = "gelu"
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_eps: float = 1e-12
+    init_std: float = 0.02
+    pad_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise UserError(
+                f"hidden_size {self.hidden_size} cannot be divided among {self.num_heads} heads; "
+                f"set num_heads to a divisor of {self.hidden_size}"
+            )
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 0 and under 1, not {getattr(self, name)}")
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+SIZES = {  # layers, hidden size; a head has 64 dimensions, the feed-forward layer 4 times the hidden size
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+
+
+def encoder_config(size: str) -> EncoderConfig:
+    """The published configuration of a size: tiny, mini, small, medium, base or large."""
+    if size not in SIZES:
+        raise UserError(f"unknown size {size!r}{suggestion(size, SIZES) or '; one of: ' + ', '.join(SIZES)}")
+    layers, hidden = SIZES[size]
+    return EncoderConfig(hidden_size=hidden, num_layers=layers, num_heads=hidden // 64, intermediate_size=4 * hidden)

@@ -1,0 +1,145 @@
+"""The bidirectional Transformer encoder (BERT paper, section 3).
+
+B sequences, T tokens, H hidden size, A heads, D head size. `…` stands for (B, L) or (T,), as the batch is laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bertsmith.batch import Batch, Layout
+from bertsmith.errors import UserError
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.kernels import attend, attend_explicit
+
+
+@dataclass
+class Trace:
+    """What an encoder did on the way: hidden states (embeddings first) and attention weights, layer by layer."""
+
+    hidden: list[Tensor] = field(default_factory=list)  # each (…, H)
+    attention: list[Tensor] = field(default_factory=list)  # each (B, A, L, L)
+
+
+def activate(x: Tensor, name: str) -> Tensor:
+    """The activation function of a configuration."""
+    if name == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
+    return functions[name](x)
+
+
+class Embeddings(nn.Module):
+    """Token + segment + position embeddings, normalised."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.segments = nn.Embedding(config.num_segments, config.hidden_size)
+        self.positions = nn.Embedding(config.max_positions, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.segments(segments) + self.positions(positions)  # (…, H)
+        return self.dropout(self.norm(x))
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention with its output projection."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.attention_dropout = config.attention_dropout
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)  # each (…, A, D)
+        dropout = self.attention_dropout if self.training else 0.0
+        if trace is None:
+            mixed = attend(q, k, v, layout, dropout)
+        else:
+            mixed, weights = attend_explicit(q, k, v, layout, dropout)
+            trace.attention.append(weights)
+        return self.output(mixed.flatten(-2))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with the activation between them."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.activation = config.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(activate(self.inner(x), self.activation))
+
+
+class Block(nn.Module):
+    """One post-norm layer: attention, then feed-forward, each added to its input and normalised."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.attention(x, layout, trace)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class Encoder(nn.Module):
+    """Maps a batch to hidden states (…, H)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        init_weights(self, config.init_std)
+
+    def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
+        self._check_length(batch)
+        x = self.embeddings(batch.tokens, batch.segments, batch.positions)
+        for layer in self.layers:
+            if trace is not None:
+                trace.hidden.append(x)
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, batch.layout, trace, use_reentrant=False)  # type: ignore[assignment]
+            else:
+                x = layer(x, batch.layout, trace)
+        if trace is not None:
+            trace.hidden.append(x)
+        return x
+
+    def _check_length(self, batch: Batch) -> None:
+        layout = batch.layout
+        length = layout.max_length if hasattr(layout, "max_length") else batch.tokens.shape[1]
+        if length > self.config.max_positions:
+            raise UserError(
+                f"a sequence of {length} tokens is longer than the encoder's {self.config.max_positions} positions; "
+                f"set data.max_length to {self.config.max_positions} or less"
+            )
+
+
+def init_weights(module: nn.Module, std: float) -> None:
+    """Truncated normal weights, zero biases, as the released code; norms start at the identity."""
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

@@ -1,0 +1,162 @@
+"""Output layers: what stands on top of the encoder, in pre-training and in fine-tuning.
+
+B sequences, H hidden size, V vocabulary, K classes, M masked positions. Losses are sums; whoever trains divides them
+by the counts that the batch carries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertsmith.batch import IGNORE, Batch, Layout
+from bertsmith.errors import UserError, suggestion
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder, activate, init_weights
+
+HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]
+
+
+class Pooler(nn.Module):
+    """A dense layer with tanh on the state of `[CLS]`."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        return self.dense(layout.first(hidden)).tanh()  # (B, H)
+
+
+class MaskedLMHead(nn.Module):
+    """Scores every word of the vocabulary at the masked positions; its matrix is the token embedding's."""
+
+    def __init__(self, config: EncoderConfig, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.activation = config.activation
+        init_weights(self, config.init_std)
+        self.decoder.weight = embedding.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.decoder(self.norm(activate(self.transform(hidden), self.activation)))  # (M, V)
+
+
+class NextSentenceHead(nn.Module):
+    """Whether the second segment follows the first: class 0 is IsNext, class 1 NotNext, as released."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.pooler = Pooler(config)
+        self.output = nn.Linear(config.hidden_size, 2)
+        init_weights(self, config.init_std)
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        return self.output(self.pooler(hidden, layout))  # (B, 2)
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The output layer of a fine-tuned model: its kind and the names of its classes.
+
+    `single` chooses one label of a text or pair, `multi` any number of them, `regression` gives a number, `choice`
+    picks one of `num_choices` endings, `tags` labels every token, `span` marks where an answer starts and ends.
+    """
+
+    kind: HeadKind
+    labels: tuple[str, ...] = ()
+    num_choices: int = 0
+
+    def label_index(self, name: str, where: str = "") -> int:
+        """The number of a class, or an error that lists the classes there are."""
+        try:
+            return self.labels.index(name)
+        except ValueError:
+            near = suggestion(name, self.labels)
+            raise UserError(
+                f"{where}label {name!r} is not one of the model's labels: {', '.join(self.labels[:20])}"
+                f"{', …' if len(self.labels) > 20 else ''}{near}"
+            ) from None
+
+
+class SequenceHead(nn.Module):
+    """One vector of scores a sequence, from the pooled `[CLS]`."""
+
+    def __init__(self, config: EncoderConfig, outputs: int) -> None:
+        super().__init__()
+        self.pooler = Pooler(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.output = nn.Linear(config.hidden_size, outputs)
+        init_weights(self, config.init_std)
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        return self.output(self.dropout(self.pooler(hidden, layout)))  # (B, K)
+
+
+class TokenHead(nn.Module):
+    """One vector of scores a token."""
+
+    def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(config.hidden_size, outputs)
+        init_weights(self, config.init_std)
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        return self.output(self.dropout(hidden))  # (…, K)
+
+
+def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
+    """The output layer that a head's description asks for."""
+    if head.kind == "tags":
+        return TokenHead(config, len(head.labels), config.hidden_dropout)
+    if head.kind == "span":
+        return TokenHead(config, 2, dropout=0.0)
+    outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
+    return SequenceHead(config, outputs)
+
+
+class TaskModel(nn.Module):
+    """An encoder with one output layer, all of it trained (section 3.2)."""
+
+    def __init__(self, encoder: Encoder, head: HeadConfig) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head_config = head
+        self.head = make_head(encoder.config, head)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Scores: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""
+        scores = self.head(self.encoder(batch), batch.layout).float()
+        if self.head_config.kind == "choice":
+            return scores.view(-1, self.head_config.num_choices)
+        if self.head_config.kind == "span":
+            return batch.layout.pad(scores, float("-inf"))
+        return scores
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The summed loss, under the name `task`."""
+        return {"task": self.loss(self.logits(batch), batch)}
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """The loss of these scores, summed over what the batch counts."""
+        kind, labels = self.head_config.kind, batch.labels
+        if kind == "regression":
+            return F.mse_loss(logits.squeeze(-1), labels["label"].to(logits.dtype), reduction="sum")
+        if kind == "multi":
+            target = labels["label"].to(logits.dtype)
+            return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1).sum()
+        if kind == "tags":
+            return F.cross_entropy(
+                logits.flatten(0, -2), labels["tags"].flatten(), ignore_index=IGNORE, reduction="sum"
+            )
+        if kind == "span":
+            starts, ends = labels["label"].unbind(-1)
+            sums = [F.cross_entropy(logits[..., i], t, reduction="sum") for i, t in enumerate((starts, ends))]
+            return (sums[0] + sums[1]) / 2
+        return F.cross_entropy(logits, labels["label"].long(), reduction="sum")

@@ -1,0 +1,109 @@
+"""Attention: one function, `attend`, picks the kernel that fits the layout, the device and the dropout.
+
+B sequences, L padded length, T packed tokens, A heads, D head size. Queries, keys and values are (B, L, A, D) in the
+padded layout and (T, A, D) in the packed one, and so is the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertsmith.batch import Layout, Packed, Padded
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # a build of torch without it: packed batches take the dense kernel
+    varlen_attn = None  # type: ignore[assignment]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """Softmax attention of every token to all tokens of its own sequence."""
+    if isinstance(layout, Padded):
+        return dense(q, k, v, layout.mask, dropout)
+    if has_varlen(q) and dropout == 0.0:
+        return varlen(q, k, v, layout)
+    if q.device.type == "cpu":
+        return grouped(q, k, v, layout, dropout)
+    _, mask = layout.rectangle
+    return layout.unpad(dense(layout.pad(q), layout.pad(k), layout.pad(v), mask, dropout))
+
+
+def has_varlen(q: Tensor) -> bool:
+    """Whether the variable-length flash kernel can take these queries: CUDA, half precision, Ampere or later."""
+    return (
+        varlen_attn is not None
+        and q.is_cuda
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    )
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Scaled dot-product attention on rectangles (B, L, A, D); `mask` (B, L) says which keys are real."""
+    seen = None if mask is None else mask[:, None, None, :]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout).transpose(1, 2)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Packed) -> Tensor:
+    """Variable-length flash attention (CUDA, half precision). It has no dropout."""
+    starts, longest = layout.starts, layout.max_length
+    output = varlen_attn(q, k, v, starts, starts, longest, longest)
+    assert isinstance(output, Tensor)
+    return output
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.0) -> Tensor:
+    """The packed kernel of a CPU: a dense call for each group of similar lengths, never a T × T mask."""
+    groups = layout.groups
+    if groups is None:  # all of one length: the rectangle is a view
+        q, k, v = (x.unflatten(0, (-1, layout.max_length)) for x in (q, k, v))
+        return dense(q, k, v, None, dropout).flatten(0, 1)
+    sizes = [rows * length for rows, length in groups.shapes]
+    spread = (_Spread.apply(x, groups.source, groups.places).split(sizes) for x in (q, k, v))
+    outputs = []
+    for *rectangle, shape, mask in zip(*spread, groups.shapes, groups.masks, strict=True):
+        q, k, v = (x.unflatten(0, shape) for x in rectangle)
+        outputs.append(dense(q, k, v, mask, dropout).flatten(0, 1))
+    return _Collect.apply(torch.cat(outputs), groups.source, groups.places)  # type: ignore[no-any-return]
+
+
+class _Spread(torch.autograd.Function):
+    """Tokens into rectangles. Both directions are plain row copies, since a token has one place."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, source: Tensor, places: Tensor) -> Tensor:
+        ctx.places = places
+        return tokens.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return gradient.index_select(0, ctx.places), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """Rectangles back into tokens; what stands at padding is dropped and gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rectangles: Tensor, source: Tensor, places: Tensor) -> Tensor:
+        ctx.places, ctx.size = places, len(source)
+        return rectangles.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        spread = gradient.new_zeros(ctx.size, *gradient.shape[1:])
+        return spread.index_copy_(0, ctx.places, gradient), None, None
+
+
+def attend_explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Attention written out; also gives the weights (B, A, L, L), zero where there is no token."""
+    mask = layout.mask if isinstance(layout, Padded) else layout.rectangle[1]
+    q, k, v = (layout.pad(x).transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    weights = scores.masked_fill(~mask[:, None, None, :], float("-inf")).softmax(-1)
+    output = (F.dropout(weights, dropout) @ v).transpose(1, 2)
+    return layout.unpad(output), weights * mask[:, None, :, None]

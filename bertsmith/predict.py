@@ -1,0 +1,185 @@
+"""`Predictor`: the one door from a saved folder to answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertsmith.batch import Batch, Example, collate
+from bertsmith.errors import UserError
+from bertsmith.folders import new_file
+from bertsmith.formats.hf import Loaded, load_folder
+from bertsmith.formats.hub import find_model
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.progress import progress_bar, say
+from bertsmith.tasks.rows import Columns, Row, read_rows
+from bertsmith.tasks.task import Task, encode_rows, find_task, score, target
+from bertsmith.training.settings import pick_device
+
+BATCH_SIZE = 64
+WINDOW = 4096  # rows that are sorted by length together
+
+
+class Predictor:
+    """A model with its tokenizer, ready to answer."""
+
+    def __init__(self, loaded: Loaded, device: str | torch.device | None = None) -> None:
+        self.device = device if isinstance(device, torch.device) else pick_device(device)
+        self.model = loaded.model.to(self.device)
+        self.tokenizer = loaded.tokenizer
+        self.notes = loaded.notes
+        self.folder = loaded.folder
+        positions = loaded.model.encoder.config.max_positions
+        self.max_length = min(loaded.notes.max_length or positions, positions)
+        self.shortened = 0
+
+    @classmethod
+    def load(cls, name: str | Path, device: str | None = None) -> Predictor:
+        """Open a model folder, a run or a hub name."""
+        return cls(load_folder(find_model(name)), device)
+
+    @property
+    def head(self) -> HeadConfig:
+        """The output layer, or an error where the model has none."""
+        if not isinstance(self.model, TaskModel):
+            raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` puts one on it")
+        if self.model.head_config.kind not in ("single", "multi", "regression"):
+            raise UserError(f"{self.folder} has a head for {self.model.head_config.kind!r}, not for whole texts")
+        return self.model.head_config
+
+    @property
+    def task(self) -> Task:
+        """The task that the model was trained for, or the plain one of its head."""
+        names = {"single": "classify", "multi": "classify", "regression": "regress"}
+        return find_task(self.notes.task or names[self.head.kind])
+
+    @property
+    def columns(self) -> Columns:
+        """The columns that the model was trained on."""
+        return Columns(**self.notes.columns) if self.notes.columns else Columns()
+
+    def predict(self, texts: Iterable[str | tuple[str, str]]) -> Iterator[dict[str, Any]]:
+        """An answer for each text or pair, in order, as they come: label, score and scores, or a value."""
+        rows = (Row(t, None, None, "") if isinstance(t, str) else Row(t[0], t[1], None, "") for t in texts)
+        yield from self.predict_rows(rows)
+
+    def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        """Answers for rows, a window of them at a time."""
+        rows, head = iter(rows), self.head
+        while window := list(islice(rows, WINDOW)):
+            examples, shortened = encode_rows(window, self.tokenizer, self.max_length, head, labelled=False)
+            self.shortened += shortened
+            for logits in self.logits(examples):
+                yield decode(logits, head)
+
+    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The task's metrics on labelled rows."""
+        head = self.head
+        gold = [target(row, head) for row in rows]
+        answers = list(self.predict_rows(rows))
+        if head.kind == "regression":
+            return score(self.task, gold, [a["value"] for a in answers])
+        return score(self.task, [head.labels[g] for g in gold], [a["label"] for a in answers])
+
+    def logits(self, examples: Sequence[Example]) -> NDArray[np.float32]:
+        """Scores of examples, in their order; batches hold texts of similar length."""
+        order = sorted(range(len(examples)), key=lambda i: -len(examples[i].tokens))
+        rows: list[Any] = [None] * len(examples)
+        for begin in range(0, len(order), BATCH_SIZE):
+            chosen = order[begin : begin + BATCH_SIZE]
+            scores = self._run(collate([examples[i] for i in chosen], packed=True))
+            for i, row in zip(chosen, scores, strict=True):
+                rows[i] = row
+        return np.stack(rows)
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch) -> NDArray[np.float32]:
+        assert isinstance(self.model, TaskModel)
+        self.model.eval()
+        return self.model.logits(batch.to(self.device)).float().cpu().numpy()
+
+    @torch.inference_mode()
+    def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
+        """The likeliest words for each `[MASK]` of a text, with their probabilities."""
+        if not isinstance(self.model, MaskedLM):
+            raise UserError(f"{self.folder} was fine-tuned and cannot fill masks; take the model it was started from")
+        ids = self.tokenizer.encode([text], special=True)[0]
+        if len(ids) > self.model.encoder.config.max_positions:
+            limit = self.model.encoder.config.max_positions
+            raise UserError(f"the text has {len(ids)} tokens, more than the model's {limit} positions; shorten it")
+        masked = np.flatnonzero(np.array(ids) == self.tokenizer.id("[MASK]"))
+        if not masked.size:
+            raise UserError(f"no [MASK] in {text!r}; write [MASK] where a word is to be filled in")
+        batch = collate([Example(np.array(ids), np.zeros(len(ids), dtype=np.int64))], packed=True)
+        batch.labels["masked"] = torch.from_numpy(masked)
+        self.model.eval()
+        probabilities = self.model.logits(batch.to(self.device))["mlm"].softmax(-1).cpu()
+        best = probabilities.topk(min(top, probabilities.shape[-1]))
+        return [
+            [{"token": self.tokenizer.token(i), "probability": p} for p, i in zip(ps, ids, strict=True)]
+            for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+
+
+def decode(logits: NDArray[np.float32], head: HeadConfig) -> dict[str, Any]:
+    """Scores as an answer in plain Python values."""
+    if head.kind == "regression":
+        return {"value": float(logits[0])}
+    if head.kind == "multi":
+        scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        chosen = [name for name, s in zip(head.labels, scores, strict=True) if s >= 0.5]
+        return {"labels": chosen, "scores": dict(zip(head.labels, map(float, scores), strict=True))}
+    shifted = np.exp(logits.astype(np.float64) - logits.max())
+    scores = shifted / shifted.sum()
+    best = int(scores.argmax())
+    by_label = dict(zip(head.labels, map(float, scores), strict=True))
+    return {"label": head.labels[best], "score": float(scores[best]), "scores": by_label}
+
+
+def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
+    """The likeliest words for each `[MASK]` of a text."""
+    return Predictor.load(model, device).fill(text, top)
+
+
+def evaluate(model: str | Path, data: str | Path, *, device: str | None = None) -> dict[str, Any]:
+    """Score a fine-tuned model on a labelled file."""
+    predictor = Predictor.load(model, device)
+    rows = list(read_rows(data, predictor.columns, labelled=True))
+    scores = predictor.evaluate(rows)
+    _say_shortened(predictor)
+    return {"task": predictor.task.name, "rows": len(rows), **scores}
+
+
+def predict(model: str | Path, data: str | Path, out: str | Path, *, device: str | None = None) -> int:
+    """Answer every row of a file, in order, as JSON lines; gives the number of rows."""
+    predictor = Predictor.load(model, device)
+    count, size, title = 0, max(1, Path(data).stat().st_size if Path(data).exists() else 1), "predicting"
+    with new_file(out) as work, work.open("w", encoding="utf-8") as file, progress_bar(title, size) as advance:
+        read = 0
+
+        def counted() -> Iterator[Row]:
+            nonlocal read
+            for row in read_rows(data, predictor.columns, labelled=False):
+                read += len(row.text.encode()) + len((row.pair or "").encode())
+                yield row
+
+        for answer in predictor.predict_rows(counted()):
+            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+            count += 1
+            advance(min(read, size), f"{count:,} rows")
+        advance(size, f"{count:,} rows")
+    _say_shortened(predictor)
+    return count
+
+
+def _say_shortened(predictor: Predictor) -> None:
+    if predictor.shortened:
+        say(f"note: {predictor.shortened} text(s) were cut to {predictor.max_length} tokens")

@@ -1,0 +1,63 @@
+"""Progress on standard error: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Advance = Callable[[float, str], None]
+console = Console(stderr=True, highlight=False)
+QUIET_SECONDS = 10.0  # between two lines where there is no terminal
+
+
+def say(message: str) -> None:
+    """A line for people, on standard error."""
+    console.print(message, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(title: str, total: float, start: float = 0.0) -> Iterator[Advance]:
+    """Gives a function that is told how far the work has come and a few words on it."""
+    if console.is_terminal:
+        columns = ("{task.description}", BarColumn(None), TextColumn("{task.percentage:>3.0f}%"))
+        details = (TextColumn("{task.fields[words]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        with Progress(*columns, *details, console=console, transient=False) as bars:
+            bar = bars.add_task(title, total=total, completed=int(start), words="")
+
+            def advance(done: float, words: str = "") -> None:
+                bars.update(bar, completed=done, words=words)
+
+            yield advance
+    else:
+        yield from _lines(title, total, start)
+
+
+def _lines(title: str, total: float, start: float) -> Iterator[Advance]:
+    began = shown = time.monotonic()
+    last = ""
+
+    def advance(done: float, words: str = "") -> None:
+        nonlocal shown, last
+        now = time.monotonic()
+        elapsed, share = now - began, (done - start) / max(total - start, 1e-9)
+        left = f", {clock(elapsed / share - elapsed)} left" if share > 0 else ""
+        last = words
+        if now - shown >= QUIET_SECONDS:
+            shown = now
+            say(f"{title}: {100 * done / max(total, 1e-9):.0f} %{left}{', ' + words if words else ''}")
+
+    yield advance
+    say(f"{title}: done in {clock(time.monotonic() - began)}{', ' + last if last else ''}")
+
+
+def clock(seconds: float) -> str:
+    """Seconds as people read them: 4 s, 2:05, 1:00:00."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -1,0 +1,68 @@
+"""Every named run as a function. A recipe returns one complete configuration; an ablation is a change of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from bertsmith import config as configs
+from bertsmith.data.loader import DataConfig
+from bertsmith.errors import UserError, suggestion
+from bertsmith.model.config import SIZES, encoder_config
+from bertsmith.pretrain import PretrainConfig
+from bertsmith.training.settings import TrainConfig
+
+
+def bert(size: str) -> PretrainConfig:
+    """BERT as its paper: MLM + NSP, batch 256, 1,000,000 steps, Adam 1e-4, attention and hidden dropout 0.1."""
+    return PretrainConfig(
+        recipe=f"bert-{size}",
+        model=encoder_config(size),
+        data=DataConfig(max_length=128),
+        train=TrainConfig(steps=1_000_000, batch_size=256, learning_rate=1e-4, warmup=0.01),
+    )
+
+
+def demo() -> PretrainConfig:
+    """A small encoder that learns in minutes on two cores: one changed masking a time, no dropout, a high rate."""
+    base = bert("tiny")
+    return replace(
+        base,
+        recipe="demo",
+        model=replace(base.model, hidden_dropout=0.0, attention_dropout=0.0, max_positions=128),
+        data=replace(base.data, max_length=64, copies=0),
+        train=TrainConfig(steps=3000, batch_size=64, learning_rate=2e-3, warmup=0.05, evaluate_every=500),
+    )
+
+
+RECIPES: dict[str, Callable[[], PretrainConfig]] = {
+    **{f"bert-{size}": (lambda size=size: bert(size)) for size in SIZES},  # type: ignore[misc]
+    "demo": demo,
+}
+
+
+def recipe(name: str) -> PretrainConfig:
+    """A recipe by its name, or the configuration in a JSON file (a run's `config.json`, say)."""
+    if name.endswith(".json"):
+        return configs.load(PretrainConfig, Path(name))
+    if name not in RECIPES:
+        near = suggestion(name, RECIPES)
+        raise UserError(
+            f"unknown recipe {name!r}{near} `bertsmith recipes` lists them all"
+            if near
+            else f"unknown recipe {name!r}; `bertsmith recipes` lists them all"
+        )
+    return RECIPES[name]()
+
+
+def describe() -> dict[str, str]:
+    """Every recipe's name with a line on what it is."""
+    lines = {}
+    for name in RECIPES:
+        made = recipe(name)
+        model, train = made.model, made.train
+        size = f"{model.num_layers} layers, {model.hidden_size} wide, {model.num_heads} heads"
+        what = (bert if name.startswith("bert-") else RECIPES[name]).__doc__ or ""
+        lines[name] = f"{what.splitlines()[0].rstrip('.')}; {size}, {train.steps:,} steps"
+    return lines

@@ -1,0 +1,1 @@
+"""Labelled data: reading, encoding, metrics."""

@@ -1,0 +1,61 @@
+"""Scores, by scikit-learn and scipy. Imports without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+
+def accuracy(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """The share of rows whose label is right."""
+    return float(np.mean([g == p for g, p in zip(gold, predicted, strict=True)]))
+
+
+def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """F1 of each label, averaged over the labels that occur."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(list(gold), list(predicted), average="macro", zero_division=0.0))
+
+
+def micro_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
+    """F1 over all labels of rows that may have several."""
+    hits = sum(len(set(g) & set(p)) for g, p in zip(gold, predicted, strict=True))
+    total = sum(len(set(g)) + len(set(p)) for g, p in zip(gold, predicted, strict=True))
+    return 2 * hits / total if total else 1.0
+
+
+def matthews(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """Matthews' correlation."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(list(gold), list(predicted)))
+
+
+def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Pearson's correlation; 0 where a side is constant."""
+    from scipy.stats import pearsonr
+
+    return 0.0 if _constant(gold) or _constant(predicted) else float(pearsonr(gold, predicted)[0])
+
+
+def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """Spearman's rank correlation; 0 where a side is constant."""
+    from scipy.stats import spearmanr
+
+    return 0.0 if _constant(gold) or _constant(predicted) else float(spearmanr(gold, predicted)[0])
+
+
+def _constant(values: Sequence[float]) -> bool:
+    return len(set(values)) < 2
+
+
+METRICS: dict[str, Callable[..., float]] = {
+    "accuracy": accuracy,
+    "macro_f1": macro_f1,
+    "micro_f1": micro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}

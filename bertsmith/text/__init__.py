@@ -1,0 +1,1 @@
+"""Tokenizers and sentences. Imports without torch."""

@@ -1,0 +1,207 @@
+"""WordPiece: training, encoding, saving. The work is done by the `tokenizers` library.
+
+A tokenizer folder holds `tokenizer.json` (all that it does), `vocab.txt` (the original's form) and
+`tokenizer_config.json` (so that `transformers` opens the folder and gives the same tokens).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+
+from bertsmith.config import read_json
+from bertsmith.errors import UserError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD = 200  # characters; a longer word is [UNK], as in the released code
+FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
+
+
+def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
+    """The original's clean-up: control characters, spaces around CJK, and for uncased: lower case, no accents.
+
+    Taking accents off decomposes every character, and the original leaves Hangul so, as jamo. Here it is composed
+    again; `jamo=True` keeps the original behaviour, for vocabularies that were trained with it.
+    """
+    bert = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
+    )
+    return bert if cased or jamo else normalizers.Sequence([bert, normalizers.NFC()])
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenizer:
+    """Turns text into token ids and back."""
+
+    backend: Backend
+    lowercase: bool
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Open a tokenizer folder, or a model folder that holds one."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(f"no such folder: {folder}; `bertsmith tokenizer train TEXT --out {folder}` makes one")
+        settings = read_json(folder / FILES[2]) if (folder / FILES[2]).exists() else {}
+        lowercase = bool(settings.get("do_lower_case", True))
+        if (folder / "tokenizer.json").exists():
+            backend = _read_backend(folder / "tokenizer.json")
+        elif (folder / "vocab.txt").exists():
+            backend = _from_vocab(folder / "vocab.txt", settings, lowercase)
+        else:
+            raise UserError(f"{folder} holds no tokenizer.json and no vocab.txt")
+        backend.no_padding()
+        backend.no_truncation()
+        missing = [t for t in SPECIAL_TOKENS if backend.token_to_id(t) is None]
+        if missing:
+            raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
+        return cls(backend, lowercase)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the three files of a tokenizer folder."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backend.save(str(folder / "tokenizer.json"))
+        vocab = sorted(self.backend.get_vocab(), key=self.backend.get_vocab().__getitem__)
+        (folder / "vocab.txt").write_text("".join(f"{t}\n" for t in vocab), encoding="utf-8", newline="\n")
+        settings = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "do_lower_case": self.lowercase,
+            "model_max_length": 512,
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            **{f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS},
+        }
+        (folder / FILES[2]).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    @cached_property
+    def hash(self) -> str:
+        """What tells two tokenizers apart: a digest of all that changes the tokens."""
+        return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()[:16]
+
+    @cached_property
+    def vocab_size(self) -> int:
+        return self.backend.get_vocab_size()
+
+    @cached_property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids of `[PAD] [UNK] [CLS] [SEP] [MASK]`, in this order."""
+        return tuple(self.id(t) for t in SPECIAL_TOKENS)
+
+    def id(self, token: str) -> int:
+        """The id of a token that is known to be there."""
+        number = self.backend.token_to_id(token)
+        if number is None:
+            raise UserError(f"token {token!r} is not in the vocabulary")
+        return number
+
+    def token(self, number: int) -> str:
+        return self.backend.id_to_token(number) or ""
+
+    def encode(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+        """Token ids of each text; `special` adds `[CLS]` and `[SEP]`."""
+        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+
+    def encode_aligned(self, texts: Sequence[str]) -> list[Encoding]:
+        """Tokens with their character offsets, without special tokens."""
+        return self.backend.encode_batch(list(texts), add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.backend.decode(list(ids))
+
+
+def train_wordpiece(
+    texts: Iterable[str], vocab_size: int, *, cased: bool = False, jamo: bool = False, min_count: int = 2
+) -> Tokenizer:
+    """Train a WordPiece vocabulary; `texts` is gone through twice, first for its characters, then for its words.
+
+    The alphabet takes at most an eighth of the vocabulary, the most frequent characters first. Its pieces get their
+    ids before training, in the order of the characters: the library would number them in the order of a hash table
+    and break ties by that, and the same text has to give the same vocabulary.
+    """
+    if vocab_size < 2 * len(SPECIAL_TOKENS):
+        raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
+    backend = _backend(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_WORD), normalizer(cased, jamo))
+    room = max(vocab_size // 8, min(64, (vocab_size - len(SPECIAL_TOKENS)) // 2))
+    alphabet = _alphabet(texts, backend, room)
+    if not alphabet:
+        raise UserError("the text holds no words: nothing to train a vocabulary on")
+    inner = [f"##{c}" for c in alphabet if _joins(c, backend)]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_count,
+        special_tokens=[*SPECIAL_TOKENS, *alphabet, *inner],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    trained = models.WordPiece(backend.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=MAX_WORD)
+    return Tokenizer(_with_special_tokens(_backend(trained, backend.normalizer)), lowercase=not cased)
+
+
+def _alphabet(texts: Iterable[str], backend: Backend, room: int) -> list[str]:
+    """The most frequent characters after normalisation, in the order of their code points."""
+    raw: Counter[str] = Counter()
+    for text in texts:
+        raw.update(text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text))
+    counts: Counter[str] = Counter()
+    for character, count in raw.items():
+        for kept in backend.normalizer.normalize_str(character):
+            if not kept.isspace():
+                counts[kept] += count
+    return sorted(sorted(counts, key=lambda c: (-counts[c], c))[:room])
+
+
+def _joins(character: str, backend: Backend) -> bool:
+    """Whether a character can stand inside a word (punctuation and CJK ideographs stand alone)."""
+    text = backend.normalizer.normalize_str("a" + character)
+    return len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
+
+
+def _backend(model: models.Model, normal: normalizers.Normalizer) -> Backend:
+    backend = Backend(model)
+    backend.normalizer = normal
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def _with_special_tokens(backend: Backend) -> Backend:
+    """Mark the special tokens, and put `[CLS]` and `[SEP]` around texts and pairs."""
+    backend.add_special_tokens([t for t in SPECIAL_TOKENS if backend.token_to_id(t) is not None])
+    ids = {t: backend.token_to_id(t) for t in ("[CLS]", "[SEP]")}
+    if None not in ids.values():
+        backend.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=list(ids.items())
+        )
+    return backend
+
+
+def _read_backend(path: Path) -> Backend:
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path} is not a tokenizer file: {error}") from None
+
+
+def _from_vocab(path: Path, settings: dict[str, Any], lowercase: bool) -> Backend:
+    """A folder as it was released: `vocab.txt` alone, with the original normalisation."""
+    vocab = {line.rstrip("\n"): i for i, line in enumerate(path.open(encoding="utf-8"))}
+    strip = settings.get("strip_accents")
+    normal = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=lowercase if strip is None else strip,
+        lowercase=lowercase,
+    )
+    return _with_special_tokens(_backend(models.WordPiece(vocab, unk_token="[UNK]"), normal))
