@@ -39,8 +39,9 @@ def tokenizer_train(
     field: Field = "text",
     as_json: Json = False,
 ) -> None:
-    """Train a WordPiece vocabulary on text.
+    r"""Train a WordPiece vocabulary on text.
 
+    \b
     Example: bertsmith tokenizer train corpus.txt --out tok --vocab-size 8000
     """
     from bertsmith.data.vocabulary import train_tokenizer
@@ -57,8 +58,9 @@ def corpus_build(
     field: Field = "text",
     as_json: Json = False,
 ) -> None:
-    """Turn text into memory-mapped shards of tokens.
+    r"""Turn text into memory-mapped shards of tokens.
 
+    \b
     Example: bertsmith corpus build corpus.txt --tokenizer tok --out shards
     """
     from bertsmith.data.build import build_corpus
@@ -82,8 +84,9 @@ def pretrain(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Pre-train an encoder: masked words and next sentences.
+    r"""Pre-train an encoder: masked words and next sentences.
 
+    \b
     Example: bertsmith pretrain bert-tiny --data shards --out run --set train.steps=200
     """
     from bertsmith.pretrain import pretrain as function
@@ -101,8 +104,9 @@ def fill(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Show the likeliest words for each [MASK] of a text.
+    r"""Show the likeliest words for each [MASK] of a text.
 
+    \b
     Example: bertsmith fill run "The [MASK] of a list is its number of items."
     """
     from bertsmith.predict import fill as function
@@ -130,8 +134,9 @@ def finetune(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model on labelled rows (columns text and label, unless data.columns says otherwise).
+    r"""Fine-tune a model on labelled rows (columns text and label, unless data.columns says otherwise).
 
+    \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
     """
     from bertsmith.finetune import FinetuneConfig
@@ -148,8 +153,9 @@ def evaluate(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Score a fine-tuned model on labelled rows.
+    r"""Score a fine-tuned model on labelled rows.
 
+    \b
     Example: bertsmith evaluate run2 --data dev.csv
     """
     from bertsmith.predict import evaluate as function
@@ -164,8 +170,9 @@ def predict(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Answer every row of a file, in order: label, score and scores.
+    r"""Answer every row of a file, in order: label, score and scores.
 
+    \b
     Example: bertsmith predict run2 input.csv --out out.jsonl
     """
     from bertsmith.predict import predict as function
@@ -174,8 +181,9 @@ def predict(
 
 
 def recipes(as_json: Json = False) -> None:
-    """List every named recipe with a line on what it is.
+    r"""List every named recipe with a line on what it is.
 
+    \b
     Example: bertsmith recipes
     """
     from bertsmith.recipes import describe
@@ -184,16 +192,23 @@ def recipes(as_json: Json = False) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="The folder to write; must be new or empty")] = Path("demo"),
+    out: Out = Path("demo"),
+    text_only: Annotated[bool, typer.Option("--text-only", help="Write the text and the labelled rows alone")] = False,
     as_json: Json = False,
 ) -> None:
-    """The whole path on the text that every Python installation carries: some minutes on two cores.
+    r"""The whole path on the text that every Python installation carries: some minutes on two cores.
 
+    \b
     Example: bertsmith demo --out demo
     """
-    from bertsmith.demo import demo as function
+    from bertsmith import demo as demonstration
 
-    function(out, as_json=as_json)
+    if text_only:
+        text = demonstration.write_text(out)
+        counts = {"documents": len(text.documents), "train_rows": len(text.train), "dev_rows": len(text.held_out)}
+        _show({"folder": str(out), **counts}, as_json)
+    else:
+        demonstration.demo(out, as_json=as_json)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

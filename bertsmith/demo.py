@@ -6,7 +6,7 @@ import csv
 import json
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -54,13 +54,26 @@ class DemoResult:
         return mean(self.accuracy["pre-trained"]) - mean(self.accuracy["random"])
 
 
+def write_text(out: str | Path) -> DemoText:
+    """The demo's inputs alone: `text.txt`, and labelled rows in `train.csv` and `dev.csv`."""
+    out = Path(out)
+    refuse_existing(out)
+    text = collect(ROWS_PER_AREA, HELD_OUT_PER_AREA)
+    out.mkdir(parents=True, exist_ok=True)
+    documents = ("\n".join(line for line in d.splitlines() if line.strip()) for d in text.documents)
+    (out / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    for name, rows in (("train.csv", text.train), ("dev.csv", text.held_out)):
+        _write_rows(out / name, rows)
+    size = (out / "text.txt").stat().st_size / 1e6
+    say(f"{size:.1f} MB of text; {len(text.train)} labelled rows to train on, {len(text.held_out)} held out")
+    return text
+
+
 def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
     """Vocabulary, corpus, pre-training, fine-tuning from it and from random weights, masks, and a report page."""
     out, began = Path(out), time.monotonic()
-    refuse_existing(out)
     say(f"The whole path on the documentation that Python carries; at most {WIDEST} minutes on two cores.")
-    text = collect(ROWS_PER_AREA, HELD_OUT_PER_AREA)
-    _write_inputs(text, out)
+    text = write_text(out)
     train_tokenizer([out / "text.txt"], out / "tokenizer", vocab_size=4000)
     corpus = build_corpus([out / "text.txt"], out / "tokenizer", out / "corpus")
     scores = pretrain(recipe("demo"), out / "corpus", out / "pretrained")
@@ -76,16 +89,6 @@ def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
     return result
 
 
-def _write_inputs(text: DemoText, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    documents = ("\n".join(line for line in d.splitlines() if line.strip()) for d in text.documents)
-    (out / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
-    for name, rows in (("train.csv", text.train), ("held_out.csv", text.held_out)):
-        _write_rows(out / name, rows)
-    size = (out / "text.txt").stat().st_size / 1e6
-    say(f"{size:.1f} MB of text; {len(text.train)} labelled rows to train on, {len(text.held_out)} held out")
-
-
 def _write_rows(path: Path, rows: list[Description]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -95,11 +98,9 @@ def _write_rows(path: Path, rows: list[Description]) -> None:
 
 def _accuracy(out: Path, start: str, seed: int) -> float:
     """Held-out accuracy, in points, of a classifier from one start with one seed."""
-    from dataclasses import replace
-
     config = FinetuneConfig("classify", train=replace(FINE_TUNING, seed=seed), random_start=start == "random")
     run = out / f"classifier-{start}-{seed}"
-    scores = finetune(config, out / "pretrained", out / "train.csv", run, dev=out / "held_out.csv")
+    scores = finetune(config, out / "pretrained", out / "train.csv", run, dev=out / "dev.csv")
     return 100 * float(scores["accuracy"])
 
 

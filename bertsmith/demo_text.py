@@ -17,10 +17,10 @@ AREAS = {
     "network": "email http urllib smtplib ftplib imaplib poplib nntplib mailbox socketserver xmlrpc wsgiref ssl "
     "socket telnetlib ipaddress cgi webbrowser smtpd netrc _socket _ssl select selectors",
     "processes": "asyncio threading multiprocessing concurrent subprocess queue sched signal _thread pty contextvars",
-    "numbers": "_pydecimal decimal _decimal fractions statistics random numbers math cmath datetime _pydatetime _datetime "
-    "calendar colorsys zoneinfo _statistics _random time",
-    "files": "pathlib shutil os posixpath ntpath genericpath tarfile zipfile _pyio tempfile gzip bz2 lzma fileinput glob "
-    "filecmp fnmatch stat posix zlib mmap _io dbm shelve",
+    "numbers": "_pydecimal decimal _decimal fractions statistics random numbers math cmath datetime _pydatetime "
+    "_datetime calendar colorsys zoneinfo _statistics _random time",
+    "files": "pathlib shutil os posixpath ntpath genericpath tarfile zipfile _pyio tempfile gzip bz2 lzma fileinput "
+    "glob filecmp fnmatch stat posix zlib mmap _io dbm shelve",
     "testing": "unittest doctest pdb bdb trace traceback cProfile profile pstats faulthandler tracemalloc timeit",
     "language": "importlib inspect ast typing dis types pkgutil runpy zipimport symtable tokenize codeop code abc "
     "compileall py_compile modulefinder pyclbr annotationlib _ast",
@@ -28,20 +28,11 @@ AREAS = {
     "pprint reprlib plistlib stringprep _csv _json shlex optparse argparse",
 }
 AREA_OF = {module: area for area, modules in AREAS.items() for module in modules.split()}
-SKIPPED = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idle_test",
-    "pydoc_data",
-    "_bundled",
-    "lib2to3",
-    "__pycache__",
-}
+SKIPPED = set("site-packages dist-packages test tests idle_test pydoc_data _bundled lib2to3 __pycache__".split())
 BUILTIN_DOCS = (
     "math cmath _socket _ssl _decimal _datetime _io posix zlib select unicodedata itertools builtins array time sys"
 )
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ORDER = 107  # a stream of draws
 
 
@@ -110,8 +101,7 @@ def _source_docs() -> Iterator[tuple[str, str]]:
         except (SyntaxError, UnicodeDecodeError, OSError):
             continue
         for node in ast.walk(tree):
-            documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-            if documented and (text := ast.get_docstring(node)):
+            if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
                 yield parts[0].removesuffix(".py"), text
 
 

@@ -29,8 +29,8 @@ def write_page(path: str | Path, title: str, lead: str, parts: Iterable[str]) ->
     body = f"<h1>{html.escape(title)}</h1>\n<p class=lead>{html.escape(lead)}</p>\n" + "\n".join(parts)
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{html.escape(title)}</title>"
     with new_file(path) as work:
-        page = f"<!doctype html>\n<html lang=en><head>{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-        work.write_text(page, encoding="utf-8")
+        top = f"<!doctype html>\n<html lang=en><head>{head}<style>{STYLE}</style></head>\n"
+        work.write_text(f"{top}<body>\n{body}\n</body></html>\n", encoding="utf-8")
 
 
 def section(title: str) -> str:
@@ -48,13 +48,13 @@ def figures(plots: Iterable[str]) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; numbers stand to the right."""
-    rows = [[_cell(value) for value in row] for row in rows]
-    numeric = [all(row[i][1] for row in rows) for i in range(len(header))]
+    cells = [[_cell(value) for value in row] for row in rows]
+    numeric = [all(row[i][1] for row in cells) for i in range(len(header))]
     mark = [" class=n" if n else "" for n in numeric]
     top = "".join(f"<th{mark[i]}>{html.escape(name)}</th>" for i, name in enumerate(header))
     body = "".join(
         "<tr>" + "".join(f"<td{mark[i]}>{html.escape(text)}</td>" for i, (text, _) in enumerate(row)) + "</tr>\n"
-        for row in rows
+        for row in cells
     )
     return f"<table><tr>{top}</tr>\n{body}</table>"
 

@@ -50,8 +50,8 @@ class PairSource:
             )
         if len(self.documents) < 2:
             raise UserError(
-                f"{self.corpus.folder} gives {len(self.documents)} document(s) to draw pairs from, and a random segment "
-                "comes from another document; separate documents by a blank line"
+                f"{self.corpus.folder} gives {len(self.documents)} document(s) to draw pairs from, and a random "
+                "segment comes from another document; separate documents by a blank line"
             )
 
     @property

@@ -1,0 +1,125 @@
+"""What several test files share."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: one thread is faster, and tests may run side by side
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
+
+import pytest
+
+TINY = ["model.hidden_size=32", "model.num_heads=2", "model.num_layers=2", "model.intermediate_size=64"]
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text, a tokenizer, a corpus, labelled rows and a small pre-trained run, made once."""
+    from pydoc_data.topics import topics
+
+    from bertsmith.config import override
+    from bertsmith.data.build import build_corpus
+    from bertsmith.data.vocabulary import train_tokenizer
+    from bertsmith.pretrain import pretrain
+    from bertsmith.recipes import recipe
+
+    root = tmp_path_factory.mktemp("world")
+    documents = ("\n".join(line for line in t.splitlines() if line.strip()) for t in topics.values())
+    (root / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    train_tokenizer([root / "text.txt"], root / "tok", vocab_size=1000)
+    build_corpus([root / "text.txt"], root / "tok", root / "shards", workers=1)
+    rows = [
+        f"a {w} about numbers {i},numbers" if i % 2 else f"the {w} of a file {i},files"
+        for i, w in enumerate("abcdefgh" * 5)
+    ]
+    (root / "train.csv").write_text("text,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    (root / "dev.csv").write_text("text,label\n" + "\n".join(rows[:10]) + "\n", encoding="utf-8")
+    changes = [*TINY, "train.steps=6", "train.batch_size=8", "data.max_length=32", "train.learning_rate=1e-3"]
+    pretrain(override(recipe("bert-tiny"), changes), root / "shards", root / "run", device="cpu")
+    return root
+
+
+# What a model of `transformers` is made with, by the kind of its head.
+LABELS = {0: "red", 1: "green", 2: "blue", 3: "none"}
+REFERENCES = {
+    "mlm+nsp": ("BertForPreTraining", {}),
+    "mlm": ("BertForMaskedLM", {}),
+    "single": ("BertForSequenceClassification", {"id2label": LABELS, "problem_type": "single_label_classification"}),
+    "multi": ("BertForSequenceClassification", {"id2label": LABELS, "problem_type": "multi_label_classification"}),
+    "regression": ("BertForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
+    "tags": ("BertForTokenClassification", {"id2label": LABELS}),
+    "span": ("BertForQuestionAnswering", {}),
+    "choice": ("BertForMultipleChoice", {}),
+    "encoder": ("BertModel", {}),
+}
+
+
+def reference(kind: str, vocab_size: int, **changes):
+    """A small model of `transformers` with random weights, in evaluation mode."""
+    import transformers
+
+    architecture, values = REFERENCES[kind]
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+    if "id2label" in values:
+        changes.setdefault("label2id", {name: i for i, name in LABELS.items()})
+    config = transformers.BertConfig(
+        **{"vocab_size": vocab_size, "max_position_embeddings": 48, **sizes, **values, **changes}
+    )
+    return randomise(getattr(transformers, architecture)(config)).eval()
+
+
+def randomise(model, seed: int = 0):
+    """Draw all parameters far more widely than training starts with, biases and norms too, so that each one matters."""
+    import torch
+
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.15, generator=draw)
+            if "norm" in name.lower() and name.endswith("weight"):
+                parameter.add_(1.0)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    """A tokenizer of about a hundred tokens."""
+    from bertsmith.text.tokenizer import train_wordpiece
+
+    return train_wordpiece(
+        ["the quick brown fox jumps over the lazy dog, and the dogs bark at foxes 0123456789."] * 4, 99
+    )
+
+
+@pytest.fixture
+def one_thread():
+    """Small tensors are faster on one thread, above all where other work has the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+KOREAN = """한국어는 좋다. 우리는 오늘 학교에 간다. 사람들은 서울에서 한국어로 말한다.
+그는 어제 책을 읽었다. 나는 내일 친구를 만난다. 학교에서 친구와 책을 읽는다.
+날씨가 좋아서 우리는 공원에 갔다. 공원에는 사람들이 많았다. 우리는 친구를 만나서 말했다."""
+
+
+@pytest.fixture(scope="session")
+def bilingual() -> list[str]:
+    """English paragraphs that Python carries, and Korean ones."""
+    from pydoc_data.topics import topics
+
+    return [line for text in topics.values() for line in text.splitlines() if line.strip()] + KOREAN.splitlines() * 20
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, bilingual: list[str]) -> Path:
+    """A folder with an uncased tokenizer for English and Korean, made once."""
+    from bertsmith.text.tokenizer import train_wordpiece
+
+    folder = tmp_path_factory.mktemp("tokenizer") / "tok"
+    train_wordpiece(bilingual, 1200).save(folder)
+    return folder

@@ -1,0 +1,103 @@
+"""The import rules of docs/design.md hold, and what should start without torch does."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = [
+    {"errors", "config", "folders", "progress", "draws", "batch", "page"},
+    {"text", "model"},
+    {"data", "objectives", "training"},
+    {"tasks", "formats"},
+    {"pretrain", "finetune", "predict"},
+    {"recipes"},
+    {"demo_text", "demo"},
+    {"cli", "__main__", "__init__"},
+]
+# Inside a layer, who may import whom; everything else goes down only.
+SAME_LAYER = {
+    ("config", "errors"),
+    ("folders", "errors"),
+    ("page", "folders"),
+    ("pretrain", "predict"),
+    ("finetune", "predict"),
+    ("finetune", "pretrain"),
+    ("demo", "demo_text"),
+    ("cli", "__init__"),
+    ("__main__", "cli"),
+}
+FORBIDDEN = {("training", part) for part in ("model", "data", "tasks", "text", "objectives")}
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+FILES = sorted((ROOT / "bertsmith").rglob("*.py"))
+
+
+def part_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imports(path: Path) -> set[str]:
+    """Every bertsmith module that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "bertsmith":
+            modules = {alias.name for alias in node.names}
+            found |= {f"bertsmith.{m}" if m in LEVEL else "bertsmith" for m in modules}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name for name in found if name.split(".")[0] == "bertsmith"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_arrow_points_up(path: Path) -> None:
+    own = path.relative_to(ROOT / "bertsmith").parts[0].removesuffix(".py")
+    assert own in LEVEL, f"{own} has no place in the table of layers"
+    for module in imports(path):
+        other = part_of(module)
+        if other == own:
+            continue
+        edge = (own, other)
+        assert edge not in FORBIDDEN, f"{path}: {own} must not import {module}"
+        assert LEVEL[other] < LEVEL[own] or edge in SAME_LAYER, f"{path} imports {module}, which stands above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_package_never_imports_transformers_and_never_unpickles(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+    assert not names & {"transformers", "pickle", "cloudpickle", "dill", "joblib"}
+    calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    assert not calls & {"torch.load", "torch.save", "eval", "exec", "np.load"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_are_short_and_their_names_say_something(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+    assert path.stem not in {"utils", "util", "common", "helpers", "misc", "base", "manager"}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "bertsmith.cli",
+        "bertsmith.text.tokenizer",
+        "bertsmith.text.sentences",
+        "bertsmith.data.readers",
+        "bertsmith.data.shards",
+        "bertsmith.data.build",
+        "bertsmith.data.segments",
+        "bertsmith.data.masking",
+        "bertsmith.tasks.metrics",
+        "bertsmith.tasks.rows",
+    ],
+)
+def test_imports_without_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

@@ -1,0 +1,355 @@
+"""The commands: their forms, their output, and a one-line error with exit code 2 for whatever a user can get wrong."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import TINY
+
+from bertsmith.cli import COMMANDS, main
+
+SETTINGS = ["train.steps=2", "train.batch_size=4", "data.max_length=32", *TINY]
+QUICK = [part for setting in SETTINGS for part in ("--set", setting)]
+
+
+@pytest.fixture
+def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """Run a command in this process; gives its exit code, standard output and standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        code = stop.value.code
+        return (code if isinstance(code, int) else 0, *capfd.readouterr())
+
+    return run
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+
+
+@pytest.fixture
+def refused(run_command, tmp_path: Path):
+    """Assert that a command ends with code 2 and one line on standard error, and leaves nothing new behind."""
+
+    def check(*arguments: object, says: str) -> str:
+        before = tree(tmp_path)
+        code, out, err = run_command(*arguments)
+        errors = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert code == 2, (out, err)
+        assert len(errors) == 1, err
+        assert "Traceback" not in err
+        assert says in errors[0]
+        assert tree(tmp_path) == before
+        return errors[0]
+
+    return check
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(run_command, command: str) -> None:
+    code, out, _ = run_command(*command.split(), "--help")
+    assert code == 0
+    assert f"Example: bertsmith {command}" in out
+
+
+def test_the_program_without_arguments_and_its_version() -> None:
+    bare = subprocess.run([sys.executable, "-m", "bertsmith"], capture_output=True, text=True, timeout=60)
+    assert "Usage" in bare.stdout + bare.stderr
+    version = subprocess.run(
+        [sys.executable, "-m", "bertsmith", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert version.stdout.strip() == "0.1.0"
+
+
+def test_an_error_is_exit_code_2_for_the_shell(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bertsmith", "tokenizer", "train", "nothing.txt", "--out", str(tmp_path / "tok")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr == "error: no such file: nothing.txt\n"
+    assert result.stdout == ""
+
+
+def test_recipes_lists_every_size(run_command) -> None:
+    code, out, _ = run_command("recipes", "--json")
+    assert code == 0
+    assert {f"bert-{size}" for size in ("tiny", "mini", "small", "medium", "base", "large")} <= set(json.loads(out))
+
+
+def test_fill_gives_words_with_probabilities(run_command, world: Path) -> None:
+    code, out, _ = run_command("fill", world / "run", "The [MASK] of a [MASK].", "--json", "--device", "cpu")
+    masks = json.loads(out)["masks"]
+    assert code == 0
+    assert [len(m) for m in masks] == [5, 5]
+    first = [c["probability"] for c in masks[0]]
+    assert first == sorted(first, reverse=True)
+    assert 0 < sum(first) <= 1
+
+
+def test_from_rows_to_answers(run_command, world: Path, tmp_path: Path) -> None:
+    base = ["--model", world / "run", "--data", world / "train.csv", "--dev", world / "dev.csv", "--device", "cpu"]
+    learn = ["--set", "train.epochs=8", "--set", "train.learning_rate=3e-3", "--set", "train.batch_size=8"]
+    code, out, err = run_command("finetune", "classify", *base, *learn, "--out", tmp_path / "run2", "--json")
+    assert code == 0, err
+    trained = json.loads(out)
+    assert trained["accuracy"] >= 0.9
+    code, out, _ = run_command("evaluate", tmp_path / "run2", "--data", world / "dev.csv", "--json", "--device", "cpu")
+    assert code == 0
+    assert json.loads(out)["accuracy"] == trained["accuracy"]
+    code, out, _ = run_command("predict", tmp_path / "run2", world / "dev.csv", "--out", tmp_path / "out.jsonl")
+    assert code == 0
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len(answers) == 10
+    for answer in answers:
+        assert set(answer["scores"]) == {"numbers", "files"}
+        assert answer["score"] == pytest.approx(max(answer["scores"].values()))
+        assert sum(answer["scores"].values()) == pytest.approx(1)
+    labels = [line.rsplit(",", 1)[1] for line in (world / "dev.csv").read_text().splitlines()[1:]]
+    right = sum(a["label"] == label for a, label in zip(answers, labels, strict=True))
+    assert right / 10 == pytest.approx(trained["accuracy"])
+
+
+def test_regression_learns_a_number(run_command, world: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": "many words " * (i % 5 + 1), "label": i % 5}) for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    learn = ["--set", "train.epochs=15", "--set", "train.learning_rate=3e-3", "--set", "train.batch_size=8"]
+    command = [
+        "finetune",
+        "regress",
+        "--model",
+        world / "run",
+        "--data",
+        tmp_path / "rows.jsonl",
+        "--out",
+        tmp_path / "r",
+    ]
+    code, out, err = run_command(*command, "--dev", tmp_path / "rows.jsonl", *learn, "--json", "--device", "cpu")
+    assert code == 0, err
+    assert json.loads(out)["pearson"] > 0.8
+
+
+def test_tables_are_for_people_and_stdout_is_clean_json(run_command, world: Path) -> None:
+    code, out, err = run_command("evaluate", world / "run", "--data", world / "dev.csv", "--json")
+    assert (code, out) == (2, "")
+    assert "has no output layer" in err
+    code, out, _ = run_command("recipes")
+    assert "bert-base" in out
+
+
+# What a user can get wrong.
+
+
+def test_missing_file(refused, world: Path, tmp_path: Path) -> None:
+    refused(
+        "corpus",
+        "build",
+        "none.txt",
+        "--tokenizer",
+        world / "tok",
+        "--out",
+        tmp_path / "s",
+        says="no such file: none.txt",
+    )
+    refused(
+        "finetune", "classify", "--model", world / "run", "--data", "none.csv", "--out", tmp_path / "o",
+        says="no such file: none.csv",
+    )  # fmt: skip
+    refused("predict", world / "run", "none.csv", "--out", tmp_path / "o.jsonl", says="has no output layer")
+
+
+def test_empty_file(refused, world: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "header.csv").write_text("text,label\n")
+    refused("tokenizer", "train", tmp_path / "empty.txt", "--out", tmp_path / "tok", says="empty.txt is empty")
+    (tmp_path / "blank.txt").write_text("\n \n\n")
+    refused("tokenizer", "train", tmp_path / "blank.txt", "--out", tmp_path / "tok", says="no words")
+    refused(
+        "corpus", "build", tmp_path / "blank.txt", "--tokenizer", world / "tok", "--out", tmp_path / "s",
+        says="no text",
+    )  # fmt: skip
+    for name in ("empty.csv", "header.csv"):
+        refused(
+            "finetune", "classify", "--model", world / "run", "--data", tmp_path / name, "--out", tmp_path / "o",
+            says=f"{name} is empty",
+        )  # fmt: skip
+
+
+def test_invalid_utf8_is_replaced_counted_and_reported_once(run_command, world: Path, tmp_path: Path) -> None:
+    text = b"A good line.\nA bad \xff\xfe line.\n\nAnother \xc3 document.\n"
+    (tmp_path / "bad.txt").write_bytes(text)
+    command = [
+        "corpus",
+        "build",
+        tmp_path / "bad.txt",
+        "--tokenizer",
+        world / "tok",
+        "--out",
+        tmp_path / "s",
+        "--workers",
+        1,
+    ]
+    code, out, err = run_command(*command, "--json")
+    assert code == 0
+    assert json.loads(out)["documents"] == 2
+    warnings = [line for line in err.splitlines() if "invalid UTF-8" in line]
+    assert len(warnings) == 1
+    assert "replaced 3" in warnings[0]
+    assert "bad.txt, line 2" in warnings[0]
+
+
+def test_folder_without_a_model(refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "nothing").mkdir()
+    refused("fill", tmp_path / "nothing", "a [MASK]", says="holds no model")
+    refused("fill", tmp_path / "not-there" / "at" / "all", "a [MASK]", says="no such model folder")
+    refused("fill", "somebody/some-model", "a [MASK]", says="'somebody/some-model' is no folder here")
+
+
+def test_config_with_an_unknown_key(refused, world: Path, tmp_path: Path) -> None:
+    stored = json.loads((world / "run" / "config.json").read_text())
+    stored["train"]["learning_rat"] = 1
+    (tmp_path / "mine.json").write_text(json.dumps(stored))
+    refused(
+        "pretrain", tmp_path / "mine.json", "--data", world / "shards", "--out", tmp_path / "run",
+        says="mine.json: train: unknown key 'learning_rat'; did you mean 'learning_rate'?",
+    )  # fmt: skip
+    shutil.copytree(world / "run" / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "hiden_size": 4}))
+    refused("fill", tmp_path / "model", "a [MASK]", says="unknown key 'hiden_size'; did you mean 'hidden_size'?")
+
+
+def test_tokenizer_that_does_not_match_the_shards(refused, run_command, world: Path, tmp_path: Path) -> None:
+    run_command("tokenizer", "train", world / "text.txt", "--out", tmp_path / "other", "--vocab-size", 500)
+    run_command(
+        "corpus",
+        "build",
+        world / "text.txt",
+        "--tokenizer",
+        tmp_path / "other",
+        "--out",
+        tmp_path / "s",
+        "--workers",
+        1,
+    )
+    pretrain = ["pretrain", "bert-tiny", "--data", tmp_path / "s", "--out", tmp_path / "run", *QUICK]
+    refused(*pretrain, "--model", world / "run", says="is not the one that")
+    shutil.copy(world / "tok" / "tokenizer.json", tmp_path / "s" / "tokenizer.json")
+    refused(*pretrain, says="is not the one that")
+
+
+def test_sequence_longer_than_the_positions(refused, world: Path, tmp_path: Path) -> None:
+    pretrain = ["pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "run"]
+    refused(
+        *pretrain, "--set", "data.max_length=600", says="data.max_length 600 is longer than the encoder's 512 positions"
+    )
+    finetune = [
+        "finetune",
+        "classify",
+        "--model",
+        world / "run",
+        "--data",
+        world / "train.csv",
+        "--out",
+        tmp_path / "o",
+    ]
+    refused(*finetune, "--set", "data.max_length=600", says="data.max_length 600 is longer")
+    refused("fill", world / "run", "word " * 600 + "[MASK]", says="more than the model's 512 positions")
+
+
+def test_label_not_in_the_list(refused, run_command, world: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev.csv").write_text("text,label\na text,numbers\nanother,number\n")
+    finetune = [
+        "finetune",
+        "classify",
+        "--model",
+        world / "run",
+        "--data",
+        world / "train.csv",
+        "--out",
+        tmp_path / "o",
+    ]
+    message = (
+        "dev.csv, line 3: label 'number' is not one of the model's labels: files, numbers; did you mean 'numbers'?"
+    )
+    refused(*finetune, "--dev", tmp_path / "dev.csv", says=message)
+    run_command(*finetune, "--set", "train.steps=1")
+    refused("evaluate", tmp_path / "o", "--data", tmp_path / "dev.csv", says=message)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.step=3", "--set train.step: unknown setting; did you mean 'train.steps'?"),
+        ("trian.steps=3", "unknown setting; did you mean 'train.steps'?"),
+        ("train.steps", "write it as key=value"),
+        ("train.steps=many", "'many' is not a number"),
+        ("train.steps=0", "train.steps must be at least 1"),
+        ("train=3", "not a single setting"),
+        ("train.schedule=cosin", "is not one of"),
+        ("model.num_heads=7", "cannot be divided among 7 heads"),
+        ("data.masking.rate=1.5", "must lie between 0 and 1"),
+    ],
+)
+def test_set_with_a_typo(refused, world: Path, tmp_path: Path, setting: str, message: str) -> None:
+    command = ["pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "run", "--set", setting]
+    refused(*command, says=message)
+
+
+def test_names_with_a_typo(refused, world: Path, tmp_path: Path) -> None:
+    pretrain = ["--data", world / "shards", "--out", tmp_path / "run"]
+    refused("pretrain", "bert-tony", *pretrain, says="unknown recipe 'bert-tony'; did you mean 'bert-tiny'?")
+    finetune = ["--model", world / "run", "--data", world / "train.csv", "--out", tmp_path / "o"]
+    refused("finetune", "clasify", *finetune, says="unknown task 'clasify'; did you mean 'classify'?")
+    refused(
+        "finetune", "classify", *finetune, "--set", "data.columns.label=lable", says="no column 'lable'; did you mean"
+    )
+    refused("pretrain", "bert-tiny", *pretrain, "--device", "gpu", says="'gpu' is not available here")
+
+
+def test_rows_that_cannot_be_used(refused, world: Path, tmp_path: Path) -> None:
+    finetune = [
+        "finetune",
+        "classify",
+        "--model",
+        world / "run",
+        "--out",
+        tmp_path / "o",
+        "--data",
+        tmp_path / "rows.csv",
+    ]
+    cases = {
+        "text,label\na,x\nb,\n": "rows.csv, line 3: no label",
+        "text,label\na,x\nb,x\n": "all rows have the label 'x'",
+        "text,label\na,x,y\n": "rows.csv, line 2: more fields than the header names",
+        "text,label\na\n": "rows.csv, line 2: nothing in column 'label'",
+        "sentence,label\na,x\n": "no column 'text'; the columns are: sentence, label",
+    }
+    for content, message in cases.items():
+        (tmp_path / "rows.csv").write_text(content)
+        refused(*finetune, says=message)
+
+
+def test_output_is_never_written_over(refused, world: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious.txt").write_text("keep")
+    refused("tokenizer", "train", world / "text.txt", "--out", tmp_path / "mine", says="is there already and not empty")
+    refused(
+        "pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "mine", *QUICK, says="add --resume"
+    )
+
+
+def test_no_mask_to_fill_and_a_model_that_cannot(refused, run_command, world: Path, tmp_path: Path) -> None:
+    refused("fill", world / "run", "nothing to fill", says="no [MASK] in 'nothing to fill'")
+    run_command(
+        "finetune", "classify", "--model", world / "run", "--data", world / "train.csv", "--out", tmp_path / "o",
+        "--set", "train.steps=1",
+    )  # fmt: skip
+    refused("fill", tmp_path / "o", "a [MASK]", says="was fine-tuned and cannot fill masks")

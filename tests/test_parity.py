@@ -1,0 +1,330 @@
+"""Our models are those of `transformers`: the same logits, losses and gradients, padded and packed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import LABELS, reference
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bertsmith.batch import IGNORE, Batch, Example, Padded, collate
+from bertsmith.errors import UserError
+from bertsmith.formats.hf import load_folder, names_of
+from bertsmith.model import kernels
+from bertsmith.model.config import SIZES, EncoderConfig, encoder_config
+from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.heads import HeadConfig, Pooler
+
+KINDS = ["mlm+nsp", "mlm", "single", "multi", "regression", "tags", "span", "choice"]
+LENGTHS = (5, 31, 2, 17, 8, 30)
+CHOICES = 3
+VOCAB = 99
+PUBLISHED = {"tiny": 4.4e6, "mini": 11.2e6, "small": 28.8e6, "medium": 41.4e6, "base": 109.5e6, "large": 335.1e6}
+pytestmark = pytest.mark.usefixtures("one_thread")
+layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+
+
+@pytest.fixture
+def pair_of(tmp_path, tiny_tokenizer):
+    """Makes a model of theirs and opens it, saved, as ours."""
+
+    def make(kind: str, **changes):
+        theirs = reference(kind, max(VOCAB, tiny_tokenizer.vocab_size), **changes)
+        theirs.save_pretrained(tmp_path)
+        tiny_tokenizer.save(tmp_path)
+        loaded = load_folder(tmp_path, HeadConfig("choice", num_choices=CHOICES) if kind == "choice" else None)
+        assert kind == "encoder" or loaded.missing == ()
+        return theirs, loaded.model.eval()
+
+    return make
+
+
+def same(ours, theirs, what: str = "") -> None:
+    assert_close(ours, theirs, atol=1e-5, rtol=0, msg=lambda text: f"{what}: {text}")
+
+
+def draw_batch(kind: str, packed: bool, lengths=LENGTHS) -> Batch:
+    """Random sequences with labels for a kind of head; both layouts hold the same."""
+    rng = np.random.default_rng(1)
+    batch = collate([draw_example(kind, size, rng) for size in lengths], packed=packed)
+    if kind == "choice":  # one label a question, not one an ending
+        labels = {"label": torch.from_numpy(rng.integers(0, CHOICES, len(lengths) // CHOICES))}
+        return replace(batch, labels=labels, counts={"task": len(lengths) // CHOICES})
+    return mask(batch, rng) if kind in ("mlm", "mlm+nsp") else batch
+
+
+def draw_example(kind: str, size: int, rng: np.random.Generator) -> Example:
+    label = {
+        "single": lambda: int(rng.integers(0, len(LABELS))),
+        "multi": lambda: rng.integers(0, 2, len(LABELS)),
+        "regression": lambda: float(rng.normal()),
+        "span": lambda: np.sort(rng.integers(0, size, 2)),
+    }.get(kind, lambda: None)()
+    tags = np.where(rng.random(size) < 0.3, IGNORE, rng.integers(0, len(LABELS), size)) if kind == "tags" else None
+    segments = (np.arange(size) > size // 2).astype(np.int64)
+    return Example(rng.integers(5, VOCAB, size), segments, label, tags)
+
+
+def mask(batch: Batch, rng: np.random.Generator) -> Batch:
+    chosen = np.sort(rng.permutation(batch.num_tokens)[: batch.num_tokens // 4])
+    targets, follows = rng.integers(5, VOCAB, len(chosen)), rng.integers(0, 2, num_sequences(batch))
+    if isinstance(batch.layout, Padded):
+        chosen = np.flatnonzero(batch.layout.mask.numpy())[chosen]
+    labels = {"masked": chosen, "targets": targets, "next": follows}
+    labels = {name: torch.from_numpy(values) for name, values in labels.items()}
+    return replace(batch, labels=labels, counts={"mlm": len(chosen), "nsp": len(follows)})
+
+
+def num_sequences(batch: Batch) -> int:
+    return len(batch.layout.mask) if isinstance(batch.layout, Padded) else len(batch.layout.starts) - 1
+
+
+def their_inputs(batch: Batch) -> dict[str, torch.Tensor]:
+    return {"input_ids": batch.tokens, "token_type_ids": batch.segments, "attention_mask": batch.layout.mask.long()}
+
+
+def ask_theirs(theirs, kind: str, batch: Batch):
+    """Their output for a padded batch, their own loss in it."""
+    inputs, labels = their_inputs(batch), batch.labels
+    if kind in ("mlm", "mlm+nsp"):
+        grid = torch.full_like(batch.tokens, IGNORE)
+        grid.view(-1)[labels["masked"]] = labels["targets"]
+        follows = {"next_sentence_label": labels["next"]} if kind == "mlm+nsp" else {}
+        return theirs(**inputs, labels=grid, **follows)
+    if kind == "span":
+        starts, ends = labels["label"].unbind(-1)
+        return theirs(**inputs, start_positions=starts, end_positions=ends)
+    if kind == "choice":
+        inputs = {name: values.unflatten(0, (-1, CHOICES)) for name, values in inputs.items()}
+    target = labels["tags"] if kind == "tags" else labels["label"]
+    return theirs(**inputs, labels=target.float() if kind in ("multi", "regression") else target)
+
+
+def their_scores(output, kind: str, batch: Batch) -> dict[str, torch.Tensor]:
+    """Their logits in the form in which ours come."""
+    real = batch.layout.mask
+    if kind == "mlm+nsp":
+        masked = output.prediction_logits.flatten(0, 1)[batch.labels["masked"]]
+        return {"mlm": masked, "nsp": output.seq_relationship_logits}
+    if kind == "mlm":
+        return {"mlm": output.logits.flatten(0, 1)[batch.labels["masked"]]}
+    if kind == "span":
+        scores = torch.stack([output.start_logits, output.end_logits], -1)
+        return {"task": scores.masked_fill(~real[..., None], float("-inf"))}
+    return {"task": output.logits[real] if kind == "tags" else output.logits}
+
+
+def our_scores(model, kind: str, batch: Batch) -> dict[str, torch.Tensor]:
+    scores = model.logits(batch)
+    if kind == "tags" and isinstance(batch.layout, Padded):
+        scores = scores[batch.layout.mask]
+    return scores if isinstance(scores, dict) else {"task": scores}
+
+
+def their_loss(output, kind: str, batch: Batch) -> torch.Tensor:
+    """Their own loss; for spans over the real tokens only, since they let padding take part in the softmax."""
+    if kind != "span":
+        return output.loss
+    scores = their_scores(output, kind, batch)["task"]
+    return sum(F.cross_entropy(scores[..., i], batch.labels["label"][:, i]) for i in range(2)) / 2
+
+
+def our_loss(model, batch: Batch) -> torch.Tensor:
+    return sum(loss / batch.counts[name] for name, loss in model(batch).items())
+
+
+def same_gradients(model, theirs) -> None:
+    """Every parameter's gradient, each of theirs looked at once."""
+    names, expected = names_of(model), {name: p.grad for name, p in theirs.named_parameters()}
+    ours = {name: p.grad for name, p in model.named_parameters()}
+    assert sorted(part for name in ours for part in names[name]) == sorted(expected)
+    for name, gradient in ours.items():
+        same(gradient, torch.cat([expected[part] for part in names[name]]), name)
+    assert ours["encoder.layers.0.attention.qkv.weight"].abs().max() > 1e-3
+
+
+@layouts
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_losses_and_gradients(kind, packed, pair_of):
+    theirs, model = pair_of(kind)
+    padded, batch = draw_batch(kind, packed=False), draw_batch(kind, packed)
+    output = ask_theirs(theirs, kind, padded)
+    expected, scores = their_scores(output, kind, padded), our_scores(model, kind, batch)
+    assert scores.keys() == expected.keys()
+    for name, values in scores.items():
+        same(values, expected[name], name)
+    loss, wanted = our_loss(model, batch), their_loss(output, kind, padded)
+    same(loss, wanted, "loss")
+    loss.backward()
+    wanted.backward()
+    same_gradients(model, theirs)
+
+
+@layouts
+def test_span_loss_is_theirs_where_nothing_is_padded(packed, pair_of):
+    theirs, model = pair_of("span")
+    padded, batch = (draw_batch("span", form, lengths=(12,) * 5) for form in (False, packed))
+    loss, wanted = our_loss(model, batch), ask_theirs(theirs, "span", padded).loss
+    same(loss, wanted, "loss")
+    loss.backward()
+    wanted.backward()
+    same_gradients(model, theirs)
+
+
+@pytest.mark.parametrize("name", ["mlm", "nsp"])
+def test_each_pretraining_loss_alone(name, pair_of):
+    theirs, model = pair_of("mlm+nsp")
+    batch = draw_batch("mlm+nsp", packed=False)
+    logits = their_scores(ask_theirs(theirs, "mlm+nsp", batch), "mlm+nsp", batch)[name]
+    target = batch.labels["targets" if name == "mlm" else "next"]
+    same(model(batch)[name] / batch.counts[name], F.cross_entropy(logits, target))
+
+
+def test_masked_lm_alone_needs_no_pair_labels(pair_of):
+    _, model = pair_of("mlm")
+    batch = draw_batch("mlm", packed=True)
+    without = replace(batch, labels={name: batch.labels[name] for name in ("masked", "targets")})
+    assert_close(model(without), model(batch))
+
+
+@layouts
+@pytest.mark.parametrize(
+    "changes",
+    [{"hidden_act": name} for name in ("gelu_new", "gelu_pytorch_tanh", "relu", "silu", "swish")]
+    + [{"layer_norm_eps": 0.1}, {"num_attention_heads": 1}, {"num_hidden_layers": 1, "intermediate_size": 40}],
+    ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
+)
+def test_other_configurations(changes, packed, pair_of):
+    theirs, model = pair_of("mlm+nsp", **changes)
+    padded, batch = draw_batch("mlm+nsp", packed=False), draw_batch("mlm+nsp", packed)
+    output = ask_theirs(theirs, "mlm+nsp", padded)
+    for name, values in their_scores(output, "mlm+nsp", padded).items():
+        same(model.logits(batch)[name], values, name)
+
+
+@layouts
+def test_trace_gives_their_attention_and_hidden_states(packed, pair_of):
+    theirs, model = pair_of("encoder", attn_implementation="eager")
+    padded, batch = draw_batch("single", packed=False), draw_batch("single", packed)
+    output = theirs(**their_inputs(padded), output_attentions=True, output_hidden_states=True)
+    trace, real = Trace(), padded.layout.mask
+    traced = model.encoder(batch, trace=trace)
+    assert len(trace.hidden) == len(output.hidden_states) == 4
+    assert len(trace.attention) == len(output.attentions) == 3
+    for ours, expected in zip(trace.hidden, output.hidden_states, strict=True):
+        same(batch.layout.pad(ours)[real], expected[real], "hidden state")
+    for ours, expected in zip(trace.attention, output.attentions, strict=True):
+        same(ours, expected * real[:, None, :, None], "attention")
+    same(batch.layout.pad(traced)[real], batch.layout.pad(model.encoder(batch))[real], "the fast kernel")
+
+
+@layouts
+@pytest.mark.parametrize("dropout", [False, True], ids=["evaluating", "training"])
+def test_gradient_checkpointing_changes_nothing(packed, dropout, pair_of):
+    _, model = pair_of("mlm+nsp")
+    batch, calls, results = draw_batch("mlm+nsp", packed), [], []
+    model.train(dropout).encoder.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    for checkpointing in (False, True):
+        model.encoder.gradient_checkpointing = checkpointing
+        model.zero_grad()
+        torch.manual_seed(0)
+        loss = our_loss(model, batch)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    same(*results)
+    assert len(calls) == 3  # once, and once more on the way back
+
+
+def test_trace_is_not_written_twice_by_checkpointing(pair_of):
+    _, model = pair_of("encoder")
+    model.encoder.gradient_checkpointing = True
+    trace = Trace()
+    model.encoder(draw_batch("single", packed=True), trace=trace).sum().backward()
+    assert len(trace.attention) == len(model.encoder.layers)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        tuple(np.random.default_rng(0).permutation(np.arange(1, 49))),
+        (7,) * 6,
+        (48,),
+        (1,),
+        (1, 1, 48),
+        (48, 47, 40, 39),
+    ],
+    ids=["1 to 48", "all 7", "one", "one token", "extremes", "near"],
+)
+def test_packed_equals_padded(lengths, pair_of):
+    _, model = pair_of("encoder")
+    results = []
+    for packed in (False, True):
+        batch = draw_batch("single", packed, lengths)
+        model.zero_grad()
+        hidden = batch.layout.pad(model.encoder(batch))
+        (hidden.cos().sum(-1) * (hidden != 0).any(-1)).sum().div(batch.num_tokens).backward()
+        results.append([hidden.detach(), *(p.grad.clone() for p in model.encoder.parameters())])
+    same(*results)
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation gives, forward and backward."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        for value in output if isinstance(output, (tuple, list)) else [output]:
+            self.elements = max(self.elements, value.numel() if isinstance(value, torch.Tensor) else 0)
+        return output
+
+
+def test_packed_attention_never_spans_the_batch(monkeypatch):
+    """No mask and no scores of T × T: attention is called on rectangles, and no tensor is as large as T × T."""
+    lengths = np.random.default_rng(0).integers(1, 40, 80)
+    batch, total = draw_batch("single", True, lengths), int(lengths.sum())
+    model = Encoder(EncoderConfig(VOCAB, 64, 2, 4, 128, max_positions=40)).eval()
+    seen, kernel = [], kernels.F.scaled_dot_product_attention
+
+    def watched(q, k, v, attn_mask=None, **options):
+        seen.append((q.shape, k.shape, None if attn_mask is None else attn_mask.shape))
+        return kernel(q, k, v, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", watched)
+    with Largest() as largest:
+        model(batch).sum().backward()
+    assert 0 < largest.elements < total * total / 4
+    for queries, keys, masked in seen:
+        assert queries[-2] == keys[-2] <= max(lengths)
+        assert masked is None or masked == (queries[0], 1, 1, queries[-2])
+    places = sum(queries[0] * queries[-2] for queries, _, _ in seen) / len(model.layers)
+    assert total <= places < total * 8 / 7
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameter_counts_of_the_published_sizes(size):
+    from transformers import BertConfig, BertModel
+
+    config = encoder_config(size)
+    theirs = BertConfig(
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.intermediate_size,
+    )
+    with torch.device("meta"):
+        parts = [Encoder(config), Pooler(config)]
+        expected = BertModel(theirs).num_parameters()
+    count = sum(p.numel() for part in parts for p in part.parameters())
+    assert count == expected == pytest.approx(PUBLISHED[size], rel=0.01)
+
+
+@layouts
+def test_too_long_a_sequence_is_refused(packed):
+    encoder = Encoder(EncoderConfig(VOCAB, 32, 1, 2, 32, max_positions=16))
+    encoder(draw_batch("single", packed, lengths=(3, 16)))
+    with pytest.raises(UserError, match=r"17 tokens.* 16 positions"):
+        encoder(draw_batch("single", packed, lengths=(3, 17)))
