@@ -25,6 +25,10 @@ class Padded:
 
     mask: Tensor  # (B, L)
 
+    @property
+    def max_length(self) -> int:
+        return self.mask.shape[1]
+
     def first(self, hidden: Tensor) -> Tensor:
         """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
         return hidden[:, 0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertsmith import draws
+from bertsmith.progress import progress_bar
 
 AREAS = {
     "interface": "tkinter idlelib turtle turtledemo curses cmd",
@@ -92,17 +93,22 @@ def _descriptions() -> Iterator[Description]:
 
 def _source_docs() -> Iterator[tuple[str, str]]:
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if SKIPPED & set(parts) or parts[0].startswith("config-"):
-            continue
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
-                yield parts[0].removesuffix(".py"), text
+    paths = [p for p in sorted(root.rglob("*.py")) if not SKIPPED & set(p.relative_to(root).parts)]
+    with progress_bar("reading Python's documentation", len(paths)) as advance:
+        for number, path in enumerate(paths):
+            module = path.relative_to(root).parts[0].removesuffix(".py")
+            yield from ((module, text) for text in _docstrings(path))
+            advance(number + 1, "")
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield text
 
 
 def _builtin_docs() -> Iterator[tuple[str, str]]:

@@ -22,8 +22,9 @@ from bertsmith.pretrain import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.rows import Columns, Row, read_rows
 from bertsmith.tasks.task import encode_rows, find_task, head_for, target
+from bertsmith.training import runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import finish_run, open_run
+from bertsmith.training.run import finish_run, is_finished, open_run
 from bertsmith.training.settings import TrainConfig, pick_device
 
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
@@ -72,6 +73,8 @@ def finetune(
         say(f"note: {shortened} of {len(rows)} texts were cut to {config.data.max_length} tokens; see data.max_length")
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
     checkpoint = open_run(run, to_dict(config), facts, resume)
+    if is_finished(run):
+        return {"rows": len(rows), "labels": len(head.labels), **runlog.last_scores(run)}
     notes = Notes(config.task, asdict(config.data.columns), config.data.max_length)
     network = load_folder(checkpoint[0]).model if checkpoint is not None else loaded.model
     assert isinstance(network, TaskModel)
@@ -94,11 +97,7 @@ def finetune(
         title=f"fine-tuning {config.task}",
     )
     finish_run(run, save)
-    return {
-        "rows": len(rows),
-        "labels": len(head.labels),
-        **({"dev_rows": len(dev_rows), **scores} if dev_rows else {}),
-    }
+    return {"rows": len(rows), "labels": len(head.labels), **scores}
 
 
 def micro_batches(examples: list[Example], step: int, train: TrainConfig) -> list[Batch]:

@@ -19,7 +19,7 @@ from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.progress import progress_bar, say
+from bertsmith.progress import Advance, progress_bar, say
 from bertsmith.tasks.rows import Columns, Row, read_rows
 from bertsmith.tasks.task import Task, encode_rows, find_task, score, target
 from bertsmith.training.settings import pick_device
@@ -80,11 +80,14 @@ class Predictor:
             for logits in self.logits(examples):
                 yield decode(logits, head)
 
-    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """The task's metrics on labelled rows."""
+    def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
+        """The task's metrics on labelled rows; `advance` is told how many are done."""
         head = self.head
         gold = [target(row, head) for row in rows]
-        answers = list(self.predict_rows(rows))
+        answers = []
+        for answer in self.predict_rows(rows):
+            answers.append(answer)
+            advance(len(answers), "")
         if head.kind == "regression":
             return score(self.task, gold, [a["value"] for a in answers])
         return score(self.task, [head.labels[g] for g in gold], [a["label"] for a in answers])
@@ -153,7 +156,8 @@ def evaluate(model: str | Path, data: str | Path, *, device: str | None = None) 
     """Score a fine-tuned model on a labelled file."""
     predictor = Predictor.load(model, device)
     rows = list(read_rows(data, predictor.columns, labelled=True))
-    scores = predictor.evaluate(rows)
+    with progress_bar("evaluating", len(rows)) as advance:
+        scores = predictor.evaluate(rows, advance)
     _say_shortened(predictor)
     return {"task": predictor.task.name, "rows": len(rows), **scores}
 

@@ -22,8 +22,9 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training import runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import finish_run, open_run
+from bertsmith.training.run import finish_run, is_finished, open_run
 from bertsmith.training.settings import TrainConfig, pick_device
 
 WEIGHTS = 104  # a stream of draws
@@ -66,6 +67,8 @@ def pretrain(
         "start": str(model or ""),
     }
     checkpoint = open_run(run, to_dict(config), facts, resume)
+    if is_finished(run):
+        return {"steps": steps, **runlog.last_scores(run)}
     if checkpoint is not None:
         loaded = load_folder(checkpoint[0], next_sentence=config.next_sentence).model
         assert isinstance(loaded, MaskedLM)

@@ -51,7 +51,8 @@ def _lines(title: str, total: float, start: float) -> Iterator[Advance]:
             say(f"{title}: {100 * done / max(total, 1e-9):.0f} %{left}{', ' + words if words else ''}")
 
     yield advance
-    say(f"{title}: done in {clock(time.monotonic() - began)}{', ' + last if last else ''}")
+    if time.monotonic() - began >= 1:
+        say(f"{title}: done in {clock(time.monotonic() - began)}{', ' + last if last else ''}")
 
 
 def clock(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """The saved folder is one that `transformers` opens, and theirs are ones that we open; damaged ones are refused."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COLOURS = tuple(LABELS.values())
@@ -109,12 +111,15 @@ def test_they_open_ours(kind, tmp_path, tiny_tokenizer):
     same_outputs(model, theirs.eval())
 
 
-def test_they_open_our_tokenizer(tmp_path, tiny_tokenizer):
-    save_folder(tmp_path, make_model("mlm", tiny_tokenizer.vocab_size), tiny_tokenizer, Notes())
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    texts = ["The quick brown föx", "", "a dog [MASK] over 7 dogs, 한국어", "UNKNOWN§"]
-    assert theirs(texts)["input_ids"] == tiny_tokenizer.encode(texts, special=True)
-    assert theirs(texts[0], texts[2])["token_type_ids"].count(1) == len(tiny_tokenizer.encode([texts[2]])[0]) + 1
+@pytest.mark.parametrize("options", [{}, {"jamo": True}, {"cased": True}], ids=["uncased", "jamo", "cased"])
+def test_they_open_our_tokenizer(options, tmp_path):
+    texts = ["The École of 東京, 한국어 서울", "", "a [MASK] over 7 crèmes", unicodedata.normalize("NFD", "école 한국")]
+    tokenizer = train_wordpiece(texts * 3, 150, **options)
+    save_folder(tmp_path, make_model("mlm", tokenizer.vocab_size), tokenizer, Notes())
+    theirs, ids = transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer.encode(texts, special=True)
+    assert theirs(texts)["input_ids"] == ids == Tokenizer.load(tmp_path).encode(texts, special=True)
+    assert not any(tokenizer.id("[UNK]") in row for row in ids[:3])
+    assert theirs(texts[0], texts[2])["token_type_ids"] == [0] * len(ids[0]) + [1] * (len(ids[2]) - 1)
     assert (theirs.pad_token, theirs.mask_token, theirs.model_max_length) == ("[PAD]", "[MASK]", 512)
 
 
@@ -169,47 +174,64 @@ def test_save_load_save_gives_the_same_bytes(kind, tmp_path, tiny_tokenizer):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda f: (f / "config.json").unlink(), ["config.json"]),
-        (lambda f: cut(f / "config.json", 0.5), ["config.json", "JSON"]),
-        (lambda f: (f / "config.json").write_text("[]"), ["config.json", "object"]),
-        (lambda f: (f / "model.safetensors").unlink(), ["model.safetensors"]),
-        (lambda f: cut(f / "model.safetensors", 0.9), ["model.safetensors"]),
-        (lambda f: cut(f / "model.safetensors", 0.001), ["model.safetensors"]),
-        (lambda f: cut(f / "model.safetensors", 0), ["model.safetensors"]),
-        (lambda f: (f / "model.safetensors").write_text("no weights " * 99), ["model.safetensors"]),
-        (lambda f: edit_config(f, hidden_sise=64), ["config.json", "'hidden_sise'", "did you mean 'hidden_size'"]),
-        (lambda f: edit_config(f, zzz=1), ["config.json", "'zzz'"]),
-        (lambda f: edit_config(f, model_type="roberta"), ["config.json", "model_type", "'roberta'", "'bert'"]),
-        (
-            lambda f: edit_config(f, position_embedding_type="relative_key"),
-            ["config.json", "position_embedding_type", "'relative_key'", "'absolute'"],
-        ),
-        (lambda f: edit_config(f, is_decoder=True), ["config.json", "is_decoder", "True"]),
-        (lambda f: edit_config(f, tie_word_embeddings=False), ["config.json", "tie_word_embeddings", "False"]),
-        (lambda f: edit_config(f, hidden_act="mish"), ["config.json", "hidden_act", "'mish'", "gelu"]),
-        (lambda f: edit_config(f, num_hidden_layers="3"), ["config.json", "num_layers", "'3'"]),
-        (lambda f: edit_config(f, num_attention_heads=5), ["num_heads", "64", "5"]),
-        (lambda f: edit_config(f, vocab_size=101), ["word_embeddings", "(101, 64)"]),
-        (lambda f: edit_config(f, intermediate_size=96), ["intermediate.dense.weight", "(128, 64)", "(96, 64)"]),
-        (lambda f: edit_config(f, num_hidden_layers=4), ["lack", "encoder.layer.3"]),
-        (lambda f: edit_config(f, id2label={"0": "a", "1": "b"}), ["classifier.weight", "(4, 64)", "(2, 64)"]),
-        (lambda f: rename_weights(f, lambda name: name.replace("layer.1", "lair.1")), ["lack", "encoder.layer.1"]),
-        (lambda f: (f / "tokenizer.json").write_text("{}"), ["tokenizer.json"]),
-        (lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")], ["tokenizer.json", "vocab.txt"]),
-    ],
-)
-def test_damaged_folders_are_refused(damage, words, their_folder):
+DAMAGES = {
+    "no config": (lambda f: (f / "config.json").unlink(), ["config.json"]),
+    "half a config": (lambda f: cut(f / "config.json", 0.5), ["config.json", "JSON"]),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), ["config.json", "object"]),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), ["model.safetensors"]),
+    "weights cut": (lambda f: cut(f / "model.safetensors", 0.9), ["model.safetensors"]),
+    "weights cut in the header": (lambda f: cut(f / "model.safetensors", 0.001), ["model.safetensors"]),
+    "empty weights": (lambda f: cut(f / "model.safetensors", 0), ["model.safetensors"]),
+    "other weights": (lambda f: (f / "model.safetensors").write_text("not weights " * 99), ["model.safetensors"]),
+    "misspelt key": (
+        lambda f: edit_config(f, hidden_sise=64),
+        ["config.json", "'hidden_sise'", "did you mean 'hidden_size'"],
+    ),
+    "unknown key": (lambda f: edit_config(f, zzz=1), ["config.json", "'zzz'", "remove it"]),
+    "other family": (
+        lambda f: edit_config(f, model_type="roberta"),
+        ["config.json", "model_type", "'roberta'", "'bert'"],
+    ),
+    "relative positions": (
+        lambda f: edit_config(f, position_embedding_type="relative_key"),
+        ["config.json", "position_embedding_type", "'relative_key'", "'absolute'"],
+    ),
+    "decoder": (lambda f: edit_config(f, is_decoder=True), ["config.json", "is_decoder", "True"]),
+    "untied": (lambda f: edit_config(f, tie_word_embeddings=False), ["config.json", "tie_word_embeddings", "False"]),
+    "activation": (lambda f: edit_config(f, hidden_act="mish"), ["config.json", "hidden_act", "'mish'", "gelu"]),
+    "a text for a number": (lambda f: edit_config(f, num_hidden_layers="3"), ["config.json", "num_layers", "'3'"]),
+    "heads": (lambda f: edit_config(f, num_attention_heads=5), ["num_heads", "64", "5"]),
+    "vocabulary": (lambda f: edit_config(f, vocab_size=101), ["theirs", "word_embeddings", "(101, 64)"]),
+    "shape": (
+        lambda f: edit_config(f, intermediate_size=96),
+        ["theirs", "intermediate.dense.weight", "(128, 64)", "(96, 64)"],
+    ),
+    "number of classes": (
+        lambda f: edit_config(f, id2label={"0": "a", "1": "b"}),
+        ["theirs", "classifier.weight", "(4, 64)", "(2, 64)"],
+    ),
+    "more layers": (lambda f: edit_config(f, num_hidden_layers=4), ["theirs", "lack", "encoder.layer.3"]),
+    "lost layer": (
+        lambda f: rename_weights(f, lambda name: name.replace("layer.1", "lair.1")),
+        ["theirs", "lack", "encoder.layer.1"],
+    ),
+    "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), ["tokenizer.json"]),
+    "no tokenizer": (
+        lambda f: [(f / name).unlink() for name in ("tokenizer.json", "vocab.txt")],
+        ["theirs", "tokenizer.json", "vocab.txt"],
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_folders_are_refused(damage, their_folder):
     _, folder = their_folder("single")
     load_folder(folder)
-    damage(folder)
+    break_it, words = DAMAGES[damage]
+    break_it(folder)
     with pytest.raises(UserError) as caught:
         load_folder(folder)
-    assert [
-        word for word in [*words, *([] if "num_heads" in words else [str(folder)])] if word not in str(caught.value)
-    ] == []
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
 
 
 class Malicious:
@@ -254,6 +276,14 @@ def test_old_names_of_norms_load(their_folder):
     loaded = load_folder(folder)
     assert loaded.missing == ()
     same_outputs(loaded.model.eval(), theirs)
+
+
+def test_half_precision_weights_load(their_folder):
+    theirs, folder = their_folder("single")
+    theirs.half().save_pretrained(folder)
+    model = load_folder(folder).model.eval()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    same_outputs(model, theirs.float())
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,7 @@ class Encoder(nn.Module):
         return x
 
     def _check_length(self, batch: Batch) -> None:
-        layout = batch.layout
-        length = layout.max_length if hasattr(layout, "max_length") else batch.tokens.shape[1]
+        length = batch.layout.max_length
         if length > self.config.max_positions:
             raise UserError(
                 f"a sequence of {length} tokens is longer than the encoder's {self.config.max_positions} positions; "

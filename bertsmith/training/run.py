@@ -10,7 +10,7 @@ from typing import Any
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
-from bertsmith.folders import new_folder, refuse_existing
+from bertsmith.folders import new_file, new_folder, refuse_existing
 from bertsmith.progress import say
 from bertsmith.training.checkpoint import latest_checkpoint
 
@@ -20,10 +20,14 @@ CONFIG, FACTS, MODEL = "config.json", "run.json", "model"
 def open_run(run: Path, config: dict[str, Any], facts: dict[str, Any], resume: bool) -> tuple[Path, int] | None:
     """Begin a run, or go on with it: gives the checkpoint to go on from, None at the beginning."""
     if resume and (run / CONFIG).exists():
-        _same(read_json(run / CONFIG), config, run / CONFIG)
-        _same(read_json(run / FACTS), facts, run / FACTS)
-        if (run / MODEL).exists():
-            raise UserError(f"{run} is finished: its model is at {run / MODEL}")
+        for name, values in ((CONFIG, config), (FACTS, facts)):
+            if (run / name).exists():
+                _same(read_json(run / name), values, run / name)
+        if is_finished(run):
+            say(f"{run} is finished already: its model is at {run / MODEL}")
+            return None
+        for left in run.rglob(".*.partial"):  # what a killed process was writing
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         found = latest_checkpoint(run)
         say(
             f"resuming {run} after step {found[1]}"
@@ -33,9 +37,15 @@ def open_run(run: Path, config: dict[str, Any], facts: dict[str, Any], resume: b
         return found
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
     run.mkdir(parents=True, exist_ok=True)
-    (run / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    (run / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name, values in ((CONFIG, config), (FACTS, facts)):
+        with new_file(run / name) as work:
+            work.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     return None
+
+
+def is_finished(run: Path) -> bool:
+    """Whether a run has written its model."""
+    return (run / MODEL).is_dir()
 
 
 def finish_run(run: Path, save: Callable[[Path], None]) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bertsmith.folders import new_file
+
 FILE = "metrics.jsonl"
 
 
@@ -29,7 +31,14 @@ def read(run: Path) -> list[dict[str, Any]]:
     return records
 
 
+def last_scores(run: Path) -> dict[str, float]:
+    """The last evaluation of a run, as `fit` gave it."""
+    evaluations = [r for r in read(run) if any(name.startswith("dev_") for name in r)]
+    return {n.removeprefix("dev_"): v for n, v in evaluations[-1].items() if n != "step"} if evaluations else {}
+
+
 def rewind(run: Path, step: int) -> None:
     """Forget what was written after a step, so that a resumed run continues its own curve."""
     kept = [r for r in read(run) if r["step"] <= step]
-    (run / FILE).write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+    with new_file(run / FILE) as work:
+        work.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")

