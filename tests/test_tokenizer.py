@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import unicodedata
 from pathlib import Path
 
@@ -409,3 +410,11 @@ def test_sentences_in_harder_places(marked):
 def test_sentences_lose_no_text(bilingual):
     for paragraph in bilingual[::10]:
         assert "".join("".join(split_sentences(paragraph)).split()) == "".join(paragraph.split())
+
+
+@pytest.mark.parametrize("unit", ["Dr. Kim and ", "word " * 5, "what? no! ", "x.", "1. 2. 3. ", ". . ", '"It." '])
+def test_long_paragraphs_take_time_in_proportion(unit):
+    """A list of names or references on one line must not hold up a build."""
+    began = time.process_time()
+    split_sentences(unit * 4000)
+    assert time.process_time() - began < 1.5

@@ -34,7 +34,9 @@ def build_corpus(
     field: str = "text",
 ) -> Corpus:
     """Tokenise text files into a corpus folder; the result does not depend on the number of workers."""
-    tok, documents, count = Tokenizer.load(tokenizer), Documents.of(inputs, field), workers or os.cpu_count() or 1
+    tok, documents, count = Tokenizer.load(tokenizer), Documents.of(inputs, field), workers
+    if count is None:
+        count = os.cpu_count() or 1
     if count < 1:
         raise UserError(f"--workers {workers}: give a number of at least 1")
     with new_folder(out) as folder, progress_bar("building the corpus", documents.num_bytes) as advance:

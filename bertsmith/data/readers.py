@@ -12,6 +12,8 @@ import gzip
 import io
 import json
 import lzma
+import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ COMPRESSED: dict[str, Callable[[Any], Any]] = {
 }
 TEXT_KINDS = (".txt", ".text", ".md", "")
 ROW_KINDS = (".jsonl", ".ndjson", ".json")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")  # JSON may hold half of a surrogate pair, which is no character
 
 
 @dataclass
@@ -103,7 +106,7 @@ class Documents:
                 raise UserError(
                     f"{path}: unknown kind of file {kind!r}; .txt, .jsonl or .parquet, plain or .gz .xz .bz2 .zst"
                 )
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise UserError(f"{path} is damaged: {error}") from None
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or error}") from None
@@ -163,12 +166,12 @@ def _row_documents(path: Path, lines: Iterable[str], field: str) -> Iterator[Doc
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number}: not valid JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
+            raise UserError(f"{path}, line {number}: not valid JSON: {getattr(error, 'msg', error)}") from None
         if not isinstance(row, dict) or not isinstance(row.get(field), str):
             keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
             raise UserError(f"{path}, line {number}: no text in field {field!r}; there is: {keys}; choose with --field")
-        if document := _paragraphs(row[field]):
+        if document := _paragraphs(_HALF_PAIR.sub("\ufffd", row[field])):
             yield document
 
 
@@ -176,13 +179,20 @@ def _parquet_documents(path: Path, field: str) -> Iterator[Document]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    opener = COMPRESSED.get(path.suffix.lower())
     try:
-        table = pq.ParquetFile(path)
+        with path.open("rb") as file:
+            table = pq.ParquetFile(pa.BufferReader(opener(file).read()) if opener else path)
     except pa.ArrowInvalid as error:
         raise UserError(f"{path} is not a parquet file: {error}") from None
     if field not in table.schema_arrow.names:
         names = ", ".join(table.schema_arrow.names)
         raise UserError(f"{path}: no column {field!r}; there is: {names}; choose with --field")
+    kind = table.schema_arrow.field(field).type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise UserError(f"{path}: column {field!r} holds {kind}, not text; choose with --field")
     for chunk in table.iter_batches(batch_size=1024, columns=[field]):
         for text in chunk.column(0).to_pylist():
             if text and (document := _paragraphs(text)):

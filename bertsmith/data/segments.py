@@ -82,7 +82,7 @@ class PairSource:
         target = self.capacity if u[0] >= self.short_share else 2 + int(u[1] * (self.capacity - 1))
         start = chunk * self.capacity
         if bounds[-1] > self.capacity:  # a long document: its chunks lie elsewhere in every epoch
-            start = max(0, start - shift)
+            start = min(max(0, start + shift - self.capacity // 2), int(bounds[-1]) - self.capacity)
         bounds = _sentences_from(bounds, start, target)
         cut, end = _division(bounds, u[2]), int(bounds[-1])
         is_next = u[3] < 0.5 and cut < end
@@ -95,8 +95,8 @@ class PairSource:
         """Text from a random sentence of a random other document on."""
         other = int(u * (len(self.documents) - 1))
         tokens, bounds = self.corpus.document(int(self.documents[other + (other >= place)]))
-        start = int(bounds[int(v * (len(bounds) - 1))])
-        return tokens[start : start + max(1, length)]
+        bounds = _sentences_from(bounds, int(bounds[int(v * (len(bounds) - 1))]), max(1, length))
+        return tokens[int(bounds[0]) : int(bounds[-1])]
 
 
 def _sentences_from(bounds: Ids, start: int, length: int) -> Ids:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from bertsmith.config import read_json, to_dict
+from bertsmith.config import from_dict, read_json, to_dict
 from bertsmith.errors import UserError
 
 MANIFEST = "corpus.json"
@@ -64,7 +64,10 @@ class Shard:
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
+            try:
+                header = json.loads(file.read(length))
+            except ValueError:
+                raise UserError(f"{self.path} has a damaged header; build the corpus again") from None
         arrays = {}
         for name in ("tokens", "sentences", "documents"):
             begin, end = header[name]["data_offsets"]
@@ -154,8 +157,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(
             f"{folder / MANIFEST}: version {values.get('version')!r}, not {VERSION}; build the corpus again"
         )
-    shards = tuple(ShardFacts(**facts) for facts in values.pop("shards"))
-    return Manifest(**values, shards=shards)
+    return from_dict(Manifest, values, str(folder / MANIFEST))
 
 
 def write_manifest(folder: Path, tokenizer: str, vocab_size: int, shards: Sequence[ShardFacts]) -> Manifest:
@@ -189,7 +191,7 @@ def write_shard(path: Path, part: Tokens, vocab_size: int, tokenizer: str) -> Sh
         "sentences": np.cumsum([0, *part.sentences], dtype=np.int64),
         "documents": np.cumsum([0, *part.documents], dtype=np.int64),
     }
-    save_file(arrays, path, metadata={"format": "bertsmith.corpus", "tokenizer": tokenizer})
+    save_file(arrays, path, metadata={"tokenizer": tokenizer})  # one entry: the library shuffles several
     counts = (len(part.documents), len(part.sentences), len(part.tokens))
     return ShardFacts(path.name, *counts, path.stat().st_size, file_hash(path))
 

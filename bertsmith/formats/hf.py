@@ -65,6 +65,7 @@ ARCHITECTURES: dict[str, tuple[HeadKind, list[tuple[str, str | list[str]]]]] = {
     "BertForTokenClassification": ("tags", TAG_NAMES),
     "BertForQuestionAnswering": ("span", SPAN_NAMES),
 }
+OUTPUT_LAYERS = ("classifier", "qa_outputs")
 PROBLEM_TYPES: dict[str, HeadKind] = {
     "single_label_classification": "single",
     "multi_label_classification": "multi",
@@ -171,6 +172,8 @@ def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sent
     else:
         has_pair_head = any("seq_relationship" in name for name in weights)
         model = MaskedLM(encoder, next_sentence=has_pair_head)
+    if head is not None and not (saved in ARCHITECTURES and head_in(values).same_classes(head)):  # it starts anew
+        weights = {name: value for name, value in weights.items() if name.split(".")[0] not in OUTPUT_LAYERS}
     missing = _fill(model, weights, folder)
     notes = from_dict(Notes, read_json(folder / NOTES), str(folder / NOTES)) if (folder / NOTES).exists() else Notes()
     return Loaded(folder, model, Tokenizer.load(folder), notes, missing)
@@ -271,9 +274,6 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> tuple[s
             continue
         value = torch.cat([weights[name] for name in theirs])
         if value.shape != parameters[ours].shape:
-            if ours.startswith("head.output"):  # another number of classes: this layer starts anew
-                missing.append(ours)
-                continue
             shapes = tuple(value.shape), tuple(parameters[ours].shape)
             raise UserError(f"{folder}: {theirs[0]} has shape {shapes[0]}, and {CONFIG} asks for {shapes[1]}")
         parameters[ours].copy_(value)

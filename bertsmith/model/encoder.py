@@ -118,8 +118,8 @@ class Encoder(nn.Module):
         for layer in self.layers:
             if trace is not None:
                 trace.hidden.append(x)
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, batch.layout, trace, use_reentrant=False)  # type: ignore[assignment]
+            if self.gradient_checkpointing and torch.is_grad_enabled() and trace is None:
+                x = checkpoint(layer, x, batch.layout, use_reentrant=False)  # type: ignore[assignment]
             else:
                 x = layer(x, batch.layout, trace)
         if trace is not None:

@@ -65,12 +65,17 @@ class HeadConfig:
     """The output layer of a fine-tuned model: its kind and the names of its classes.
 
     `single` chooses one label of a text or pair, `multi` any number of them, `regression` gives a number, `choice`
-    picks one of `num_choices` endings, `tags` labels every token, `span` marks where an answer starts and ends.
+    picks one of `num_choices` endings (0: a batch is one question), `tags` labels every token, `span` marks where an
+    answer starts and ends.
     """
 
     kind: HeadKind
     labels: tuple[str, ...] = ()
     num_choices: int = 0
+
+    def same_classes(self, other: HeadConfig) -> bool:
+        """Whether the weights of one output layer mean the same in the other."""
+        return (self.kind, self.labels) == (other.kind, other.labels)
 
     def label_index(self, name: str, where: str = "") -> int:
         """The number of a class, or an error that lists the classes there are."""
@@ -134,7 +139,7 @@ class TaskModel(nn.Module):
         """Scores: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""
         scores = self.head(self.encoder(batch), batch.layout).float()
         if self.head_config.kind == "choice":
-            return scores.view(-1, self.head_config.num_choices)
+            return scores.view(-1, self.head_config.num_choices or len(scores))
         if self.head_config.kind == "span":
             return batch.layout.pad(scores, float("-inf"))
         return scores

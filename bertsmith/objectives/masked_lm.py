@@ -30,6 +30,8 @@ class MaskedLM(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Summed losses: `mlm` over the masked positions, `nsp` over the pairs."""
-        targets = {"mlm": batch.labels["targets"], "nsp": batch.labels["next"]}
         scores = self.logits(batch)
-        return {name: F.cross_entropy(values, targets[name], reduction="sum") for name, values in scores.items()}
+        losses = {"mlm": F.cross_entropy(scores["mlm"], batch.labels["targets"], reduction="sum")}
+        if "nsp" in scores:
+            losses["nsp"] = F.cross_entropy(scores["nsp"], batch.labels["next"], reduction="sum")
+        return losses

@@ -36,7 +36,7 @@ def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalize
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
     )
-    return bert if cased or jamo else normalizers.Sequence([bert, normalizers.NFC()])
+    return bert if jamo and not cased else normalizers.Sequence([bert, normalizers.NFC()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +128,8 @@ def train_wordpiece(
     ids before training, in the order of the characters: the library would number them in the order of a hash table
     and break ties by that, and the same text has to give the same vocabulary.
     """
+    if iter(texts) is texts:
+        raise TypeError("train_wordpiece goes through the texts twice: give a list, not an iterator")
     if vocab_size < 2 * len(SPECIAL_TOKENS):
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
     backend = _backend(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_WORD), normalizer(cased, jamo))
@@ -196,7 +198,10 @@ def _read_backend(path: Path) -> Backend:
 
 def _from_vocab(path: Path, settings: dict[str, Any], lowercase: bool) -> Backend:
     """A folder as it was released: `vocab.txt` alone, with the original normalisation."""
-    vocab = {line.rstrip("\n"): i for i, line in enumerate(path.open(encoding="utf-8"))}
+    try:
+        vocab = {token: i for i, token in enumerate(path.read_text(encoding="utf-8").split("\n")) if token}
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}") from None
     strip = settings.get("strip_accents")
     normal = normalizers.BertNormalizer(
         clean_text=True,

@@ -47,7 +47,7 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1, not {value}")
-        for name in ("save_every", "evaluate_every", "learning_rate", "weight_decay", "clip_norm", "warmup"):
+        for name in ("save_every", "evaluate_every", "learning_rate", "weight_decay", "clip_norm", "warmup", "seed"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
         if self.epochs is not None and self.epochs <= 0:
