@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bertsmith import __version__
-from bertsmith.config import override
+from bertsmith.config import override, to_dict
 from bertsmith.errors import UserError
 
 Inputs = Annotated[
@@ -46,29 +46,94 @@ def tokenizer_train(
     """
     from bertsmith.data.vocabulary import train_tokenizer
 
-    tokenizer = train_tokenizer(text, out, vocab_size=vocab_size, cased=cased, jamo=jamo, field=field)
-    _show({"tokenizer": str(out), "entries": tokenizer.vocab_size, "cased": cased, "hash": tokenizer.hash}, as_json)
+    trained = train_tokenizer(text, out, vocab_size=vocab_size, cased=cased, jamo=jamo, field=field)
+    tokenizer, held_out = trained.tokenizer, trained.coverage
+    facts: dict[str, Any] = {
+        "tokenizer": str(out),
+        "entries": tokenizer.vocab_size,
+        "cased": cased,
+        "hash": tokenizer.hash,
+    }
+    if trained.sampled:
+        facts["sampled"] = trained.sampled
+    if held_out is not None:
+        facts |= {f"held_out_{name}": value for name, value in to_dict(held_out).items()}
+    _show(facts, as_json)
+
+
+def tokenizer_extend(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A tokenizer folder, a model folder, a run or a hub name")
+    ],
+    out: Out,
+    words: Annotated[Path | None, typer.Option("--words", help="A file with a word a line")] = None,
+    texts: Annotated[list[str] | None, typer.Option("--from", help="Text whose most useful words are added")] = None,
+    count: Annotated[int, typer.Option("--count", help="How many words of --from are added")] = 1000,
+    as_json: Json = False,
+) -> None:
+    r"""Add domain words to a vocabulary and its model; new rows start from the mean of their old pieces.
+
+    \b
+    Example: bertsmith tokenizer extend run --from domain.txt --count 500 --out extended
+    """
+    from bertsmith.extend import extend
+
+    listed = _lines(words) if words is not None else []
+    _show(extend(source, out, words=listed, texts=texts or [], count=count), as_json)
+
+
+def corpus_doctor(
+    text: Inputs,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer or model folder")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The page to write")] = None,
+    field: Field = "text",
+    as_json: Json = False,
+) -> None:
+    r"""Say what would spoil the training before it is run, of raw text or of a corpus folder.
+
+    \b
+    Example: bertsmith corpus doctor corpus.txt --tokenizer tok --out doctor.html
+    """
+    from bertsmith.data.doctor import describe, examine, write_report
+
+    diagnosis = examine(text, tokenizer=tokenizer, text_field=field)
+    if out is not None:
+        write_report(diagnosis, out)
+    if as_json:
+        _show(to_dict(diagnosis), as_json)
+    else:
+        for line in describe(diagnosis):
+            print(line)
 
 
 def corpus_build(
     text: Inputs,
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A tokenizer or model folder")],
-    out: Out,
+    out: Annotated[str, typer.Option("--out", help="The folder to write, a path or a URL")],
     workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores by default")] = None,
+    engine: Annotated[str, typer.Option("--engine", help="local or ray")] = "local",
+    address: Annotated[str | None, typer.Option("--address", help="The Ray cluster's address")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad records and files, and say so")] = False,
     field: Field = "text",
+    settings: Set = None,
     as_json: Json = False,
 ) -> None:
-    r"""Turn text into memory-mapped shards of tokens.
+    r"""Turn text into memory-mapped shards of tokens; started again after it was stopped, it goes on.
 
     \b
     Example: bertsmith corpus build corpus.txt --tokenizer tok --out shards
+    Cleaning: --set clean.duplicate_paragraphs=false --set clean.script=hangul --set clean.min_length=200
     """
-    from bertsmith.data.build import build_corpus
+    from bertsmith.data.build import BuildConfig, build_corpus
 
-    facts = build_corpus(text, tokenizer, out, workers=workers, field=field).manifest
+    if engine not in ("local", "ray"):
+        raise UserError(f"--engine {engine!r} is not one of 'local', 'ray'")
+    config = override(BuildConfig(skip_bad=skip_bad, text_field=field), settings or [])
+    corpus = build_corpus(text, tokenizer, out, config=config, workers=workers, engine=engine, address=address)  # type: ignore[arg-type]
+    facts = corpus.manifest
     counts = {name: getattr(facts, name) for name in ("documents", "sentences", "tokens")}
     size = sum(shard.bytes for shard in facts.shards)
-    _show({"corpus": str(out), **counts, "shards": len(facts.shards), "bytes": size}, as_json)
+    _show({"corpus": out, **counts, **facts.cleaning, "shards": len(facts.shards), "bytes": size}, as_json)
 
 
 def pretrain(
@@ -213,6 +278,8 @@ def demo(
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "tokenizer train": tokenizer_train,
+    "tokenizer extend": tokenizer_extend,
+    "corpus doctor": corpus_doctor,
     "corpus build": corpus_build,
     "pretrain": pretrain,
     "fill": fill,
@@ -244,6 +311,14 @@ def _app() -> typer.Typer:
     return app
 
 
+def _lines(path: Path) -> list[str]:
+    """The lines of a small file that are not blank."""
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}") from None
+
+
 def _show(values: dict[str, Any], as_json: bool, *header: str) -> None:
     """Results: a JSON object for programs, a table for people."""
     if as_json:
@@ -259,6 +334,9 @@ def _show(values: dict[str, Any], as_json: bool, *header: str) -> None:
 def main() -> None:
     """Run a command; what the user can mend is one line and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # threads that spin stall each other on a machine that is shared
     try:
         _app()()
     except UserError as error:

@@ -37,6 +37,7 @@ class Predictor:
         self.tokenizer = loaded.tokenizer
         self.notes = loaded.notes
         self.folder = loaded.folder
+        self.missing = loaded.missing
         positions = loaded.model.encoder.config.max_positions
         self.max_length = min(loaded.notes.max_length or positions, positions)
         self.shortened = 0
@@ -53,6 +54,7 @@ class Predictor:
             raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` puts one on it")
         if self.model.head_config.kind not in ("single", "multi", "regression"):
             raise UserError(f"{self.folder} has a head for {self.model.head_config.kind!r}, not for whole texts")
+        self._refuse_random("head.")
         return self.model.head_config
 
     @property
@@ -65,6 +67,11 @@ class Predictor:
     def columns(self) -> Columns:
         """The columns that the model was trained on."""
         return Columns(**self.notes.columns) if self.notes.columns else Columns()
+
+    def _refuse_random(self, part: str) -> None:
+        """An answer out of weights that were never trained is worse than none."""
+        if lacking := [name for name in self.missing if name.startswith(part)]:
+            raise UserError(f"{self.folder} has no weights for {', '.join(lacking)}")
 
     def predict(self, texts: Iterable[str | tuple[str, str]]) -> Iterator[dict[str, Any]]:
         """An answer for each text or pair, in order, as they come: label, score and scores, or a value."""
@@ -114,6 +121,7 @@ class Predictor:
         """The likeliest words for each `[MASK]` of a text, with their probabilities."""
         if not isinstance(self.model, MaskedLM):
             raise UserError(f"{self.folder} was fine-tuned and cannot fill masks; take the model it was started from")
+        self._refuse_random("masked_lm.")
         ids = self.tokenizer.encode([text], special=True)[0]
         if len(ids) > self.model.encoder.config.max_positions:
             limit = self.model.encoder.config.max_positions

@@ -13,7 +13,7 @@ LAYERS = [
     {"text", "model"},
     {"data", "objectives", "training"},
     {"tasks", "formats"},
-    {"pretrain", "finetune", "predict"},
+    {"pretrain", "finetune", "predict", "extend"},
     {"recipes"},
     {"demo_text", "demo"},
     {"cli", "__main__", "__init__"},

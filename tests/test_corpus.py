@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
-from bertsmith.data import build
-from bertsmith.data.build import MAX_SENTENCE, build_corpus
-from bertsmith.data.readers import Documents
-from bertsmith.data.shards import Corpus, Tokens, token_dtype, write_shard
+from bertsmith.data import sources
+from bertsmith.data.build import MAX_SENTENCE, BuildConfig, build_corpus
+from bertsmith.data.cleaning import CleanConfig
+from bertsmith.data.readers import Documents, Trouble
+from bertsmith.data.shards import Corpus, Tokens, pack_shard, token_dtype
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.text.sentences import split_sentences
@@ -78,7 +79,6 @@ def test_every_kind_gives_the_same_documents(tmp_path, kind, compression):
     documents = Documents.of([path])
     assert list(documents) == DOCUMENTS
     assert list(documents) == DOCUMENTS, "a second time"
-    assert list(documents.paragraphs()) == [p for d in DOCUMENTS for p in d]
     assert documents.reading.bytes_read == documents.num_bytes == path.stat().st_size
 
 
@@ -135,9 +135,10 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path):
     documents = Documents.of([tmp_path / "a.txt"])
     for _ in range(2):
         assert list(documents) == [["fine"], ["good \ufffd\ufffd line"], ["caf\ufffd, \ufffd is not counted"]]
-        assert documents.reading.replaced == 3
-    assert "replaced 3 invalid" in documents.reading.warning()
-    assert documents.reading.warning().endswith(f"the first in {tmp_path / 'a.txt'}, line 3")
+        assert documents.trouble.replaced == 3
+    (warning,) = documents.trouble.warnings()
+    assert "replaced 3 invalid" in warning
+    assert warning.endswith(f"the first in {tmp_path / 'a.txt'}, line 3")
 
 
 def test_invalid_utf8_is_reported_once(tmp_path, tokenizer_folder, capsys):
@@ -240,22 +241,25 @@ def topics_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+AS_IT_IS = BuildConfig(CleanConfig(unicode="none", duplicate_documents=False, duplicate_paragraphs=False))
+
+
 @pytest.fixture(scope="module")
 def small_parts():
     """Several blocks for the workers and several shards out of little text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "BLOCK_CHARACTERS", 8000)
-        patch.setattr(build, "SHARD_TOKENS", 12_000)
+        patch.setattr(sources, "BLOCK_BYTES", 40_000)
         yield
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory, topics_file, tokenizer_folder, small_parts) -> Corpus:
-    return build_corpus([topics_file], tokenizer_folder, tmp_path_factory.mktemp("corpus") / "shards", workers=1)
+    folder = tmp_path_factory.mktemp("corpus") / "shards"
+    return build_corpus([topics_file], tokenizer_folder, folder, workers=1, config=AS_IT_IS)
 
 
 def test_workers_change_no_byte(tmp_path, corpus, topics_file, tokenizer_folder):
-    other = build_corpus([topics_file], tokenizer_folder, tmp_path / "shards", workers=2)
+    other = build_corpus([topics_file], tokenizer_folder, tmp_path / "shards", workers=2, config=AS_IT_IS)
     names = sorted(f.name for f in corpus.folder.iterdir())
     assert len(corpus.shards) > 2
     assert names == sorted(f.name for f in other.folder.iterdir())
@@ -264,7 +268,7 @@ def test_workers_change_no_byte(tmp_path, corpus, topics_file, tokenizer_folder)
 
 def test_the_same_shard_has_the_same_bytes(tmp_path):
     part = Tokens(np.arange(6), np.array([2, 3, 1]), np.array([1, 2]))
-    assert len({write_shard(tmp_path / "a.safetensors", part, 9, "hash").sha256 for _ in range(20)}) == 1
+    assert len({pack_shard(part, 9, {"b": 1, "a": 2}, Trouble()) for _ in range(20)}) == 1
 
 
 def test_shards_hold_the_text_tokenised_sentence_by_sentence(corpus, topics_file, tokenizer_folder):
@@ -304,8 +308,8 @@ def test_shards_are_safetensors(corpus):
 def test_the_smallest_type_that_holds_the_vocabulary(tmp_path, size, dtype):
     assert token_dtype(size) is dtype
     part = Tokens(np.array([0, size - 1], dtype=np.uint32), np.array([2]), np.array([1]))
-    facts = write_shard(tmp_path / "a.safetensors", part, size, "hash")
-    assert load_file(tmp_path / facts.name)["tokens"].tolist() == [0, size - 1]
+    (tmp_path / "a.safetensors").write_bytes(pack_shard(part, size, {}, Trouble()))
+    assert load_file(tmp_path / "a.safetensors")["tokens"].tolist() == [0, size - 1]
 
 
 def test_large_vocabulary(tmp_path):
@@ -345,9 +349,9 @@ def copy(tmp_path, corpus) -> Path:
 
 @pytest.mark.parametrize("place", [0, 60, -1], ids=["length", "header", "data"])
 def test_a_flipped_byte_is_found(copy, place):
-    content = bytearray((copy / "00001.safetensors").read_bytes())
+    content = bytearray((copy / "000001.safetensors").read_bytes())
     content[place] ^= 1
-    (copy / "00001.safetensors").write_bytes(content)
+    (copy / "000001.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"00001\.safetensors does not match its checksum"):
         Corpus.open(copy).verify()
 
@@ -357,22 +361,22 @@ def test_an_unharmed_corpus_passes(copy):
 
 
 def test_a_truncated_shard_is_refused(copy):
-    content = (copy / "00001.safetensors").read_bytes()
-    (copy / "00001.safetensors").write_bytes(content[:-10])
+    content = (copy / "000001.safetensors").read_bytes()
+    (copy / "000001.safetensors").write_bytes(content[:-10])
     with pytest.raises(UserError, match=rf"00001\.safetensors has {len(content) - 10} bytes, not {len(content)}"):
         Corpus.open(copy)
 
 
 def test_a_missing_shard_is_refused(copy):
-    (copy / "00002.safetensors").unlink()
+    (copy / "000002.safetensors").unlink()
     with pytest.raises(UserError, match=r"00002\.safetensors is missing"):
         Corpus.open(copy)
 
 
 def test_a_damaged_header_is_refused(copy):
-    content = bytearray((copy / "00001.safetensors").read_bytes())
+    content = bytearray((copy / "000001.safetensors").read_bytes())
     content[8] = ord("x")  # the header's brace
-    (copy / "00001.safetensors").write_bytes(content)
+    (copy / "000001.safetensors").write_bytes(content)
     with pytest.raises(UserError, match=r"00001\.safetensors"):
         _ = Corpus.open(copy).shards[1].tokens
 
@@ -402,11 +406,11 @@ def test_another_tokenizer_is_refused(corpus):
 
 
 @pytest.mark.parametrize("second", ["broken.jsonl", "blank.txt", "unknown.csv"])
-def test_a_failed_build_leaves_nothing_behind(tmp_path, tokenizer_folder, topics_file, small_parts, second):
+def test_a_failed_build_leaves_nothing_behind(tmp_path, tokenizer_folder, topics_file, second):
     (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\nnot JSON\n')
     (tmp_path / "blank.txt").write_text("\n\n")
     (tmp_path / "unknown.csv").write_text("a,b\n")
-    inputs = [tmp_path / second] if second == "blank.txt" else [topics_file, tmp_path / second]
+    inputs = [topics_file, tmp_path / second] if second == "unknown.csv" else [tmp_path / second]
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=second):
         build_corpus(inputs, tokenizer_folder, tmp_path / "out", workers=1)

@@ -10,8 +10,10 @@ import torch
 from bertsmith import draws
 from bertsmith.data.loader import DataConfig, Loader, split_documents
 from bertsmith.data.masking import MaskPolicy, Vocabulary, mask_tokens
+from bertsmith.data.readers import Trouble
 from bertsmith.data.segments import Pair, PairSource, truncate
-from bertsmith.data.shards import Corpus, Tokens, write_manifest, write_shard
+from bertsmith.data.shards import Corpus, Tokens, pack_shard, read_written, shard_name, write_manifest
+from bertsmith.data.store import Store
 from bertsmith.errors import UserError
 from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -92,8 +94,7 @@ def test_torch_seeds():
 
 def corpus_of(folder: Path, documents: list[list[int]]) -> Corpus:
     """A corpus of documents given by the lengths of their sentences; its tokens are numbered through."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shards, begin = [], FIRST
+    store, begin = Store(str(folder)), FIRST
     vocab_size = FIRST + sum(map(sum, documents))
     middle = len(documents) // 2
     for number, part in enumerate([documents[:middle], documents[middle:]]):
@@ -101,8 +102,9 @@ def corpus_of(folder: Path, documents: list[list[int]]) -> Corpus:
         tokens = np.arange(begin, begin + sentences.sum())
         begin += len(tokens)
         held = Tokens(tokens, sentences, np.array([len(d) for d in part]))
-        shards.append(write_shard(folder / f"{number:05}.safetensors", held, vocab_size, "made here"))
-    write_manifest(folder, "made here", vocab_size, shards)
+        store.write(shard_name(number), pack_shard(held, vocab_size, {}, Trouble()))
+    written = [read_written(store, shard_name(number)) for number in range(2)]
+    write_manifest(store, "made here", vocab_size, written)
     return Corpus.open(folder)
 
 

@@ -319,3 +319,22 @@ def test_a_new_head_starts_anew_on_a_fine_tuned_model(head, their_folder):
     assert set(loaded.missing) == set(CLASSIFIER)
     weight = loaded.model.head.output.weight
     assert weight.shape != theirs.classifier.weight.shape or not torch.equal(weight, theirs.classifier.weight)
+
+
+def test_weights_with_more_layers_than_the_config_are_refused(their_folder):
+    _, folder = their_folder("single")
+    edit_config(folder, num_hidden_layers=1)
+    with pytest.raises(UserError, match="have a layer 1, which config"):
+        load_folder(folder)
+
+
+def test_no_answer_comes_out_of_weights_that_were_never_trained(their_folder):
+    from bertsmith.predict import Predictor
+
+    _, folder = their_folder("single")
+    rename_weights(folder, lambda name: name.replace("classifier", "something"))
+    with pytest.raises(UserError, match="has no weights for head"):
+        list(Predictor.load(folder, "cpu").predict(["a text"]))
+    edit_config(folder, architectures=["BertModel"])
+    with pytest.raises(UserError, match="has no weights for masked_lm"):
+        Predictor.load(folder, "cpu").fill("a [MASK]")

@@ -1,28 +1,73 @@
-"""Raw text to a corpus folder: read, split into sentences, tokenise on all cores, write shards in input order."""
+"""Raw text to a corpus folder: read, clean, split into sentences, tokenise on all cores, write shards in input order.
+
+The input is cut into blocks and a block becomes a shard, whoever works on it and whenever: the bytes do not depend on
+the number of workers, and a build that was stopped goes on with the shards that are missing.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+from safetensors.numpy import save
 from tokenizers import Tokenizer as Backend
 
-from bertsmith.data.readers import Document, Documents
-from bertsmith.data.shards import Corpus, ShardFacts, Tokens, write_manifest, write_shard
+from bertsmith.config import to_dict
+from bertsmith.data.cleaning import CleanConfig, clean
+from bertsmith.data.duplicates import DropList, Drops, find_drops, hash_documents
+from bertsmith.data.engines import Engine, run_in_order
+from bertsmith.data.readers import Document, Trouble, parse
+from bertsmith.data.shards import (
+    PLAN,
+    SUFFIX,
+    Corpus,
+    Tokens,
+    pack_shard,
+    read_origin,
+    read_written,
+    shard_name,
+    write_manifest,
+)
+from bertsmith.data.sources import BLOCK_BYTES, Block, Reading, Source, find_sources, read_blocks
+from bertsmith.data.store import Store
 from bertsmith.errors import UserError
-from bertsmith.folders import new_folder
 from bertsmith.progress import progress_bar, say
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import Tokenizer
 
-BLOCK_CHARACTERS = 1 << 20  # what a worker takes at a time
-SHARD_TOKENS = 1 << 25  # when a shard is full
 MAX_SENTENCE = 512  # tokens; a longer "sentence" (a table, a list) is cut, so that no text is out of reach
+ENCODE_SENTENCES = 4096  # at a time, which bounds the library's memory
+HASHES = ".hashes"
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """How a corpus is built: the cleaning, and whether bad records and files are passed over."""
+
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    skip_bad: bool = False
+    text_field: str = "text"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker is given: a block, what to drop of it, and how to treat the rest."""
+
+    block: Block
+    config: BuildConfig
+    drops: Drops = field(default_factory=Drops)
+    tokenizer: str = ""  # serialised
 
 
 def build_corpus(
@@ -30,98 +75,211 @@ def build_corpus(
     tokenizer: str | Path,
     out: str | Path,
     *,
+    config: BuildConfig | None = None,
     workers: int | None = None,
-    field: str = "text",
+    engine: Engine = "local",
+    address: str | None = None,
 ) -> Corpus:
-    """Tokenise text files into a corpus folder; the result does not depend on the number of workers."""
-    tok, documents, count = Tokenizer.load(tokenizer), Documents.of(inputs, field), workers
-    if count is None:
-        count = os.cpu_count() or 1
+    """Tokenise text files into a corpus folder; started again after it was stopped, it goes on."""
+    count = os.cpu_count() or 1 if workers is None else workers
     if count < 1:
         raise UserError(f"--workers {workers}: give a number of at least 1")
-    with new_folder(out) as folder, progress_bar("building the corpus", documents.num_bytes) as advance:
-        shards: list[ShardFacts] = []
-        total = 0
-        for part in _shard_sized(_tokenised(documents, tok, count)):
-            name = folder / f"{len(shards):05}.safetensors"
-            shards.append(write_shard(name, part, tok.vocab_size, tok.hash))
-            total += len(part.tokens)
-            advance(documents.reading.bytes_read, f"{total:,} tokens")
-        if not total:
-            raise UserError(f"no text in {', '.join(map(str, inputs))}")
-        tok.save(folder)
-        write_manifest(folder, tok.hash, tok.vocab_size, shards)
-    if warning := documents.reading.warning():
-        say(f"warning: {warning}")
+    config = config or BuildConfig()
+    tok, sources, store = Tokenizer.load(tokenizer), find_sources(inputs), Store(str(out))
+    _open_plan(store, _plan(tok, sources, config))
+    try:
+        _build(store, sources, tok, config, partial(run_in_order, workers=count, engine=engine, address=address))
+    except BaseException as error:
+        if not any(name.endswith((SUFFIX, HASHES)) for name in store.names()):  # nothing to go on with
+            store.remove()
+        elif isinstance(error, UserError):
+            raise UserError(f"{error}; what is done stays: mend it or add --skip-bad, and run it again") from None
+        raise
     return Corpus.open(out)
 
 
-def _tokenised(documents: Iterable[Document], tok: Tokenizer, workers: int) -> Iterator[Tokens]:
-    """Blocks of documents through the workers, in order, never more than a few of them in flight."""
-    if workers == 1:
-        yield from (tokenise(block, tok.backend) for block in _blocks(documents))
+def _plan(tok: Tokenizer, sources: Sequence[Source], config: BuildConfig) -> dict[str, Any]:
+    """All that the bytes of the shards depend on, but for the files themselves: a shard knows its own."""
+    settings = {name: value for name, value in to_dict(config).items() if name != "skip_bad"}
+    return {"tokenizer": tok.hash, "inputs": [s.url for s in sources], "block_bytes": BLOCK_BYTES, **settings}
+
+
+def _open_plan(store: Store, plan: dict[str, Any]) -> None:
+    """Begin a build, or find the one that was stopped; what is there and is something else is never touched."""
+    if store.local is not None and store.local.is_file():
+        raise UserError(f"--out {store.url} is a file; give a folder")
+    names = store.names()
+    if not names:
+        store.write(PLAN, json.dumps(plan, indent=2).encode())
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (tok.backend.to_str(),)) as pool:
-        waiting: deque[Future[Tokens]] = deque()
-        for block in _blocks(documents):
-            waiting.append(pool.submit(_work, block))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    if PLAN not in names:
+        raise UserError(f"--out {store.url} is there already and not empty; choose another --out or remove it")
+    stored = json.loads(store.read(PLAN))
+    for key, value in plan.items():
+        if stored.get(key) != value:
+            raise UserError(
+                f"{store.url} holds an unfinished corpus with other {key}: {stored.get(key)!r}, now {value!r}; "
+                "go on with the same command, choose another --out, or remove it"
+            )
+    store.sweep()
+    say(f"going on with {store.url}: {sum(name.endswith(SUFFIX) for name in names)} shards are there already")
 
 
-def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    block: list[Document] = []
-    size = 0
-    for document in documents:
-        block.append(document)
-        size += sum(map(len, document))
-        if size >= BLOCK_CHARACTERS:
+def _build(store: Store, sources: Sequence[Source], tok: Tokenizer, config: BuildConfig, run: Run) -> None:
+    """Compare, tokenise, and write the manifest last."""
+    trouble = Trouble()
+    with _hash_store(store) as hashes:
+        drops = _compare(hashes, sources, config, run) if config.clean.compares else None
+        _tokenise(store, sources, tok, config, drops, run, trouble)
+        for name in hashes.names():
+            if name.endswith((HASHES, ".drops")):
+                hashes.delete(name)
+    written = [read_written(store, name) for name in store.names() if name.endswith(SUFFIX)]
+    for shard in written:
+        trouble.add(shard.trouble)
+        if not shard.facts.documents:
+            store.delete(shard.facts.name)
+    if not any(shard.facts.documents for shard in written):
+        raise UserError(f"no text in {', '.join(source.url for source in sources)}")
+    for name, data in tok.files().items():
+        store.write(name, data)
+    write_manifest(store, tok.hash, tok.vocab_size, written)
+    store.delete(PLAN)
+    for warning in trouble.warnings():
+        say(f"warning: {warning}")
+
+
+def _hash_store(store: Store) -> AbstractContextManager[Any]:
+    """Where hashes are kept between the passes: beside the shards, or in a local folder if those are elsewhere."""
+    return nullcontext(store) if store.local is not None else _TemporaryStore()
+
+
+class _TemporaryStore(TemporaryDirectory[str]):
+    def __enter__(self) -> Store:  # type: ignore[override]
+        return Store(super().__enter__())
+
+
+def _compare(hashes: Store, sources: Sequence[Source], config: BuildConfig, run: Run) -> DropList:
+    """The first pass: hashes of every block, then what repeats."""
+    names: list[str] = []
+
+    def missing() -> Iterator[Work]:
+        for number, block in enumerate(_blocks(sources, config, "looking for duplicates", Trouble())):
+            names.append(f"{number:06}{HASHES}")
+            if read_origin(hashes, names[-1]) != block.origin:
+                pending.append(names[-1])
+                yield Work(block, config)
+
+    pending: list[str] = []
+    for number, result in enumerate(run(hash_block, missing())):
+        hashes.write(pending[number], result)
+    assert hashes.local is not None
+    return find_drops([hashes.local / name for name in names], config.clean, hashes.local)
+
+
+def _tokenise(
+    store: Store,
+    sources: Sequence[Source],
+    tok: Tokenizer,
+    config: BuildConfig,
+    drops: DropList | None,
+    run: Run,
+    trouble: Trouble,
+) -> None:
+    """The second pass: a shard for every block that has none yet."""
+    serialised = tok.backend.to_str()
+    pending: list[str] = []
+
+    def missing() -> Iterator[Work]:
+        for number, block in enumerate(_blocks(sources, config, "building the corpus", trouble)):
+            if read_origin(store, shard_name(number)) != block.origin:
+                pending.append(shard_name(number))
+                yield Work(block, config, drops.of(number) if drops else Drops(), serialised)
+
+    for number, shard in enumerate(run(tokenise_block, missing())):
+        store.write(pending[number], shard)
+
+
+def _blocks(sources: Sequence[Source], config: BuildConfig, title: str, trouble: Trouble) -> Iterator[Block]:
+    """All blocks, with a progress bar on the bytes that were read."""
+    reading = Reading()
+    with progress_bar(title, sum(source.size for source in sources)) as advance:
+        for block in read_blocks(sources, config.text_field, reading, config.skip_bad):
+            advance(reading.bytes_read, "")
             yield block
-            block, size = [], 0
-    if block:
-        yield block
+        advance(reading.bytes_read, "")
+    trouble.bad += reading.bad
 
 
-def tokenise(block: Sequence[Document], backend: Backend) -> Tokens:
-    """Sentences and token ids of some documents; what holds no token is left out."""
-    split = [[s for paragraph in document for s in split_sentences(paragraph)] for document in block]
-    encodings = iter(backend.encode_batch_fast([s for d in split for s in d], add_special_tokens=False))
-    ids: list[list[int]] = []
-    sizes: list[int] = []
-    for sentences in split:
-        before = len(ids)
-        for _ in sentences:
-            sentence = next(encodings).ids
-            ids += [sentence[i : i + MAX_SENTENCE] for i in range(0, len(sentence), MAX_SENTENCE)]
-        if len(ids) > before:
-            sizes.append(len(ids) - before)
-    tokens = np.array([token for sentence in ids for token in sentence], dtype=np.uint32)
-    return Tokens(tokens, np.array([len(i) for i in ids], dtype=np.int64), np.array(sizes, dtype=np.int64))
+def hash_block(work: Work) -> bytes:
+    """What a worker does in the first pass."""
+    hashes = hash_documents(_documents(work, Trouble(), Counter()), work.config.clean)
+    return save(hashes, {"bertsmith": json.dumps({"origin": work.block.origin})})
 
 
-def _shard_sized(parts: Iterable[Tokens]) -> Iterator[Tokens]:
-    held: list[Tokens] = []
-    for part in parts:
-        held.append(part)
-        if sum(len(p.tokens) for p in held) >= SHARD_TOKENS:
-            yield Tokens.join(held)
-            held = []
-    if held and sum(len(p.tokens) for p in held):
-        yield Tokens.join(held)
+def tokenise_block(work: Work) -> bytes:
+    """What a worker does in the second pass: a block becomes the bytes of a shard."""
+    trouble, stats = Trouble(), Counter[str]()
+    documents = _kept(_documents(work, trouble, stats), work.drops, stats)
+    tokens = tokenise(documents, _backend(work.tokenizer))
+    return pack_shard(tokens, _backend(work.tokenizer).get_vocab_size(), dict(stats), trouble, work.block.origin)
 
 
-_backend: Backend | None = None
+def _documents(work: Work, trouble: Trouble, stats: Counter[str]) -> Iterator[Document]:
+    """The documents of a block, each cleaned by itself."""
+    for document in parse(work.block, work.config.text_field, trouble, work.config.skip_bad):
+        stats["documents_read"] += 1
+        if cleaned := clean(document, work.config.clean):
+            yield cleaned
+        else:
+            stats["documents_filtered"] += 1
 
 
-def _start_worker(serialised: str) -> None:
-    global _backend
+def _kept(documents: Iterable[Document], drops: Drops, stats: Counter[str]) -> Iterator[Document]:
+    """The documents without what stands elsewhere already."""
+    first = 0
+    for number, document in enumerate(documents):
+        kept = [text for place, text in enumerate(document, first) if place not in drops.paragraphs]
+        first += len(document)
+        if number in drops.documents:
+            stats["duplicate_documents"] += 1
+            continue
+        stats["dropped_paragraphs"] += len(document) - len(kept)
+        if kept:
+            yield kept
+
+
+@lru_cache(maxsize=1)
+def _backend(serialised: str) -> Backend:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one core
-    _backend = Backend.from_str(serialised)
+    return Backend.from_str(serialised)
 
 
-def _work(block: list[Document]) -> Tokens:
-    assert _backend is not None
-    return tokenise(block, _backend)
+def tokenise(documents: Iterable[Document], backend: Backend) -> Tokens:
+    """Sentences and token ids of documents; what holds no token is left out."""
+    tokens, lengths, sizes = array("I"), array("q"), array("q")
+    for batch in _batches(documents):
+        encodings = iter(backend.encode_batch_fast([s for d in batch for s in d], add_special_tokens=False))
+        for sentences in batch:
+            before = len(lengths)
+            for _ in sentences:
+                ids = next(encodings).ids
+                tokens.extend(ids)
+                lengths.extend(min(MAX_SENTENCE, len(ids) - i) for i in range(0, len(ids), MAX_SENTENCE))
+            if len(lengths) > before:
+                sizes.append(len(lengths) - before)
+    columns = np.frombuffer(lengths, np.int64), np.frombuffer(sizes, np.int64)
+    return Tokens(np.frombuffer(tokens, np.uint32), *columns)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[list[str]]]:
+    """Documents as lists of sentences, some thousand sentences at a time."""
+    batch: list[list[str]] = []
+    count = 0
+    for document in documents:
+        batch.append([sentence for paragraph in document for sentence in split_sentences(paragraph)])
+        count += len(batch[-1])
+        if count >= ENCODE_SENTENCES:
+            yield batch
+            batch, count = [], 0
+    yield batch

@@ -95,5 +95,5 @@ def split_documents(count: int, held_out: float, seed: int = 0) -> tuple[NDArray
     size = min(max(2, round(held_out * count)), count - 2)
     if size < 2:
         raise UserError(f"{count} documents cannot be divided into training and held-out text; set data.held_out=0")
-    order = draws.permute(np.arange(count), count, seed, ORDER)
-    return np.sort(order[size:]), np.sort(order[:size])
+    held = np.sort(draws.permute(np.arange(size), count, seed, ORDER))
+    return np.delete(np.arange(count), held), held

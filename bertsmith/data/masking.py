@@ -66,8 +66,8 @@ def mask_tokens(
     places = np.arange(len(tokens)) - starts[owner]
     order_draw = draws.uniform(keys[owner], places, 0)
     special = vocabulary.is_special[tokens]
-    order_draw[special] = 2.0  # after all others
-    order = np.lexsort((order_draw, owner))
+    order_draw[special] = 1.0  # after all others
+    order = np.argsort(order_draw + 2.0 * owner)  # sequence by sequence
     wanted = np.maximum(1, np.rint(policy.rate * lengths)).astype(np.int64)
     wanted = np.minimum(wanted, np.bincount(owner, ~special, len(lengths)).astype(np.int64))
     rank = np.arange(len(tokens)) - starts[owner]  # of the sorted tokens, inside their sequence

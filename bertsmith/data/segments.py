@@ -61,7 +61,8 @@ class PairSource:
     @cached_property
     def chunk_ends(self) -> NDArray[np.int64]:
         """How many chunks there are up to and with each document."""
-        return np.cumsum(-(-self.corpus.document_tokens[self.documents] // self.capacity))
+        lengths = self.corpus.document_tokens[self.documents].astype(np.int64)
+        return np.cumsum((lengths + self.capacity - 1) // self.capacity)
 
     def __len__(self) -> int:
         return int(self.chunk_ends[-1])
@@ -78,40 +79,41 @@ class PairSource:
     def _pair(self, place: int, chunk: int, shift: int, words: list[int]) -> Pair:
         """A pair out of its draws: 32-bit words, of which the first few are used as numbers, the rest as bits."""
         u = [word / 2**32 for word in words[:6]]
-        tokens, bounds = self.corpus.document(int(self.documents[place]))
+        tokens, starts, begin, end = self.corpus.place(int(self.documents[place]))
+        origin, length = int(starts[begin]), int(starts[end]) - int(starts[begin])
         target = self.capacity if u[0] >= self.short_share else 2 + int(u[1] * (self.capacity - 1))
         start = chunk * self.capacity
-        if bounds[-1] > self.capacity:  # a long document: its chunks lie elsewhere in every epoch
-            start = min(max(0, start + shift - self.capacity // 2), int(bounds[-1]) - self.capacity)
-        bounds = _sentences_from(bounds, start, target)
-        cut, end = _division(bounds, u[2]), int(bounds[-1])
-        is_next = u[3] < 0.5 and cut < end
-        first = tokens[int(bounds[0]) : cut]
-        second = tokens[cut:end] if is_next else self._random_segment(place, target - len(first), u[4], u[5])
+        if length > self.capacity:  # a long document: its chunks lie elsewhere in every epoch
+            start = min(max(0, start + shift - self.capacity // 2), length - self.capacity)
+        bounds = _sentences_from(starts, begin, end, origin + start, target)
+        cut = _division(bounds, u[2])
+        is_next = u[3] < 0.5 and cut < bounds[-1]
+        first = tokens[bounds[0] : cut]
+        second = tokens[cut : bounds[-1]] if is_next else self._random_segment(place, target - len(first), u[4], u[5])
         coins = int.from_bytes(np.array(words[6:], dtype=np.uint32).tobytes(), "little")
         return Pair(*truncate(first, second, target, coins), is_next)
 
     def _random_segment(self, place: int, length: int, u: float, v: float) -> Ids:
-        """Text from a random sentence of a random other document on."""
+        """Whole sentences from a random one of a random other document on."""
         other = int(u * (len(self.documents) - 1))
-        tokens, bounds = self.corpus.document(int(self.documents[other + (other >= place)]))
-        bounds = _sentences_from(bounds, int(bounds[int(v * (len(bounds) - 1))]), max(1, length))
-        return tokens[int(bounds[0]) : int(bounds[-1])]
+        tokens, starts, begin, end = self.corpus.place(int(self.documents[other + (other >= place)]))
+        bounds = _sentences_from(starts, begin, end, int(starts[begin + int(v * (end - begin))]), max(1, length))
+        return tokens[bounds[0] : bounds[-1]]
 
 
-def _sentences_from(bounds: Ids, start: int, length: int) -> Ids:
-    """Sentence bounds from the sentence at a token on, until the length is reached or the document ends."""
-    begin = int(np.searchsorted(bounds[:-1], start, side="right")) - 1
-    end = int(np.searchsorted(bounds, bounds[begin] + length, side="left"))
-    return bounds[begin : min(end, len(bounds) - 1) + 1]
+def _sentences_from(starts: Ids, begin: int, end: int, token: int, length: int) -> list[int]:
+    """Bounds of the sentences `begin` to `end` from the one that holds a token on, until the length is reached."""
+    first = begin + int(starts[begin:end].searchsorted(token, "right")) - 1
+    last = first + int(starts[first : end + 1].searchsorted(starts[first] + length, "left"))
+    return starts[first : min(last, end) + 1].tolist()
 
 
-def _division(bounds: Ids, u: float) -> int:
+def _division(bounds: list[int], u: float) -> int:
     """Where the first segment ends: at a random sentence, or inside the only one, so that labels stay balanced."""
     if len(bounds) > 2:
-        return int(bounds[1 + int(u * (len(bounds) - 2))])
-    length = int(bounds[1] - bounds[0])
-    return int(bounds[0]) + (1 + int(u * (length - 1)) if length > 1 else 1)
+        return bounds[1 + int(u * (len(bounds) - 2))]
+    length = bounds[1] - bounds[0]
+    return bounds[0] + (1 + int(u * (length - 1)) if length > 1 else 1)
 
 
 def truncate(first: Ids, second: Ids, limit: int, coins: int) -> tuple[Ids, Ids]:

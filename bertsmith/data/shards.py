@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load, save
 
 from bertsmith.config import from_dict, read_json, to_dict
+from bertsmith.data.readers import Trouble
+from bertsmith.data.store import Store
 from bertsmith.errors import UserError
+from bertsmith.folders import new_folder
 
-MANIFEST = "corpus.json"
+MANIFEST, PLAN, LENGTHS, SUFFIX = "corpus.json", "build.json", "documents.lengths", ".safetensors"
 VERSION = 1
+VERIFY_AT_ONCE = 256 << 20  # bytes; checksums of a larger corpus are compared while it is used
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "I64": np.int64}
 
 
@@ -50,6 +57,7 @@ class Manifest:
     documents: int
     sentences: int
     tokens: int
+    cleaning: dict[str, int]  # what was read and what was dropped
     shards: tuple[ShardFacts, ...]
 
 
@@ -61,32 +69,17 @@ class Shard:
 
     @cached_property
     def arrays(self) -> dict[str, NDArray[Any]]:
-        size = self.path.stat().st_size
-        with self.path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            try:
-                header = json.loads(file.read(length))
-            except ValueError:
-                raise UserError(f"{self.path} has a damaged header; build the corpus again") from None
-        arrays = {}
-        for name in ("tokens", "sentences", "documents"):
-            begin, end = header[name]["data_offsets"]
-            dtype = _DTYPES[header[name]["dtype"]]
-            if 8 + length + end > size:
-                raise UserError(f"{self.path} is shorter than its header says; build the corpus again")
-            mapped = np.memmap(self.path, dtype, "r", 8 + length + begin, tuple(header[name]["shape"]))
-            arrays[name] = mapped.view(np.ndarray)  # slices of a plain array are cheaper
-        return arrays
+        return _map(self.path, ("tokens", "sentences", "documents"))
 
-    @property
+    @cached_property
     def tokens(self) -> NDArray[Any]:
         return self.arrays["tokens"]
 
-    @property
+    @cached_property
     def sentences(self) -> NDArray[Any]:
         return self.arrays["sentences"]
 
-    @property
+    @cached_property
     def documents(self) -> NDArray[Any]:
         return self.arrays["documents"]
 
@@ -101,10 +94,16 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
-        """Open a corpus; files that are missing or of another size are refused by name."""
-        folder = Path(folder)
+        """Open a corpus; files that are missing, cut short or changed are refused by name."""
+        folder = _fetch(Store(str(folder)))
         if not (folder / MANIFEST).exists():
-            raise UserError(f"{folder} is not a corpus: no {MANIFEST}; `bertsmith corpus build` makes one")
+            unfinished = (folder / PLAN).exists()
+            fix = (
+                "run `bertsmith corpus build` again to finish it"
+                if unfinished
+                else "`bertsmith corpus build` makes one"
+            )
+            raise UserError(f"{folder} is not a {'finished ' if unfinished else ''}corpus: no {MANIFEST}; {fix}")
         manifest = read_manifest(folder)
         shards = []
         for facts in manifest.shards:
@@ -114,7 +113,10 @@ class Corpus:
             if path.stat().st_size != facts.bytes:
                 raise UserError(f"{path} has {path.stat().st_size} bytes, not {facts.bytes}; build the corpus again")
             shards.append(Shard(path))
-        return cls(folder, manifest, tuple(shards))
+        corpus = cls(folder, manifest, tuple(shards))
+        if sum(facts.bytes for facts in manifest.shards) <= VERIFY_AT_ONCE:
+            corpus.verify()
+        return corpus
 
     def check_tokenizer(self, tokenizer_hash: str, where: object) -> None:
         """Refuse a tokenizer that is not the one that the shards were made with."""
@@ -131,23 +133,27 @@ class Corpus:
                 raise UserError(f"{self.folder / facts.name} does not match its checksum; build the corpus again")
 
     @cached_property
-    def first_documents(self) -> NDArray[np.int64]:
+    def first_documents(self) -> list[int]:
         """The number of the first document of each shard, and the count of all at the end."""
-        return np.cumsum([0, *(facts.documents for facts in self.manifest.shards)])
+        return list(accumulate((facts.documents for facts in self.manifest.shards), initial=0))
 
     @cached_property
-    def document_tokens(self) -> NDArray[np.int64]:
-        """The number of tokens of every document."""
-        return np.concatenate([np.diff(s.sentences[s.documents].astype(np.int64)) for s in self.shards])
+    def document_tokens(self) -> NDArray[np.uint32]:
+        """The number of tokens of every document, from a file of its own: no shard has to be opened for it."""
+        return _map(self.folder / LENGTHS, ("lengths",))["lengths"]
+
+    def place(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64], int, int]:
+        """Where a document is: its shard's tokens and sentence starts, and its first sentence and the one after it."""
+        shard_number = bisect_right(self.first_documents, number) - 1
+        shard = self.shards[shard_number]
+        local = number - self.first_documents[shard_number]
+        return shard.tokens, shard.sentences, int(shard.documents[local]), int(shard.documents[local + 1])
 
     def document(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The tokens of a document and the places in them where its sentences start, the end included."""
-        place = int(np.searchsorted(self.first_documents, number, side="right")) - 1
-        shard = self.shards[place]
-        local = number - int(self.first_documents[place])
-        begin, end = int(shard.documents[local]), int(shard.documents[local + 1])
-        bounds = np.asarray(shard.sentences[begin : end + 1], dtype=np.int64)
-        return shard.tokens[bounds[0] : bounds[-1]], bounds - bounds[0]
+        tokens, starts, begin, end = self.place(number)
+        bounds = starts[begin : end + 1]
+        return tokens[bounds[0] : bounds[-1]], bounds - bounds[0]
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -160,14 +166,18 @@ def read_manifest(folder: Path) -> Manifest:
     return from_dict(Manifest, values, str(folder / MANIFEST))
 
 
-def write_manifest(folder: Path, tokenizer: str, vocab_size: int, shards: Sequence[ShardFacts]) -> Manifest:
-    """Write the manifest, the last file of a finished corpus."""
+def write_manifest(store: Store, tokenizer: str, vocab_size: int, written: Sequence[WrittenShard]) -> None:
+    """Write the documents' lengths and the manifest, the last file of a finished corpus."""
+    kept = [shard for shard in written if shard.facts.documents]
+    store.write(LENGTHS, save({"lengths": np.concatenate([shard.lengths for shard in kept])}))
+    shards = [shard.facts for shard in kept]
+    cleaning: Counter[str] = Counter()
+    for shard in written:
+        cleaning.update(shard.stats)
     totals = {name: sum(getattr(s, name) for s in shards) for name in ("documents", "sentences", "tokens")}
-    manifest = Manifest(
-        VERSION, tokenizer, vocab_size, token_dtype(vocab_size).__name__, **totals, shards=tuple(shards)
-    )
-    (folder / MANIFEST).write_text(json.dumps(to_dict(manifest), indent=2) + "\n", encoding="utf-8")
-    return manifest
+    dtype = token_dtype(vocab_size).__name__
+    facts = Manifest(VERSION, tokenizer, vocab_size, dtype, **totals, cleaning=dict(cleaning), shards=tuple(shards))
+    store.write(MANIFEST, (json.dumps(to_dict(facts), indent=2) + "\n").encode())
 
 
 @dataclass(frozen=True)
@@ -178,22 +188,83 @@ class Tokens:
     sentences: NDArray[np.int64]
     documents: NDArray[np.int64]
 
-    @classmethod
-    def join(cls, parts: Sequence[Tokens]) -> Tokens:
-        columns = ("tokens", "sentences", "documents")
-        return cls(*(np.concatenate([getattr(part, column) for part in parts]) for column in columns))
+
+def shard_name(number: int) -> str:
+    return f"{number:06}{SUFFIX}"
 
 
-def write_shard(path: Path, part: Tokens, vocab_size: int, tokenizer: str) -> ShardFacts:
-    """Write tokenised documents as one shard."""
+def pack_shard(part: Tokens, vocab_size: int, stats: dict[str, int], trouble: Trouble, origin: str = "") -> bytes:
+    """Tokenised documents as the bytes of a shard. One entry of metadata: the library shuffles several."""
     arrays = {
         "tokens": part.tokens.astype(token_dtype(vocab_size)),
-        "sentences": np.cumsum([0, *part.sentences], dtype=np.int64),
-        "documents": np.cumsum([0, *part.documents], dtype=np.int64),
+        "sentences": np.concatenate([[0], np.cumsum(part.sentences, dtype=np.int64)]),
+        "documents": np.concatenate([[0], np.cumsum(part.documents, dtype=np.int64)]),
     }
-    save_file(arrays, path, metadata={"tokenizer": tokenizer})  # one entry: the library shuffles several
-    counts = (len(part.documents), len(part.sentences), len(part.tokens))
-    return ShardFacts(path.name, *counts, path.stat().st_size, file_hash(path))
+    notes = {"origin": origin, "stats": dict(sorted(stats.items())), "trouble": to_dict(trouble)}
+    return save(arrays, {"bertsmith": json.dumps(notes)})
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """What is known of a shard once it is written."""
+
+    facts: ShardFacts
+    lengths: NDArray[np.uint32]  # tokens of each document
+    stats: dict[str, int]  # what was read and dropped for it
+    trouble: Trouble
+
+
+def read_written(store: Store, name: str) -> WrittenShard:
+    """Read a written shard back for the manifest."""
+    data = store.read(name)
+    header, notes = _header(data)
+    tokens, sentences, documents = (header[n]["shape"][0] for n in ("tokens", "sentences", "documents"))
+    facts = ShardFacts(name, documents - 1, sentences - 1, tokens, len(data), hashlib.sha256(data).hexdigest())
+    arrays = load(data)
+    lengths = np.diff(arrays["sentences"][arrays["documents"]]).astype(np.uint32)
+    return WrittenShard(facts, lengths, notes["stats"], Trouble(**notes["trouble"]))
+
+
+def read_origin(store: Store, name: str) -> str | None:
+    """Which file a written shard came from; None where it is not there."""
+    return str(_header(store.read(name))[1]["origin"]) if store.exists(name) else None
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header of a safetensors file, and our notes in it."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header, json.loads(header["__metadata__"]["bertsmith"])
+
+
+def _map(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Arrays of a safetensors file, mapped into memory."""
+    mapped = np.memmap(path, np.uint8, "r").view(np.ndarray)  # slices of a plain array are cheaper
+    try:
+        length = int.from_bytes(mapped[:8].tobytes(), "little")
+        header = json.loads(mapped[8 : 8 + length].tobytes())
+        return {name: _array(mapped[8 + length :], header[name]) for name in names}
+    except (ValueError, KeyError):
+        raise UserError(f"{path} has a damaged header; build the corpus again") from None
+
+
+def _array(data: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[Any]:
+    begin, end = entry["data_offsets"]
+    if end > len(data):
+        raise ValueError("shorter than its header says")
+    return data[begin:end].view(_DTYPES[entry["dtype"]])
+
+
+def _fetch(store: Store) -> Path:
+    """The local folder of a corpus; one that lies elsewhere is copied into a cache first."""
+    if store.local is not None:
+        return store.local
+    manifest = store.read(MANIFEST) if store.exists(MANIFEST) else b""
+    folder = Path.home() / ".cache" / "bertsmith" / "corpora" / hashlib.sha256(manifest).hexdigest()[:16]
+    if manifest and not folder.exists():
+        with new_folder(folder) as work:
+            for name in store.names():
+                (work / name).write_bytes(store.read(name))
+    return folder
 
 
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:

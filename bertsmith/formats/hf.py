@@ -277,6 +277,11 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> tuple[s
             shapes = tuple(value.shape), tuple(parameters[ours].shape)
             raise UserError(f"{folder}: {theirs[0]} has shape {shapes[0]}, and {CONFIG} asks for {shapes[1]}")
         parameters[ours].copy_(value)
+    layers = {int(n.split(".")[3]) for n in weights if n.startswith("bert.encoder.layer.")}
+    if surplus := [n for n in layers if f"encoder.layers.{n}.attention.qkv.weight" not in parameters]:
+        raise UserError(
+            f"{folder}: the weights have a layer {min(surplus)}, which {CONFIG} does not; mend num_hidden_layers"
+        )
     if lost := [name for name in missing if name.startswith("encoder.")]:
         raise UserError(f"{folder}: the weights lack {names_of(model)[lost[0]][0]}")  # type: ignore[arg-type]
     return tuple(missing)

@@ -1,47 +1,312 @@
-"""Sentences of a paragraph, by rules for English and Korean that do no harm to other languages."""
+"""Sentences of a paragraph, and paragraphs of hard-wrapped lines, for English and Korean; no harm to other languages.
+
+One regular expression finds the places where a sentence may end; cheap rules, the commonest case first, say whether it
+does. Sentences within a quotation are told apart, unless the quotation is a part of the sentence around it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Set
+from itertools import pairwise
+from typing import NamedTuple
 
-ABBREVIATIONS = frozenset(
-    """mr mrs ms dr prof rev hon sr jr st mt ft gen col maj capt lt sgt cmdr gov sen rep pres supt vs etc eg ie cf al
-    ca no nos vol vols pp fig figs eq eqs sec ch art approx dept univ inc ltd co corp bros est jan feb mar apr jun jul
-    aug sep sept oct nov dec mon tue tues wed thu thurs fri sat sun u.s u.k u.n e.g i.e a.m p.m ph.d m.d b.a m.a d.c
-    viz ed eds trans op cit ibid v messrs mme mlle resp incl min max""".split()
+# After these the sentence goes on, whatever follows.
+_NEVER = """mr mrs ms dr drs prof profs rev capt lt sgt cmdr cdre messrs mme mlle supt ste vs cf eg ie e.g i.e p.s n.b
+    viz ca c v rel approx feat incl resp Gen Gens Col Maj Gov Sen Sens Rep Reps Pres Hon Fr Cpl Pvt Adm Insp Det Atty"""
+# After these it goes on with a number.
+_NUMBER = """no nos nr vol vols p pp pgs pl fol fig figs eq eqs sec sect ch chap art arts tab tel ver op lib max min est
+    b d r fl jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun"""
+# After these, and after initials, it goes on unless a word follows that begins sentences and is hardly ever a name.
+_MAYBE = """al jr sr inc ltd co corp bros dept univ assn ave blvd rd mt ft st esq ed eds ibid cit ph.d Mo Cal Calif Fla
+    Ill Ind Mass Mich Minn Ont Pa Penn Tenn Tex Va Wash Wis"""
+_STARTERS = """a about according after again all although am among an and another any are as at because before both
+    but by can could despite did do does during each every few finally first for from had has have he hence her here
+    his how however i i'm i've if in instead is it it's its last later many meanwhile more most my neither
+    nevertheless no nobody none nor not nothing now of on once one only or other others our perhaps several she should
+    since so some sometimes soon still such that that's the their then there there's therefore these they this those
+    though through throughout thus to today together two unfortunately unlike until upon was we were what when where
+    whether which while who whose why with within without would yes yet you your"""
+_SAID = """said asked cried replied answered exclaimed shouted whispered inquired enquired demanded murmured muttered
+    repeated screamed called yelled added continued thought wondered snapped sighed laughed gasped says asks""".split()
+_KOREAN_SAID = (
+    "말했|말하|물었|묻|외쳤|외치|대답|답했|소리쳤|소리치|되물|중얼|속삭|덧붙|말씀|생각했|적었|썼다|전했|밝혔|설명했"
 )
-# End marks, what may close after them, then white space; or an East Asian end mark, which needs no space.
-_END = re.compile(r"""([.!?…]+)(["'”’»)\]]*)(\s+)|[。！？]["'”’」』）]*\s*""")
-_OPENING = "\"'“‘«([「『"
-_WORD_BEFORE = re.compile(r"[^\s(\[\"'“‘«]+$")
+_KOREAN_STARTERS = ("그러나", "그런데", "그리고", "그래서", "그래도", "그렇지만", "하지만", "따라서", "또한", "결국")
+_KOREAN_ENDINGS = frozenset("다요죠까")
+
+
+def _cased(words: str) -> Iterator[str]:
+    for word in words.split():
+        yield from (word,) if len(word) == 1 else (word, word.capitalize() if word.islower() else word, word.upper())
+
+
+_ABBREVIATIONS = dict.fromkeys(_cased(_MAYBE), "maybe")
+_ABBREVIATIONS |= dict.fromkeys(_cased(_NUMBER), "number")
+_ABBREVIATIONS |= dict.fromkeys(_cased(_NEVER), "never")
+_STARTER = frozenset(_cased(_STARTERS)) | {"A", "I"}
+
+_MARKS = ".!?…。！？｡।؟۔"
+_MOOD = "~^ㅋㅎㅠㅜ"  # after a Korean ending these stand for a full stop
+_OPENING = "\"'“‘«‹(\\[「『《〈（【¿¡"
+_CLOSING = "\"'”’»›)\\]」』》〉）】"
+# A run of marks, taken from its beginning, then what closes after it, the mark of a footnote too.
+_CLOSED = rf"([{_MARKS}{_MOOD}](?<![{_MARKS}{_MOOD}]{{2}})[{_MARKS}{_MOOD}]*+)((?:[{_CLOSING}]|\[\w{{1,4}}\])*+)"
+# What a sentence begins with: perhaps a list's dash, perhaps quotation marks and brackets, then its first character.
+_BEGINS = rf"(?=[-–—•·*]?\s*+[{_OPENING}]*+\s?(%s[^\s,;:=+/~|%%*}}–—{_MARKS}{_OPENING}{_CLOSING}-]))"
+# A small letter begins a sentence after a Korean one, as in iPhone, and in a list: b) second.
+_NOT_SMALL = r"(?:(?![a-z])|(?=[a-z][A-Z)])|(?<=[가-힣][.!?]\s))"
+# Without white space a sentence may end only before East Asian text, or before a word such as The.
+_GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s))"
+_PLAIN = 3  # the group of a long word, a full stop, white space and a capital: nothing more to check
+_END = re.compile(rf"{_CLOSED}(?:(?<=[a-z]{{6}}\.)(\s)(?=[A-Z])|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
+_END_IN_SMALL = re.compile(rf"{_CLOSED}(?:(?!)()|(\s++){_BEGINS % ''}|{_GLUED})")  # for text without a capital
+_BLANK_LINE = re.compile(r"\n\s*\n|\f")
+
+_SEPARATOR = re.compile(r"[\s—–(\[\"“«/·~:,;]|--|(?<!\w)['‘’]")
+_DOTTED = re.compile(r"(?:[A-Za-zÀ-ɏ]{1,2}\.)+[A-Za-zÀ-ɏ]{1,2}")
+_LIST_NUMBER = re.compile(
+    r"\(?(?:\d{1,3}(?:\.\d{1,2})*|[A-Za-z]|[IVXLC]+|[ivx]+|[Ⅰ-ⅿ]|[ㄱ-ㅎ가나다라마바사아자차카타파하])"
+)
+_NUMERAL = re.compile(r"\(?(?:\d|[IVXLC]{2,}\b|[IVX]+\.)")
+_DATE_GOES_ON = re.compile(r"\d{1,2}\s?\.")
+_DATE_BEFORE = re.compile(r".*\b\d{4}\s?\.\s?\d{1,2}\s?\.\s?\d{1,2}", re.DOTALL)
+_SPEAKER = re.compile(rf"(?:[A-Z][\w'’-]*\.?\s){{1,3}}(?:{'|'.join(_SAID)})\b(?!:|\s(?:that|if|of|about)\b)")
+_KOREAN_SPEAKER = re.compile(
+    rf"이?라[고는며면]|고\s|하[고며는였]|하면서|했다|[^.!?…\"“”]{{1,24}}?\s(?:{_KOREAN_SAID})|[“\"][^“”\"]*[”\"]\s?(?:하|라)"
+)
+_PARTICLE = re.compile(r"[가-힣ᄀ-ᅵとっのなを]|\s(?:하[고며]|이?라[고며는])\s")
+_GLUED_PARTICLE = re.compile(r"이?라[고는며면던]|[고며는]\s|면서|이?란\s|하[고며는]\s|이[다며]")
+_ASCII_PAIRS = (("(", ")"), ("[", "]"))
+_PAIRS = (*_ASCII_PAIRS, ('"', '"'), *(tuple(pair) for pair in "“” ‘’ 「」 『』 《》 〈〉 （）".split()))
+_QUOTES, _TITLES = "”’」』", "》〉"
+_LONGEST_WORD = 40
+_LONGEST_ASIDE = 300  # characters; in a longer one the sentences are told apart
 
 
 def split_sentences(paragraph: str) -> list[str]:
     """The sentences of a paragraph, in order, without the white space between them."""
+    if "\n" in paragraph or "\f" in paragraph:
+        return [s for block in _BLANK_LINE.split(paragraph) for s in _split(block)]
+    return _split(paragraph)
+
+
+def _split(text: str) -> list[str]:
     sentences, start = [], 0
-    for match in _END.finditer(paragraph):
-        if _ends_sentence(paragraph, start, match):
-            sentences.append(paragraph[start : match.end()].strip())
-            start = match.end()
-    if rest := paragraph[start:].strip():
+    pairs = [pair for pair in (_ASCII_PAIRS if text.isascii() else _PAIRS) if pair[0] in text]
+    for match in (_END_IN_SMALL if text.islower() else _END).finditer(text):
+        if match.lastindex == _PLAIN or _ends_sentence(text, start, match):
+            stop = match.end(2)
+            if not (pairs and _inside(text, start, stop, pairs)):
+                sentences.append(text[start:stop].strip())
+                start = match.end()
+    if rest := text[start:].strip():
         sentences.append(rest)
-    return [s for s in sentences if s]
+    return sentences
 
 
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
-    marks, follows = match.group(1), text[match.end() : match.end() + 4].lstrip(_OPENING)
-    if marks is None:
+    marks, closing, _, space, first, glued = match.groups()
+    if marks[0] in _MOOD:
+        return not closing and bool(space) and text[match.start() - 1 : match.start()] in _KOREAN_ENDINGS
+    if space is None:
+        return _ends_unspaced(text, match, glued)
+    if closing:
+        return text[match.start() - 1 : match.start()] not in ("[", "(") and not _speech_goes_on(text, match, first)
+    if first > "\x7f" and first.islower() and match.re is _END:
+        return False
+    if marks == ".":
+        return _full_stop_ends(text, start, match)
+    return marks.strip(".…") != "" or _ellipsis_ends(text, match, first)
+
+
+def _full_stop_ends(text: str, start: int, match: re.Match[str]) -> bool:
+    """Whether the word before a full stop lets it end the sentence."""
+    stop, after = match.start(), match.end()
+    low = max(start, stop - _LONGEST_WORD)
+    begin = max(text.rfind(" ", low, stop) + 1, low)
+    word = text[begin:stop]
+    if not word.isalpha():
+        if not word:
+            return True
+        if word[-1].isdigit():
+            return not _number_goes_on(text, start, begin, match)
+        word = _SEPARATOR.split(word)[-1]
+    kind = _ABBREVIATIONS.get(word)
+    if kind == "never":
+        return False
+    if kind == "number":
+        return _NUMERAL.match(text, after) is None
+    if kind is None:
+        if len(word) > 4 and "." not in word:
+            return True
+        if begin == start and _LIST_NUMBER.fullmatch(word):
+            return False
+        if not (_is_initial(word, match) or _DOTTED.fullmatch(word)):
+            return True
+    if match.re is _END_IN_SMALL:
+        return False
+    end = text.find(" ", after)
+    return text[after : end if end >= 0 else None].strip("\"'“”‘’(),").replace("’", "'") in _STARTER
+
+
+def _is_initial(word: str, match: re.Match[str]) -> bool:
+    return len(word) == 1 and ("A" <= word <= "Z" or match.re is _END_IN_SMALL)
+
+
+def _number_goes_on(text: str, start: int, begin: int, match: re.Match[str]) -> bool:
+    """Whether a full stop after a number belongs to it: the number of a list item, a date in the Korean manner."""
+    stop, after = match.start(), match.end()
+    if begin == start and _LIST_NUMBER.fullmatch(text, begin, stop):
         return True
-    if not follows or follows[0].islower():  # the text goes on, as after an abbreviation or a quoted question
-        return False
-    if marks != ".":
+    if stop - begin <= 4 and _DATE_GOES_ON.match(text, after):
         return True
-    word = _WORD_BEFORE.search(text, start, match.start())
-    if word is None:
+    return text[after] > "\x7f" and _DATE_BEFORE.fullmatch(text, max(start, stop - 14), stop) is not None
+
+
+def _speech_goes_on(text: str, match: re.Match[str], first: str) -> bool:
+    """Whether the speaker is named after a quotation that has its own mark: “Who?” Tom asked."""
+    if not match[2].strip(")]）》〉】") or match[2][-1] == "]":
         return False
-    before = word.group()
-    if len(before) == 1 and before.isalpha() and before.isascii():  # an initial: J. Smith
+    if first.islower():
+        return True
+    if text[match.end()].isascii():
+        return match[1] != "." and _SPEAKER.match(text, match.end()) is not None
+    return _KOREAN_SPEAKER.match(text, match.end()) is not None
+
+
+def _ellipsis_ends(text: str, match: re.Match[str], first: str) -> bool:
+    if first < "가":
+        return match.re is _END
+    ended = text[match.start() - 1 : match.start()] in _KOREAN_ENDINGS or match[1].endswith("….")
+    return ended or text.startswith(_KOREAN_STARTERS, match.end())
+
+
+def _ends_unspaced(text: str, match: re.Match[str], following: str) -> bool:
+    """Whether a sentence ends where the next one follows without white space."""
+    if match[1][-1] in "。！？｡":
+        return not (match[2] and following in "とっのなを")
+    if match[2]:
         return False
-    if before.lower() in ABBREVIATIONS:
+    before = text[match.start() - 1 : match.start()]
+    if following.isascii():
+        return match[1] == "." and before.islower() and following.strip() in _STARTER
+    return before in _KOREAN_ENDINGS and _GLUED_PARTICLE.match(text, match.end()) is None
+
+
+def _inside(text: str, start: int, stop: int, pairs: list[tuple[str, ...]]) -> bool:
+    """Whether a place lies in brackets, or in a quotation that is part of the sentence around it."""
+    for opening, closing in pairs:
+        opened = text.rfind(opening, start, stop)
+        if opened < 0:
+            continue
+        if opening == closing:
+            if text.count(opening, start, stop) % 2 and _is_part(text, text.find(closing, stop, stop + _LONGEST_ASIDE)):
+                return True
+        elif text.rfind(closing, opened, stop) < 0:
+            close = text.find(closing, stop, opened + _LONGEST_ASIDE)
+            if close >= 0 and (_is_part(text, close) if closing in _QUOTES else opened > start or closing in _TITLES):
+                return True
+    return False
+
+
+def _is_part(text: str, close: int) -> bool:
+    return close > 0 and not text[close - 1].isspace() and _PARTICLE.match(text, close + 1) is not None
+
+
+# Hard-wrapped lines
+
+_NARROWEST, _WIDEST = 32, 100  # what a wrapped line may hold
+_WIDE = re.compile(r"[ᄀ-ᅟ⺀-꓏가-힣豈-﫿︰-﹏＀-｠]")
+_ENDED = re.compile(r"[.!?…。！？:][\"'”’»)\]」』]*$")
+_ITEM = re.compile(r"\s*(?:[-*•·▪◦○●■※]\s|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4}|[가-하])[.)]\s|[①-⑳])")
+_CODE = re.compile(r"[{}\\]$|\(\);?$|^\s*(?:>>>|\$ |#|//|/\*|\||<[/\w]|```|[\w.]+\s*[:+-]?=\s|(?:def|class) \w+.*:$)")
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
+_LAST_WORD = re.compile(r"((?:\w+-)*\w+)[-‐]$")
+_COMPOUNDS = frozenset(
+    "well self half all cross high low long short mid old new first second so ex one two three".split()
+)
+
+
+def unwrap(lines: list[str]) -> list[str]:
+    """The lines of a document with hard-wrapped paragraphs joined; a document that is not wrapped stays as it is."""
+    page = _page(lines)
+    if page is None:
+        return list(lines)
+    hyphenated = any(line.rstrip().endswith(("-", "‐")) for line in lines)
+    words = frozenset(_WORD.findall(" ".join(lines).lower())) if hyphenated else frozenset()
+    joined: list[list[str]] = [[lines[0]]]
+    for line, following in pairwise(lines):
+        if _continues(line, following, page):
+            joined[-1][-1] = _before_seam(joined[-1][-1].rstrip(), following.lstrip(), words)
+            joined[-1].append(following.lstrip())
+        else:
+            joined.append([following])
+    return ["".join(parts) for parts in joined]
+
+
+class _Page(NamedTuple):
+    """How a document was wrapped: in characters, or in columns of which an East Asian character takes two."""
+
+    measure: Callable[[str], int]
+    width: int
+
+    def is_full(self, line: str, following: str) -> bool:
+        """Whether the first word of the next line had no room on this one, which is why it was broken here."""
+        return self.measure(line) + 1 + self.measure(following.split(maxsplit=1)[0]) > self.width
+
+
+def _page(lines: list[str]) -> _Page | None:
+    """The page that a document was wrapped for, or none, judged by all of its lines that another one follows."""
+    pairs = [(a.rstrip(), b) for a, b in pairwise(lines) if a.strip() and b.strip()]
+    if len(pairs) < 3:
+        return None
+    going_on = sum(_ENDED.search(a) is None and not _CODE.search(a) for a, _ in pairs)
+    capitals = sum(b.lstrip()[0].isupper() for _, b in pairs)
+    if 2 * going_on < len(pairs) or 2 * capitals > len(pairs):
+        return None
+    pages: list[tuple[int, _Page]] = []
+    for measure in (len, _columns):
+        page = _Page(measure, sorted(measure(a) for a, _ in pairs)[int(len(pairs) * 0.95)])
+        if _NARROWEST <= page.width <= _WIDEST:
+            pages.append((sum(page.is_full(a, b) and not _ITEM.match(b) for a, b in pairs), page))
+    if not pages:
+        return None
+    full, best = max(pages, key=lambda pair: pair[0])
+    return best if full >= 0.6 * len(pairs) else None
+
+
+def _columns(line: str) -> int:
+    return len(line) if line.isascii() else len(line) + len(_WIDE.findall(line))
+
+
+def _continues(line: str, following: str, page: _Page) -> bool:
+    line = line.rstrip()
+    if not line or not following.strip() or _ITEM.match(following) or _CODE.search(line) or _CODE.search(following):
         return False
-    return not (before.isdigit() and len(before) < 3 and word.start() == start)  # the number of a list item
+    if _indent(following) > _indent(line) and not _ITEM.match(line):
+        return False
+    if page.is_full(line, following) or _LAST_WORD.search(line):
+        return True
+    return following.lstrip()[0].islower() and _ENDED.search(line) is None
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _before_seam(line: str, following: str, words: Set[str]) -> str:
+    """A line ready to be followed by the next one: with a space, or without the hyphen of a word that was broken."""
+    if line.endswith("\u00ad"):
+        return line[:-1]
+    if line.endswith(("—", "--")):
+        return line
+    left = _LAST_WORD.search(line)
+    if left is None:
+        return f"{line} "
+    right = _WORD.match(following)
+    if right is None or not following[0].islower():  # 1914-18, Anglo-Saxon
+        return line
+    whole, compound = f"{left[1]}{right[0]}".lower(), f"{left[1]}-{right[0]}".lower()
+    keeps = compound in words or left[1].lower() in _COMPOUNDS or not left[1].isalpha()
+    return line if keeps and whole not in words else line[:-1]

@@ -25,6 +25,8 @@ from bertsmith.errors import UserError
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD = 200  # characters; a longer word is [UNK], as in the released code
 FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
+RARE = 1 / 10_000  # the share of the text that the characters outside the alphabet may make up
+MAIN_SCRIPT = 1 / 100  # from this share of the text on, a script is one of its main ones
 
 
 def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
@@ -71,9 +73,12 @@ class Tokenizer:
         """Write the three files of a tokenizer folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.backend.save(str(folder / "tokenizer.json"))
+        for name, data in self.files().items():
+            (folder / name).write_bytes(data)
+
+    def files(self) -> dict[str, bytes]:
+        """The files of a tokenizer folder, by name."""
         vocab = sorted(self.backend.get_vocab(), key=self.backend.get_vocab().__getitem__)
-        (folder / "vocab.txt").write_text("".join(f"{t}\n" for t in vocab), encoding="utf-8", newline="\n")
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
@@ -81,7 +86,12 @@ class Tokenizer:
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **{f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS},
         }
-        (folder / FILES[2]).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        texts = (
+            self.backend.to_str(pretty=True),
+            "".join(f"{t}\n" for t in vocab),
+            json.dumps(settings, indent=2) + "\n",
+        )
+        return {name: text.encode("utf-8") for name, text in zip(FILES, texts, strict=True)}
 
     @cached_property
     def hash(self) -> str:
@@ -124,16 +134,16 @@ def train_wordpiece(
 ) -> Tokenizer:
     """Train a WordPiece vocabulary; `texts` is gone through twice, first for its characters, then for its words.
 
-    The alphabet takes at most an eighth of the vocabulary, the most frequent characters first. Its pieces get their
-    ids before training, in the order of the characters: the library would number them in the order of a hash table
-    and break ties by that, and the same text has to give the same vocabulary.
+    The alphabet (see `_alphabet`) has at most a quarter as many characters as the vocabulary has entries. Its pieces
+    get their ids before training, in the order of the characters: the library would number them in the order of a
+    hash table and break ties by that, and the same text has to give the same vocabulary.
     """
     if iter(texts) is texts:
         raise TypeError("train_wordpiece goes through the texts twice: give a list, not an iterator")
     if vocab_size < 2 * len(SPECIAL_TOKENS):
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
     backend = _backend(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_WORD), normalizer(cased, jamo))
-    room = max(vocab_size // 8, min(64, (vocab_size - len(SPECIAL_TOKENS)) // 2))
+    room = max(vocab_size // 4, min(64, (vocab_size - len(SPECIAL_TOKENS)) // 2))
     alphabet = _alphabet(texts, backend, room)
     if not alphabet:
         raise UserError("the text holds no words: nothing to train a vocabulary on")
@@ -152,7 +162,31 @@ def train_wordpiece(
 
 
 def _alphabet(texts: Iterable[str], backend: Backend, room: int) -> list[str]:
-    """The most frequent characters after normalisation, in the order of their code points."""
+    """The characters that get pieces of their own, in the order of their code points.
+
+    These are the most frequent characters, until the others make up less than 1/10,000 of the text; every ASCII
+    character that occurs; and every letter that occurs and can stand inside a word of a script that is at least 1 %
+    of the text, since a rare syllable makes a whole Korean word unknown. (An ideograph stands alone and costs only
+    itself.) So a Korean vocabulary keeps all Hangul of its text, and an English one no tail of foreign symbols. Where
+    there is room for fewer, the most frequent stay.
+    """
+    counts = _characters(texts, backend)
+    scripts: Counter[str] = Counter()
+    for character, count in counts.items():
+        scripts[_script(character)] += count
+    total = rest = counts.total()
+    kept: list[str] = []
+    for character in sorted(counts, key=lambda c: (-counts[c], c)):
+        script = _script(character)
+        main = script and scripts[script] >= MAIN_SCRIPT * total and _joins(character, backend)
+        if rest > RARE * total or character.isascii() or main:
+            kept.append(character)
+        rest -= counts[character]
+    return sorted(kept[:room])
+
+
+def _characters(texts: Iterable[str], backend: Backend) -> Counter[str]:
+    """How often each character occurs after normalisation, spaces aside."""
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text))
@@ -161,7 +195,12 @@ def _alphabet(texts: Iterable[str], backend: Backend, room: int) -> list[str]:
         for kept in backend.normalizer.normalize_str(character):
             if not kept.isspace():
                 counts[kept] += count
-    return sorted(sorted(counts, key=lambda c: (-counts[c], c))[:room])
+    return counts
+
+
+def _script(character: str) -> str:
+    """The script of a letter, the first word of its Unicode name (LATIN, HANGUL, CJK); nothing for other characters."""
+    return unicodedata.name(character, "").split(" ")[0] if character.isalpha() else ""
 
 
 def _joins(character: str, backend: Backend) -> bool:

@@ -1,0 +1,180 @@
+"""Raw text to shards: MB/s beside `tokenizers` alone and beside `datasets.map`, peak memory, resuming, the loader.
+
+python -m benchmarks.corpus TEXT… [--skip-datasets] [--three-times]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.record import record
+from bertsmith.data.loader import DataConfig, Loader
+from bertsmith.data.segments import PairSource
+from bertsmith.data.shards import Corpus
+from bertsmith.data.vocabulary import train_tokenizer
+from bertsmith.text.tokenizer import Tokenizer
+
+
+def resident(process: int) -> int:
+    """Bytes that a process and its children hold, shared pages counted once (proportional set size)."""
+    total, todo = 0, [process]
+    while todo:
+        pid = todo.pop()
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                todo += map(int, (task / "children").read_text().split())
+        except (OSError, StopIteration):
+            continue
+    return total
+
+
+@contextmanager
+def peak_of(process: subprocess.Popen[Any]) -> Iterator[list[int]]:
+    """Watches the memory of a process and its children; the list holds the highest value."""
+    highest, over = [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            highest[0] = max(highest[0], resident(process.pid))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield highest
+    over.set()
+    thread.join()
+
+
+def timed(function: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def build(texts: list[Path], tokenizer: Path, out: Path, *more: str) -> tuple[float, int]:
+    """Seconds and peak bytes of `bertsmith corpus build` on all cores."""
+    command = [sys.executable, "-m", "bertsmith", "corpus", "build", *map(str, texts), "--tokenizer", str(tokenizer)]
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [*command, "--out", str(out), *more], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    with peak_of(process) as highest:
+        assert process.wait() == 0
+    return time.perf_counter() - began, highest[0]
+
+
+def encode_alone(texts: list[Path], tokenizer: Path) -> float:
+    """Seconds of `tokenizers.encode_batch` alone on the lines of the text, all cores, a thousand at a time."""
+    backend = Tokenizer.load(tokenizer).backend
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    spent = 0.0
+    for path in texts:
+        with path.open(encoding="utf-8") as file:
+            while lines := [line for _, line in zip(range(1000), file, strict=False)]:
+                spent += timed(lambda lines=lines: backend.encode_batch(lines, add_special_tokens=False))  # type: ignore[misc]
+    return spent
+
+
+def datasets_map(texts: list[Path], tokenizer: Path, folder: Path) -> float:
+    """Seconds of the usual way: `datasets` reads lines, tokenises and groups them into blocks of 512, two processes."""
+    code = f"""
+import sys
+from datasets import load_dataset
+from transformers import AutoTokenizer
+tok = AutoTokenizer.from_pretrained({str(tokenizer)!r})
+data = load_dataset("text", data_files={[str(t) for t in texts]!r}, split="train", cache_dir={str(folder)!r})
+data = data.map(lambda b: tok(b["text"], add_special_tokens=False), batched=True, num_proc={os.cpu_count()},
+                remove_columns=["text"])
+def group(b):
+    ids = sum(b["input_ids"], [])
+    return {{"input_ids": [ids[i:i + 512] for i in range(0, len(ids) - 511, 512)]}}
+data.map(group, batched=True, num_proc={os.cpu_count()}, remove_columns=data.column_names)
+"""
+    return timed(lambda: subprocess.run([sys.executable, "-c", code], check=True, capture_output=True))
+
+
+def resumed(texts: list[Path], tokenizer: Path, whole: Path, out: Path, seconds: float) -> bool:
+    """Kill a build half-way, start it again, compare every byte."""
+    command = [sys.executable, "-m", "bertsmith", "corpus", "build", *map(str, texts), "--tokenizer", str(tokenizer)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*command, "--out", str(out)], start_new_session=True, **quiet)  # type: ignore[call-overload]
+    time.sleep(0.6 * seconds)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run([*command, "--out", str(out)], check=True, **quiet)  # type: ignore[call-overload]
+    names = sorted(p.name for p in whole.iterdir())
+    return names == sorted(p.name for p in out.iterdir()) and all(
+        (whole / n).read_bytes() == (out / n).read_bytes() for n in names
+    )
+
+
+def loader_speed(folder: Path, max_length: int) -> dict[str, float]:
+    """Seconds to open a corpus and draw the first batch, and packed, masked tokens a second from one process."""
+    began = time.perf_counter()
+    corpus = Corpus.open(folder)
+    pairs = PairSource(corpus, np.arange(corpus.manifest.documents), max_length)
+    loader = Loader.of(pairs, Tokenizer.load(folder), DataConfig(max_length=max_length))
+    loader.step(0, 256, 256)
+    first = time.perf_counter() - began
+    tokens, began = 0, time.perf_counter()
+    for step in range(1, 41):
+        tokens += sum(batch.num_tokens for batch in loader.step(step, 256, 256))
+    return {"first_batch_seconds": first, "tokens_per_second": tokens / (time.perf_counter() - began)}
+
+
+def main() -> None:
+    """Measure, print the table, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("texts", nargs="+", type=Path)
+    parser.add_argument("--skip-datasets", action="store_true")
+    parser.add_argument("--three-times", action="store_true", help="also the same text three times over")
+    options = parser.parse_args()
+    texts, work = options.texts, Path(tempfile.mkdtemp())
+    size = sum(path.stat().st_size for path in texts) / 1e6
+    train_tokenizer(texts[:1], work / "tok")
+    seconds, peak = build(texts, work / "tok", work / "shards")
+    alone = encode_alone(texts, work / "tok")
+    results: dict[str, Any] = {
+        "megabytes": size,
+        "build_mb_per_second": size / seconds,
+        "encode_batch_mb_per_second": size / alone,
+        "build / encode_batch": alone / seconds,
+        "peak_megabytes": peak / 1e6,
+        "resumed_is_identical": resumed(texts, work / "tok", work / "shards", work / "cut", seconds),
+        **{f"loader_{length}": loader_speed(work / "shards", length) for length in (128, 512)},
+    }
+    facts = Corpus.open(work / "shards").manifest
+    results["bytes_per_token"] = sum(shard.bytes for shard in facts.shards) / facts.tokens
+    if options.three_times:
+        off = ["--set", "clean.duplicate_documents=false", "--set", "clean.duplicate_paragraphs=false"]
+        results["three_times_peak_megabytes"] = build(texts * 3, work / "tok", work / "three", *off)[1] / 1e6
+    if not options.skip_datasets:
+        usual = datasets_map(texts, work / "tok", work / "cache")
+        results |= {"datasets_map_mb_per_second": size / usual, "build / datasets_map": usual / seconds}
+    table = Table("", "value")
+    for name, value in results.items():
+        table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    record("corpus", results)
+    shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Cleaning of documents before they are tokenised; every part of it can be switched."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from bertsmith.errors import UserError, suggestion
+
+SCRIPTS = {  # ranges of letters
+    "latin": r"A-Za-zÀ-ɏḀ-ỿ",
+    "hangul": r"\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f",
+    "han": r"\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff",
+    "kana": r"぀-ヿ",
+    "cyrillic": r"Ѐ-ӿ",
+    "greek": r"Ͱ-Ͽἀ-῿",
+    "arabic": r"؀-ۿݐ-ݿ",
+    "hebrew": r"֐-׿",
+    "devanagari": r"ऀ-ॿ",
+    "thai": r"฀-๿",
+}
+_LETTERS = {name: re.compile(f"[{ranges}]") for name, ranges in SCRIPTS.items()}
+_SAMPLE = 2000  # characters that are looked at
+
+
+@dataclass(frozen=True)
+class CleanConfig:
+    """What is done to documents.
+
+    `unicode` is the normal form; `duplicate_documents` and `duplicate_paragraphs` drop all but the first in input
+    order (paragraphs from `paragraph_length` characters on, headings and the like may repeat); `boilerplate` drops
+    shorter paragraphs that stand in at least that many places, all of them (0: off); documents under `min_length`
+    characters are dropped, and those in which `script` has less than half of the letters. `near_duplicates` also drops
+    documents that are alike to this Jaccard similarity of five-word shingles (0: off; 0.8 is usual), by MinHash.
+    """
+
+    unicode: Literal["NFC", "NFKC", "none"] = "NFC"
+    duplicate_documents: bool = True
+    duplicate_paragraphs: bool = True
+    paragraph_length: int = 100
+    boilerplate: int = 0
+    min_length: int = 0
+    script: str = ""
+    near_duplicates: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.script and self.script not in SCRIPTS:
+            near = suggestion(self.script, SCRIPTS) or "; one of: " + ", ".join(SCRIPTS)
+            raise UserError(f"clean.script: unknown script {self.script!r}{near}")
+        if not 0 <= self.near_duplicates <= 1:
+            raise UserError(f"clean.near_duplicates is a similarity from 0 (off) to 1, not {self.near_duplicates}")
+
+    @property
+    def compares(self) -> bool:
+        """Whether documents have to be compared with each other, which takes a pass of its own."""
+        return self.duplicate_documents or self.duplicate_paragraphs or self.boilerplate > 0 or self.near_duplicates > 0
+
+
+def clean(document: list[str], config: CleanConfig) -> list[str]:
+    """A document by itself: normalised, or empty where it is to be dropped."""
+    if config.unicode != "none":
+        document = [unicodedata.normalize(config.unicode, paragraph) for paragraph in document]
+    if config.min_length and sum(map(len, document)) < config.min_length:
+        return []
+    if config.script and script_share(document, config.script) < 0.5:
+        return []
+    return document
+
+
+def script_share(document: list[str], script: str) -> float:
+    """The share of a script among the letters of a document's beginning."""
+    counts = script_counts(document)
+    return counts[script] / max(1, sum(counts.values()))
+
+
+def script_counts(document: list[str]) -> Counter[str]:
+    """How many letters of each script a document's beginning has."""
+    sample = " ".join(document)[:_SAMPLE]
+    return Counter({name: len(letters.findall(sample)) for name, letters in _LETTERS.items()})

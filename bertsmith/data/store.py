@@ -1,0 +1,76 @@
+"""A folder behind a path or a URL, in which a file is there whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from bertsmith.folders import new_file
+
+
+@dataclass(frozen=True)
+class Store:
+    """Whole files by name; `fsspec` does what is not local."""
+
+    url: str
+
+    @cached_property
+    def _place(self) -> tuple[Any, str]:
+        return fsspec.core.url_to_fs(self.url)
+
+    @property
+    def local(self) -> Path | None:
+        """The folder, where it is one of this machine."""
+        system, root = self._place
+        return Path(root) if isinstance(system, LocalFileSystem) else None
+
+    def names(self) -> list[str]:
+        """The files in the folder, without those of a process that was killed."""
+        system, root = self._place
+        if not system.isdir(root):
+            return []
+        found = (str(path).rstrip("/").rsplit("/", 1)[-1] for path in system.ls(root, detail=False))
+        return sorted(name for name in found if not name.endswith(".partial"))
+
+    def exists(self, name: str) -> bool:
+        system, root = self._place
+        return bool(system.exists(f"{root}/{name}"))
+
+    def size(self, name: str) -> int:
+        system, root = self._place
+        return int(system.size(f"{root}/{name}"))
+
+    def read(self, name: str) -> bytes:
+        system, root = self._place
+        return bytes(system.cat_file(f"{root}/{name}"))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file; other systems than the local one make it visible at its end by themselves."""
+        if self.local is not None:
+            with new_file(self.local / name) as work:
+                work.write_bytes(data)
+        else:
+            system, root = self._place
+            system.makedirs(root, exist_ok=True)
+            system.pipe_file(f"{root}/{name}", data)
+
+    def delete(self, name: str) -> None:
+        system, root = self._place
+        if system.exists(f"{root}/{name}"):
+            system.rm(f"{root}/{name}", recursive=True)
+
+    def sweep(self) -> None:
+        """Remove what a killed process was writing."""
+        for left in self.local.glob(".*.partial") if self.local is not None else ():
+            left.unlink()
+
+    def remove(self) -> None:
+        """The whole folder."""
+        system, root = self._place
+        if system.exists(root):
+            system.rm(root, recursive=True)

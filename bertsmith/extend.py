@@ -1,0 +1,238 @@
+"""New words for a vocabulary: whole WordPiece entries after the old ones, with embeddings for a model's new rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer as Backend
+
+from bertsmith.data.readers import Documents
+from bertsmith.errors import UserError
+from bertsmith.folders import new_folder
+from bertsmith.formats.hub import find_model
+from bertsmith.progress import progress_bar, say
+from bertsmith.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIN_COUNT = 5  # occurrences of a word that is taken from a text
+MOST_WORDS = 2_000_000  # distinct words in memory; when there are more, those that were seen once are forgotten
+
+
+def extend(
+    source: str | Path,
+    out: str | Path,
+    *,
+    words: Sequence[str] = (),
+    texts: Sequence[str | Path] = (),
+    count: int = 1000,
+) -> dict[str, Any]:
+    """Add whole words to a tokenizer, or to a model and its tokenizer, and write them as a new folder.
+
+    `words` are added as they are given; of `texts` come the `count` words that save the most tokens. Old ids stay;
+    WordPiece takes the longest entry that a word begins with, so a longer word that begins with a new one is split
+    after it. A word that the pre-tokenizer cuts, or that is an entry already, is passed over.
+    """
+    if not words and not texts:
+        raise UserError("no words given: name a file with --words, or texts to take them from with --from")
+    folder, is_model = _find(source)
+    tokenizer = Tokenizer.load(folder)
+    vocabulary = _Vocabulary.of(tokenizer, folder)
+    with new_folder(out) as work:
+        given, passed_over = vocabulary.choose(words)
+        found = vocabulary.most_useful(texts, count, given) if texts else []
+        new = [*given, *found]
+        if not new:
+            reason = f"; passed over: {_list(passed_over)}" if passed_over else ""
+            raise UserError(f"nothing new to add to the vocabulary of {folder}{reason}")
+        extended = vocabulary.extended(new)
+        if is_model:
+            _extend_model(folder, work, tokenizer, new, vocabulary.end)
+        extended.save(work)
+    if passed_over:
+        say(f"note: passed over {len(passed_over)} of the given words: {_list(passed_over)}")
+    return {
+        "model" if is_model else "tokenizer": str(out),
+        "added": len(new),
+        "entries": extended.vocab_size,
+        "first_id": vocabulary.end,
+        "words": new,
+        "passed_over": passed_over,
+        "hash": extended.hash,
+    }
+
+
+def read_words(path: str | Path) -> list[str]:
+    """The words of a file, one a line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise UserError(f"{path} holds no words; write one a line")
+    return found
+
+
+def _find(source: str | Path) -> tuple[Path, bool]:
+    """The folder to extend, and whether there is a model in it or a tokenizer alone."""
+    path = Path(source)
+    has_tokenizer = any((path / name).exists() for name in ("tokenizer.json", "vocab.txt"))
+    if has_tokenizer and not (path / "config.json").exists():
+        return path, False
+    return find_model(source), True
+
+
+@dataclass(frozen=True, eq=False)
+class _Vocabulary:
+    """A WordPiece vocabulary that is to get new entries."""
+
+    tokenizer: Tokenizer
+    values: dict[str, Any]  # what tokenizer.json holds
+    entries: dict[str, int]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, folder: Path) -> _Vocabulary:
+        values = json.loads(tokenizer.backend.to_str())
+        kind = values["model"].get("type", "unknown")
+        if kind != "WordPiece":
+            raise UserError(
+                f"{folder} has a {kind} tokenizer; only WordPiece can be extended, where an entry is found by its "
+                f"letters alone and needs no merge rule or score"
+            )
+        return cls(tokenizer, values, tokenizer.backend.get_vocab())
+
+    @property
+    def end(self) -> int:
+        """The first id that is free."""
+        return max(self.entries.values()) + 1
+
+    def choose(self, words: Iterable[str]) -> tuple[list[str], list[str]]:
+        """The words that can be added, normalised, each once; and those that cannot, as they were given."""
+        new: dict[str, None] = {}
+        passed_over = []
+        for word in words:
+            if len(word.split()) != 1:
+                raise UserError(f"{word!r} is not one word: an entry of the vocabulary holds no spaces")
+            entry = self.entry(word.strip())
+            if entry is None:
+                passed_over.append(word)
+            else:
+                new[entry] = None
+        return list(new), passed_over
+
+    def entry(self, word: str) -> str | None:
+        """The entry that a word would get; nothing if it has one, or is not whole when the model sees it."""
+        parts = self.parts(word)
+        added = (token["content"] for token in self.values["added_tokens"])  # these are cut out of words
+        if len(parts) != 1 or parts[0] in self.entries or any(token in word for token in added):
+            return None
+        return parts[0] if len(parts[0]) <= self.values["model"]["max_input_chars_per_word"] else None
+
+    def parts(self, word: str) -> list[str]:
+        """The words that the model sees: normalised, and cut by the pre-tokenizer."""
+        normalizer, pre_tokenizer = self.tokenizer.backend.normalizer, self.tokenizer.backend.pre_tokenizer
+        text = normalizer.normalize_str(word) if normalizer else word
+        return [part for part, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else text.split()
+
+    def most_useful(self, texts: Sequence[str | Path], count: int, taken: Iterable[str]) -> list[str]:
+        """The words of texts that would save the most tokens: how often they occur × (their pieces − 1)."""
+        if count < 1:
+            raise UserError(f"--count {count} is too small; at least 1")
+        counts: Counter[str] = Counter()
+        for written, number in _count_words(texts).items():
+            for part in self.parts(written):
+                counts[part] += number
+        known = {*self.entries, *taken}
+        often = sorted(word for word, number in counts.items() if number >= MIN_COUNT and word not in known)
+        often = [word for word in often if self.entry(word) == word]
+        saved = {word: counts[word] * (self.pieces(word) - 1) for word in often}
+        return sorted(often, key=lambda word: (-saved[word], word))[:count]
+
+    def pieces(self, word: str) -> int:
+        """How many pieces a word has now; an unknown one counts as cut into its letters."""
+        ids = self.tokenizer.encode([word])[0]
+        return max(2, len(word)) if self.tokenizer.id("[UNK]") in ids else len(ids)
+
+    def extended(self, new: Sequence[str]) -> Tokenizer:
+        """The tokenizer with new entries at the end; special and added tokens stay what they are."""
+        vocab = {**self.entries, **{word: self.end + i for i, word in enumerate(new)}}
+        # Added tokens have to be entries of the model as well: the library numbers the others anew, after all entries.
+        values = {**self.values, "model": {**self.values["model"], "vocab": vocab}}
+        backend = Backend.from_str(json.dumps(values, ensure_ascii=False))
+        if any(backend.token_to_id(token) != number for token, number in vocab.items()):
+            raise RuntimeError("the ids of the vocabulary have changed")
+        return Tokenizer(backend, self.tokenizer.lowercase)
+
+
+def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
+    """How often each word occurs in texts, as it is written between spaces."""
+    documents = Documents.of(texts)
+    counts: Counter[str] = Counter()
+    with progress_bar("counting words", documents.num_bytes) as advance:
+        for document in documents:
+            for paragraph in document:
+                counts.update(paragraph.split())
+            if len(counts) > MOST_WORDS:
+                counts = Counter({word: number for word, number in counts.items() if number > 1})
+            advance(documents.reading.bytes_read, "")
+    for warning in documents.trouble.warnings():
+        say(f"warning: {warning}")
+    return counts
+
+
+def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> None:
+    """Write a model's weights and configuration with rows for new entries; all else stays as it was saved."""
+    from safetensors.torch import load_file, save_file
+
+    from bertsmith.formats import hf
+
+    hf.load_folder(folder)  # refuses what we could not open again
+    values = hf.read_config(folder)
+    name = hf.CONFIG_NAMES["vocab_size"]
+    old_rows = int(values.get(name, hf.EncoderConfig().vocab_size))
+    if old_rows < start:
+        raise UserError(f"{folder}: the tokenizer has {start:,} entries, the model embeddings for {old_rows:,} only")
+    pieces = old.encode(new)
+    tensors = load_file(folder / hf.WEIGHTS)
+    for key in tensors:
+        if key.endswith(_vocabulary_weights()):
+            tensors[key] = _with_rows(tensors[key], pieces, start)
+    save_file(tensors, out / hf.WEIGHTS, metadata={"format": "pt"})
+    text = json.dumps({**values, name: max(old_rows, start + len(new))}, indent=2, ensure_ascii=False)
+    (out / hf.CONFIG).write_text(text + "\n", encoding="utf-8")
+    if (folder / hf.NOTES).exists():
+        shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
+
+
+def _vocabulary_weights() -> tuple[str, ...]:
+    """The ends of the saved names of what has a row for every entry; old files hold the tied decoder once more."""
+    from bertsmith.formats.hf import BERT_NAMES, MASKED_LM_NAMES
+
+    embedding = dict(BERT_NAMES)["encoder.embeddings.tokens.weight"]
+    bias = dict(MASKED_LM_NAMES)["masked_lm.decoder.bias"]
+    assert isinstance(embedding, str)
+    assert isinstance(bias, str)
+    decoder = bias.removesuffix("bias") + "decoder"
+    return embedding.removeprefix("bert."), bias, f"{decoder}.weight", f"{decoder}.bias"
+
+
+def _with_rows(old: Tensor, pieces: Sequence[Sequence[int]], start: int) -> Tensor:
+    """A matrix (V, H) or bias (V,) with rows from `start` on that are the means of the pieces' rows."""
+    import torch
+
+    means = torch.stack([old[torch.tensor(ids)].float().mean(0) for ids in pieces]).to(old.dtype)  # (N, H) or (N,)
+    return torch.cat([old[:start], means, old[start + len(pieces) :]])
+
+
+def _list(words: Sequence[str], most: int = 5) -> str:
+    return ", ".join(words[:most]) + (", …" if len(words) > most else "")
