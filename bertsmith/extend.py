@@ -196,10 +196,7 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
 
     from bertsmith.formats import hf
 
-    hf.load_folder(folder)  # refuses what we could not open again
-    values = hf.read_config(folder)
-    name = hf.CONFIG_NAMES["vocab_size"]
-    old_rows = int(values.get(name, hf.EncoderConfig().vocab_size))
+    old_rows = hf.load_folder(folder).model.encoder.config.vocab_size  # and what we could not open again is refused
     if old_rows < start:
         raise UserError(f"{folder}: the tokenizer has {start:,} entries, the model embeddings for {old_rows:,} only")
     pieces = old.encode(new)
@@ -208,8 +205,8 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
         if key.endswith(_vocabulary_weights()):
             tensors[key] = _with_rows(tensors[key], pieces, start)
     save_file(tensors, out / hf.WEIGHTS, metadata={"format": "pt"})
-    text = json.dumps({**values, name: max(old_rows, start + len(new))}, indent=2, ensure_ascii=False)
-    (out / hf.CONFIG).write_text(text + "\n", encoding="utf-8")
+    values = {**hf.read_config(folder), hf.CONFIG_NAMES["vocab_size"]: max(old_rows, start + len(new))}
+    (out / hf.CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (folder / hf.NOTES).exists():
         shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
 

@@ -241,7 +241,7 @@ def topics_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-AS_IT_IS = BuildConfig(CleanConfig(unicode="none", duplicate_documents=False, duplicate_paragraphs=False))
+AS_IT_IS = BuildConfig(CleanConfig(unicode="none", unwrap=False, duplicate_documents=False, duplicate_paragraphs=False))
 
 
 @pytest.fixture(scope="module")

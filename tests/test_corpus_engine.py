@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -176,6 +177,21 @@ def test_boilerplate_goes_everywhere(world, tmp_path) -> None:
     corpus = build_corpus([tmp_path / "text.txt"], world / "tok", tmp_path / "out", workers=1, config=config)
     assert not [t for t in texts(corpus, Tokenizer.load(world / "tok")) if "site" in t]
     assert corpus.manifest.cleaning["dropped_paragraphs"] == 30
+
+
+def test_wrapped_lines_are_joined_before_sentences_are_split(world, tmp_path) -> None:
+    words = "The quick brown fox jumps over the lazy dog and then it goes home again".split()
+    lines = textwrap.wrap(" ".join(" ".join(words) + "." for _ in range(12)), 70)
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    counts = {}
+    for unwrap in (True, False):
+        config = BuildConfig(CleanConfig(unwrap=unwrap))
+        out = tmp_path / f"out{unwrap}"
+        counts[unwrap] = build_corpus(
+            [tmp_path / "text.txt"], world / "tok", out, workers=1, config=config
+        ).manifest.sentences
+    assert counts[True] == 12
+    assert counts[False] > 20
 
 
 def test_filters_by_length_and_script(world, tmp_path) -> None:

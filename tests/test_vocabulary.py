@@ -298,6 +298,18 @@ def test_a_model_with_spare_rows_uses_them(tokenizer_folder, tmp_path) -> None:
         assert loaded.model.encoder.config.vocab_size == tokenizer.vocab_size + size
 
 
+def test_of_a_run_its_model_is_extended_and_its_notes_stay(tokenizer_folder, tmp_path) -> None:
+    tokenizer, model = Tokenizer.load(tokenizer_folder), tmp_path / "run" / "model"
+    reference("single", tokenizer.vocab_size).save_pretrained(model)
+    tokenizer.save(model)
+    (tmp_path / "run" / "config.json").write_text("{}")
+    (model / "bertsmith.json").write_text('{"task": "classify", "max_length": 17}')
+    extend(tmp_path / "run", tmp_path / "out", words=NEW)
+    loaded = load_folder(tmp_path / "out")
+    assert (loaded.notes.task, loaded.notes.max_length) == ("classify", 17)
+    assert loaded.model.encoder.config.vocab_size == loaded.tokenizer.vocab_size == tokenizer.vocab_size + 3
+
+
 def test_a_model_with_too_few_rows_is_refused(tokenizer_folder, tmp_path) -> None:
     reference("mlm", 50).save_pretrained(tmp_path / "model")
     Tokenizer.load(tokenizer_folder).save(tmp_path / "model")

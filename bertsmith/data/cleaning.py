@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bertsmith.errors import UserError, suggestion
+from bertsmith.text.sentences import unwrap
 
 SCRIPTS = {  # ranges of letters
     "latin": r"A-Za-zÀ-ɏḀ-ỿ",
@@ -30,14 +31,16 @@ _SAMPLE = 2000  # characters that are looked at
 class CleanConfig:
     """What is done to documents.
 
-    `unicode` is the normal form; `duplicate_documents` and `duplicate_paragraphs` drop all but the first in input
-    order (paragraphs from `paragraph_length` characters on, headings and the like may repeat); `boilerplate` drops
-    shorter paragraphs that stand in at least that many places, all of them (0: off); documents under `min_length`
-    characters are dropped, and those in which `script` has less than half of the letters. `near_duplicates` also drops
-    documents that are alike to this Jaccard similarity of five-word shingles (0: off; 0.8 is usual), by MinHash.
+    `unicode` is the normal form; `unwrap` joins the lines of hard-wrapped paragraphs; `duplicate_documents` and
+    `duplicate_paragraphs` drop all but the first in input order (paragraphs from `paragraph_length` characters on:
+    headings and the like may repeat); `boilerplate` drops shorter paragraphs that stand in at least that many places,
+    all of them (0: off); documents under `min_length` characters are dropped, and those in which `script` has less than
+    half of the letters. `near_duplicates` also drops documents that are alike to this Jaccard similarity of five-word
+    shingles (0: off; 0.8 is usual), by MinHash.
     """
 
     unicode: Literal["NFC", "NFKC", "none"] = "NFC"
+    unwrap: bool = True
     duplicate_documents: bool = True
     duplicate_paragraphs: bool = True
     paragraph_length: int = 100
@@ -63,6 +66,8 @@ def clean(document: list[str], config: CleanConfig) -> list[str]:
     """A document by itself: normalised, or empty where it is to be dropped."""
     if config.unicode != "none":
         document = [unicodedata.normalize(config.unicode, paragraph) for paragraph in document]
+    if config.unwrap:
+        document = unwrap(document)
     if config.min_length and sum(map(len, document)) < config.min_length:
         return []
     if config.script and script_share(document, config.script) < 0.5:

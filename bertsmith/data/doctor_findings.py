@@ -104,7 +104,9 @@ def raw_findings(text: TextMeasures) -> Iterator[Finding]:
     yield _finding("invalid_utf8", text.invalid / text.characters, sentence, "convert the files to UTF-8", text)
     share = text.joined / text.paragraphs
     sentence = f"{percent(share)} of the lines are broken in mid-sentence, as on a page of fixed width."
-    yield _finding("wrapped_lines", share, sentence, "write every paragraph on one line", text)
+    yield _finding(
+        "wrapped_lines", share, sentence, "`corpus build` joins them (--set clean.unwrap=true, its default)", text
+    )
     share = text.marked_up / text.paragraphs
     sentence = f"{percent(share)} of the lines hold HTML tags or entities."
     yield _finding("markup", share, sentence, "extract the text before: a line a paragraph, no tags", text)

@@ -13,7 +13,7 @@ from bertsmith.folders import new_folder
 from bertsmith.progress import Advance, progress_bar, say
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
-SAMPLE_BYTES = 200_000_000  # of plain text; training keeps every distinct word in memory, and this stays under 1 GiB
+SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, and this stays under 1 GiB
 HELD_OUT_EVERY = 50  # documents
 HELD_OUT_FROM = 2_000_000  # bytes of text: from a smaller one nothing is held out
 HELD_OUT_MOST = 4_000_000  # characters
@@ -41,7 +41,7 @@ def train_tokenizer(
     """Train a WordPiece vocabulary on text files and save it as a folder.
 
     `cased` keeps capitals and accents; `jamo` breaks Hangul into its letters, as the original uncased form does. Of
-    more than 200 MB of text an evenly spread sample of that size is used.
+    more than 100 MB of text an evenly spread sample of that size is used.
     """
     sources = find_sources(inputs)
     with new_folder(out) as folder, progress_bar("training the vocabulary", 100) as advance:
