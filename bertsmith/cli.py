@@ -76,9 +76,9 @@ def tokenizer_extend(
     \b
     Example: bertsmith tokenizer extend run --from domain.txt --count 500 --out extended
     """
-    from bertsmith.extend import extend
+    from bertsmith.extend import extend, read_words
 
-    listed = _lines(words) if words is not None else []
+    listed = read_words(words) if words is not None else []
     _show(extend(source, out, words=listed, texts=texts or [], count=count), as_json)
 
 
@@ -311,14 +311,6 @@ def _app() -> typer.Typer:
     return app
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a small file that are not blank."""
-    try:
-        return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8: {error}") from None
-
-
 def _show(values: dict[str, Any], as_json: bool, *header: str) -> None:
     """Results: a JSON object for programs, a table for people."""
     if as_json:
@@ -326,9 +318,18 @@ def _show(values: dict[str, Any], as_json: bool, *header: str) -> None:
         return
     table = Table(*(header or ("", "")), show_header=bool(header))
     for name, value in values.items():
-        shown = f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-        table.add_row(name.replace("_", " ") if not header else name, shown)
+        table.add_row(name.replace("_", " ") if not header else name, _cell(value))
     Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    """A value as people read it; of a long list the beginning."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list):
+        items = [" ".join(map(str, item)) if isinstance(item, list) else str(item) for item in value[:10]]
+        return ", ".join(items) + (f", … ({len(value):,} in all)" if len(value) > 10 else "")
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def main() -> None:

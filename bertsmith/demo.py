@@ -29,7 +29,7 @@ from bertsmith.training.settings import TrainConfig
 
 SEEDS = (1, 2, 3)
 ROWS_PER_AREA, HELD_OUT_PER_AREA = 25, 75
-FINE_TUNING = TrainConfig(epochs=15, batch_size=16, learning_rate=1e-3, warmup=0.1)
+FINE_TUNING = TrainConfig(epochs=15, batch_size=16, learning_rate=5e-4, warmup=0.1)
 MASKED = (
     "The [MASK] of a list is its number of items.",
     "Return True if the [MASK] is a directory.",

@@ -35,7 +35,7 @@ def demo() -> PretrainConfig:
         recipe="demo",
         model=replace(base.model, hidden_dropout=0.0, attention_dropout=0.0, max_positions=128),
         data=replace(base.data, max_length=64, copies=0),
-        train=TrainConfig(steps=1200, batch_size=64, learning_rate=2e-3, warmup=0.05, evaluate_every=200),
+        train=TrainConfig(steps=2600, batch_size=32, learning_rate=2e-3, warmup=0.05, evaluate_every=260),
     )
 
 

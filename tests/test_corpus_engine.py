@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from bertsmith.data import duplicates, sources
+from bertsmith.data import duplicates, shards, sources
 from bertsmith.data.build import BuildConfig, build_corpus, tokenise_block
 from bertsmith.data.cleaning import CleanConfig, script_counts
 from bertsmith.data.shards import Corpus
@@ -260,6 +261,20 @@ def test_a_full_disk_or_a_forbidden_folder_is_said(world, tmp_path, monkeypatch)
         build_corpus([world / "text.txt"], world / "tok", tmp_path / "out", workers=1)
     monkeypatch.undo()
     build_corpus([world / "text.txt"], world / "tok", tmp_path / "out", workers=1)
+
+
+def test_a_flipped_byte_of_a_large_corpus_is_found_while_it_is_used(world, tmp_path, monkeypatch) -> None:
+    shutil.copytree(world / "shards", tmp_path / "shards")
+    monkeypatch.setattr(shards, "VERIFY_AT_ONCE", 0)
+    data = bytearray((tmp_path / "shards" / "000000.safetensors").read_bytes())
+    data[-5] ^= 1
+    (tmp_path / "shards" / "000000.safetensors").write_bytes(data)
+    corpus = Corpus.open(tmp_path / "shards")
+    deadline = time.monotonic() + 20
+    while not corpus.faults and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(UserError, match=r"000000\.safetensors does not match its checksum"):
+        corpus.place(0)
 
 
 @pytest.mark.slow

@@ -12,10 +12,11 @@ import json
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ class Corpus:
     folder: Path
     manifest: Manifest
     shards: tuple[Shard, ...]
+    faults: list[str] = field(default_factory=list)  # what the comparison of checksums has found so far
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -116,6 +118,8 @@ class Corpus:
         corpus = cls(folder, manifest, tuple(shards))
         if sum(facts.bytes for facts in manifest.shards) <= VERIFY_AT_ONCE:
             corpus.verify()
+        else:
+            Thread(target=corpus._verify_meanwhile, daemon=True).start()
         return corpus
 
     def check_tokenizer(self, tokenizer_hash: str, where: object) -> None:
@@ -125,6 +129,12 @@ class Corpus:
                 f"the tokenizer of {where} (hash {tokenizer_hash}) is not the one that {self.folder} was built with "
                 f"({self.manifest.tokenizer}); build the corpus with it: bertsmith corpus build … --tokenizer {where}"
             )
+
+    def _verify_meanwhile(self) -> None:
+        try:
+            self.verify()
+        except UserError as error:
+            self.faults.append(str(error))
 
     def verify(self) -> None:
         """Compare every shard with its checksum; a flipped byte is an error that names the file."""
@@ -144,6 +154,8 @@ class Corpus:
 
     def place(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64], int, int]:
         """Where a document is: its shard's tokens and sentence starts, and its first sentence and the one after it."""
+        if self.faults:
+            raise UserError(self.faults[0])
         shard_number = bisect_right(self.first_documents, number) - 1
         shard = self.shards[shard_number]
         local = number - self.first_documents[shard_number]
