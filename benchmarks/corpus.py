@@ -139,35 +139,55 @@ def loader_speed(folder: Path, max_length: int) -> dict[str, float]:
     return {"first_batch_seconds": first, "tokens_per_second": tokens / (time.perf_counter() - began)}
 
 
-def main() -> None:
-    """Measure, print the table, write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("texts", nargs="+", type=Path)
-    parser.add_argument("--skip-datasets", action="store_true")
-    parser.add_argument("--three-times", action="store_true", help="also the same text three times over")
-    options = parser.parse_args()
-    texts, work = options.texts, Path(tempfile.mkdtemp())
+def speeds(texts: list[Path], tokenizer: Path, work: Path, with_datasets: bool) -> dict[str, Any]:
+    """The same text through `corpus build`, `encode_batch` alone and the usual way; then a kill and a resume."""
     size = sum(path.stat().st_size for path in texts) / 1e6
-    train_tokenizer(texts[:1], work / "tok")
-    seconds, peak = build(texts, work / "tok", work / "shards")
-    alone = encode_alone(texts, work / "tok")
+    seconds, _ = build(texts, tokenizer, work / "one")
+    alone = encode_alone(texts, tokenizer)
     results: dict[str, Any] = {
         "megabytes": size,
         "build_mb_per_second": size / seconds,
+        "build_mb_per_second_and_core": size / seconds / (os.cpu_count() or 1),
         "encode_batch_mb_per_second": size / alone,
         "build / encode_batch": alone / seconds,
-        "peak_megabytes": peak / 1e6,
-        "resumed_is_identical": resumed(texts, work / "tok", work / "shards", work / "cut", seconds),
+        "resumed_is_identical": resumed(texts, tokenizer, work / "one", work / "cut", seconds),
+    }
+    if with_datasets:
+        usual = datasets_map(texts, tokenizer, work / "cache")
+        results |= {"datasets_map_mb_per_second": size / usual, "build / datasets_map": usual / seconds}
+    return results
+
+
+def whole(texts: list[Path], tokenizer: Path, work: Path, times: int) -> dict[str, Any]:
+    """All of the text: speed, peak memory, bytes a token, the loader; and the peak on the text several times over."""
+    size = sum(path.stat().st_size for path in texts) / 1e6
+    seconds, peak = build(texts, tokenizer, work / "shards")
+    facts = Corpus.open(work / "shards").manifest
+    results: dict[str, Any] = {
+        "all_megabytes": size,
+        "all_tokens": facts.tokens,
+        "all_build_mb_per_second": size / seconds,
+        "all_peak_megabytes": peak / 1e6,
+        "bytes_per_token": sum(shard.bytes for shard in facts.shards) / facts.tokens,
         **{f"loader_{length}": loader_speed(work / "shards", length) for length in (128, 512)},
     }
-    facts = Corpus.open(work / "shards").manifest
-    results["bytes_per_token"] = sum(shard.bytes for shard in facts.shards) / facts.tokens
-    if options.three_times:
+    if times > 1:
         off = ["--set", "clean.duplicate_documents=false", "--set", "clean.duplicate_paragraphs=false"]
-        results["three_times_peak_megabytes"] = build(texts * 3, work / "tok", work / "three", *off)[1] / 1e6
-    if not options.skip_datasets:
-        usual = datasets_map(texts, work / "tok", work / "cache")
-        results |= {"datasets_map_mb_per_second": size / usual, "build / datasets_map": usual / seconds}
+        results[f"{times}_times_peak_megabytes"] = build(texts * times, tokenizer, work / "times", *off)[1] / 1e6
+    return results
+
+
+def main() -> None:
+    """Measure, print the table, write the results."""
+    parser = argparse.ArgumentParser(description="Raw text to shards; the first file is for the comparison of speeds.")
+    parser.add_argument("texts", nargs="+", type=Path)
+    parser.add_argument("--datasets", action="store_true", help="also `datasets.map`, which has to be installed")
+    parser.add_argument("--times", type=int, default=1, help="peak memory on the text this many times over")
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp())
+    train_tokenizer(options.texts[:1], work / "tok")
+    results = speeds(options.texts[:1], work / "tok", work, options.datasets)
+    results |= whole(options.texts, work / "tok", work, options.times)
     table = Table("", "value")
     for name, value in results.items():
         table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else str(value))

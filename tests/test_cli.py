@@ -353,3 +353,34 @@ def test_no_mask_to_fill_and_a_model_that_cannot(refused, run_command, world: Pa
         "--set", "train.steps=1",
     )  # fmt: skip
     refused("fill", tmp_path / "o", "a [MASK]", says="was fine-tuned and cannot fill masks")
+
+
+def test_a_hub_name_goes_through_the_hub(run_command, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(world / "run" / "model")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    code, out, _ = run_command("fill", "somebody/some-model", "The [MASK].", "--json", "--device", "cpu")
+    assert code == 0
+    assert len(json.loads(out)["masks"]) == 1
+    assert asked[0][0] == "somebody/some-model"
+    assert "*.bin" not in asked[0][1]
+
+
+def test_domain_words_and_the_doctor(run_command, world: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("metaclassification\nquxification\n")
+    command = ["tokenizer", "extend", world / "run", "--words", tmp_path / "words.txt", "--out", tmp_path / "more"]
+    code, out, err = run_command(*command, "--json")
+    assert code == 0, err
+    assert json.loads(out)["added"] == 2
+    assert run_command("fill", tmp_path / "more", "The [MASK].", "--json", "--device", "cpu")[0] == 0
+    doctor = ["corpus", "doctor", world / "text.txt", "--tokenizer", world / "tok", "--out", tmp_path / "doctor.html"]
+    code, out, err = run_command(*doctor, "--json")
+    assert code == 0, err
+    assert json.loads(out)["findings"]
+    assert "<svg" in (tmp_path / "doctor.html").read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ def raw_findings(text: TextMeasures) -> Iterator[Finding]:
     share = text.joined / text.paragraphs
     sentence = f"{percent(share)} of the lines are broken in mid-sentence, as on a page of fixed width."
     yield _finding(
-        "wrapped_lines", share, sentence, "`corpus build` joins them (--set clean.unwrap=true, its default)", text
+        "wrapped_lines", share, sentence, "`corpus build` joins them by default: --set clean.unwrap=true", text
     )
     share = text.marked_up / text.paragraphs
     sentence = f"{percent(share)} of the lines hold HTML tags or entities."
