@@ -41,7 +41,7 @@ def record(name: str, results: dict[str, Any]) -> Path:
     import transformers
 
     facts = {
-        "command": " ".join(["python", "-m", f"benchmarks.{name}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"benchmarks.{name}", *(Path(a).name for a in sys.argv[1:])]),
         "commit": commit(),
         "machine": machine(),
         "versions": {

@@ -228,9 +228,10 @@ def test_a_document_without_end_is_cut_at_a_line(tmp_path, small_blocks) -> None
     assert max(len(b.data) for b in blocks) <= 230_000
 
 
-def test_globs_folders_and_urls(world, tmp_path) -> None:
+def test_globs_folders_and_urls(world, tmp_path, monkeypatch) -> None:
     import fsspec
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
     for name in ("a.txt", "b.txt", "c.jsonl"):
         (tmp_path / name).write_text('{"text": "Row."}\n' if name == "c.jsonl" else f"File {name}.\n")
     assert len(sources.find_sources([tmp_path])) == 3

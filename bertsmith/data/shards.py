@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -271,7 +272,8 @@ def _fetch(store: Store) -> Path:
     if store.local is not None:
         return store.local
     manifest = store.read(MANIFEST) if store.exists(MANIFEST) else b""
-    folder = Path.home() / ".cache" / "bertsmith" / "corpora" / hashlib.sha256(manifest).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "bertsmith" / "corpora" / hashlib.sha256(manifest).hexdigest()[:16]
     if manifest and not folder.exists():
         with new_folder(folder) as work:
             for name in store.names():
