@@ -315,3 +315,14 @@ def test_ray_gives_the_same_bytes(world, tmp_path, small_blocks) -> None:
     build_corpus([world / "text.txt"], world / "tok", tmp_path / "local", workers=1)
     build_corpus([world / "text.txt"], world / "tok", tmp_path / "ray", workers=2, engine="ray")
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_a_file_that_vanishes_is_named(tmp_path) -> None:
+    paths = [write_corpus(tmp_path / name, ["Some text."]) for name in ("a.txt", "b.txt")]
+    found = sources.find_sources(paths)
+    paths[0].unlink()
+    with pytest.raises(UserError, match=r"cannot read .*a\.txt: No such file"):
+        list(sources.read_blocks(found, "text", sources.Reading()))
+    reading = sources.Reading()
+    assert len(list(sources.read_blocks(found, "text", reading, skip_bad=True))) == 1
+    assert "a.txt" in reading.bad[0]
