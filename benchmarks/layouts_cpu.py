@@ -19,7 +19,7 @@ from bertsmith.model.config import encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 
-ROUNDS = 7
+ROUNDS = 11
 LENGTHS = {"equal (64)": (64, 65), "mixed (8 to 128)": (8, 129), "short (4 to 40)": (4, 41)}
 
 

@@ -73,7 +73,7 @@ class Packed:
 
     def first(self, hidden: Tensor) -> Tensor:
         """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
-        return hidden[self.starts[:-1].long()]
+        return hidden.index_select(0, self.starts[:-1].long())
 
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a token."""

@@ -22,7 +22,7 @@ class MaskedLM(nn.Module):
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Scores (M, V) at the masked positions only, and (B, 2) for the pair."""
         hidden = self.encoder(batch)
-        masked = batch.layout.flat(hidden)[batch.labels["masked"]]  # (M, H)
+        masked = batch.layout.flat(hidden).index_select(0, batch.labels["masked"])  # (M, H)
         scores = {"mlm": self.masked_lm(masked).float()}
         if self.next_sentence is not None:
             scores["nsp"] = self.next_sentence(hidden, batch.layout).float()
