@@ -15,8 +15,6 @@ from bertsmith.tasks.metrics import METRICS
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.text.tokenizer import Tokenizer
 
-LABEL_SEPARATOR = "|"  # between the labels of a row that has several
-
 
 @dataclass(frozen=True)
 class Task:
@@ -81,15 +79,8 @@ def shorten(first: list[int], second: list[int] | None, room: int) -> tuple[list
     """Cut the end of a text, or of the longer one of a pair, until both fit."""
     if second is None:
         return first[:room], None
-    half = room // 2
-    if len(second) <= room - half or len(first) + len(second) <= room:
-        keep = min(
-            len(first), room - min(len(second), room - half) if len(second) < room - half else room - len(second)
-        )
-        return first[: max(keep, min(len(first), half))], second
-    if len(first) <= half:
-        return first, second[: room - len(first)]
-    return first[:half], second[: room - half]
+    kept = second[: max(room - len(first), room // 2)]
+    return first[: room - len(kept)], kept
 
 
 def target(row: Row, head: HeadConfig) -> Any:

@@ -1,0 +1,36 @@
+"""Rows become examples: pairs in two segments, the longer text cut, never past the length."""
+
+import pytest
+
+from bertsmith.model.heads import HeadConfig
+from bertsmith.tasks.rows import Row
+from bertsmith.tasks.task import encode_rows, shorten
+from bertsmith.text.tokenizer import Tokenizer
+
+
+def one_at_a_time(first: int, second: int, room: int) -> tuple[int, int]:
+    while first + second > room:
+        first, second = (first - 1, second) if first > second else (first, second - 1)
+    return first, second
+
+
+@pytest.mark.parametrize("room", [2, 7, 10])
+def test_the_longer_text_of_a_pair_is_cut(room: int) -> None:
+    for first in range(15):
+        for second in range(15):
+            a, b = shorten(list(range(first)), list(range(second)), room)
+            assert b is not None
+            assert (len(a), len(b)) == one_at_a_time(first, second, room)
+            assert (a, b) == (list(range(len(a))), list(range(len(b))))
+
+
+def test_pairs_are_encoded_in_two_segments(world) -> None:
+    tokenizer = Tokenizer.load(world / "tok")
+    rows = [Row("a list of numbers", "the file", None, ""), Row("a list " * 40, None, None, "")]
+    (pair, single), shortened = encode_rows(rows, tokenizer, 16, HeadConfig("regression"), labelled=False)
+    first, second = tokenizer.encode(["a list of numbers", "the file"])
+    cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
+    assert pair.tokens.tolist() == [cls_id, *first, sep_id, *second, sep_id]
+    assert pair.segments.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert len(single.tokens) == 16
+    assert shortened == 1
