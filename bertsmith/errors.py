@@ -17,3 +17,11 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     """`; did you mean 'x'?` where one of the allowed names is close, else nothing."""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class Interrupted(Exception):
+    """A run was asked to stop, and was saved: the message says how to go on. `code` is the program's exit status."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

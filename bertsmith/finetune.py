@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from bertsmith import draws
-from bertsmith.batch import Batch, Example, collate
+from bertsmith.batch import Batch, Example, collate, share
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
@@ -22,9 +22,9 @@ from bertsmith.pretrain import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.rows import Columns, Row, read_rows
 from bertsmith.tasks.task import encode_rows, find_task, head_for, target
-from bertsmith.training import runlog
+from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import finish_run, is_finished, open_run
+from bertsmith.training.run import finish_run, open_run
 from bertsmith.training.settings import TrainConfig, pick_device
 
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
@@ -61,8 +61,21 @@ def finetune(
     resume: bool = False,
 ) -> dict[str, Any]:
     """Train all parameters with a new output layer; `out/model` is the finished model. Gives the dev scores."""
-    task, where, run = find_task(config.task), pick_device(device), Path(out)
-    source = find_model(model)
+    where = pick_device(device)
+    with distributed.processes(where):
+        return _finetune(config, find_model(model), data, Path(out), dev, where, resume)
+
+
+def _finetune(
+    config: FinetuneConfig,
+    source: Path,
+    data: str | Path,
+    run: Path,
+    dev: str | Path | None,
+    where: torch.device,
+    resume: bool,
+) -> dict[str, Any]:
+    task = find_task(config.task)
     rows = list(read_rows(data, config.data.columns, labelled=True))
     head = head_for(task, rows)
     loaded = _start(source, head, config)
@@ -72,46 +85,58 @@ def finetune(
     if shortened:
         say(f"note: {shortened} of {len(rows)} texts were cut to {config.data.max_length} tokens; see data.max_length")
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
-    checkpoint = open_run(run, to_dict(config), facts, resume)
-    if is_finished(run):
+    found, finished = open_run(run, to_dict(config), facts, resume)
+    if finished:
         return {"rows": len(rows), "labels": len(head.labels), **runlog.last_scores(run)}
     notes = Notes(config.task, asdict(config.data.columns), config.data.max_length)
-    network = load_folder(checkpoint[0]).model if checkpoint is not None else loaded.model
+    network = load_folder(found[0]).model if found is not None and distributed.is_main() else loaded.model
     assert isinstance(network, TaskModel)
     network.to(where)
     network.encoder.gradient_checkpointing = config.train.gradient_checkpointing
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), where)
 
-    def save(folder: Path) -> None:
-        save_folder(folder, network, loaded.tokenizer, notes)
+    def batches(step: int, share: float) -> list[Batch]:
+        return micro_batches(
+            examples, step, config.train, config.data.max_length, distributed.rank(), distributed.ranks()
+        )
+
+    def save(folder: Path, tensors: Any) -> None:
+        save_folder(folder, network, loaded.tokenizer, notes, tensors)
 
     scores = fit(
         network,
-        lambda step: micro_batches(examples, step, config.train),
+        batches,
         config.train,
         config.train.num_steps(len(examples)),
         run,
         save=save,
         evaluate=(lambda: predictor.evaluate(dev_rows)) if dev_rows is not None else None,
-        resume=checkpoint,
+        goal=task.metrics[0],
+        resume=found,
         title=f"fine-tuning {config.task}",
     )
-    finish_run(run, save)
+    finish_run(run, network, save)
     return {"rows": len(rows), "labels": len(head.labels), **scores}
 
 
-def micro_batches(examples: list[Example], step: int, train: TrainConfig) -> list[Batch]:
-    """The batches of a step: rows in an order that each epoch draws anew; the last one of the run may be smaller."""
+def micro_batches(
+    examples: list[Example], step: int, train: TrainConfig, max_length: int, rank: int = 0, ranks: int = 1
+) -> list[Batch]:
+    """A process's batches of a step: rows in an order that each epoch draws anew; the run's last one may be smaller."""
     samples = step * train.batch_size + np.arange(train.batch_size)
-    epochs, places = np.divmod(samples, len(examples))
-    last = int((train.epochs or np.inf) * len(examples)) if train.steps is None else np.inf
-    chosen = [
-        examples[int(draws.permute(place, len(examples), train.seed, epoch, ORDER))]
-        for sample, epoch, place in zip(samples, epochs, places, strict=True)
-        if sample < last
+    last = int((train.epochs or np.inf) * len(examples)) if train.steps is None and train.epochs else np.inf
+    epochs, places = np.divmod(samples[samples < last], len(examples))
+    rows = [
+        int(draws.permute(place, len(examples), train.seed, epoch, ORDER))
+        for epoch, place in zip(epochs, places, strict=True)
     ]
-    size = train.micro_size
-    return [collate(chosen[i : i + size], packed=True) for i in range(0, len(chosen), size)]
+    size = train.micro_size(max_length)
+    batches = []
+    for begin, is_idle in share(range(0, len(rows), size), rank, ranks):
+        chosen = rows[begin : begin + size]
+        batch = collate([examples[row] for row in chosen], packed=True, indices=np.array(chosen))
+        batches.append(batch.idle() if is_idle else batch)
+    return batches
 
 
 def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:

@@ -9,26 +9,28 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertsmith import draws
+from bertsmith import draws, held_out
+from bertsmith.batch import Batch, Packed
 from bertsmith.config import to_dict
 from bertsmith.data.loader import DataConfig, Loader, split_documents
-from bertsmith.data.segments import PairSource
+from bertsmith.data.segments import segment_source
 from bertsmith.data.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.model.config import EncoderConfig
+from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training import runlog
+from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import finish_run, is_finished, open_run
-from bertsmith.training.settings import TrainConfig, pick_device
+from bertsmith.training.run import finish_run, open_run
+from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
+from bertsmith.training.speed import free_memory
 
 WEIGHTS = 104  # a stream of draws
-EVALUATION_SAMPLES = 512
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,20 @@ class PretrainConfig:
     model: EncoderConfig
     data: DataConfig
     train: TrainConfig
-    next_sentence: bool = True
+    next_sentence: bool = True  # the pair loss: next sentence, or sentence order where data.pairs says so
+
+    def __post_init__(self) -> None:
+        if self.next_sentence and self.data.pairs == "full":
+            raise UserError("data.pairs=full has no pairs to learn from: set next_sentence=false")
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """A part of a run with one length of sequence: it ends when this share of the run lies behind."""
+
+    end: float
+    loader: Loader
+    micro_batch_size: int
 
 
 def pretrain(
@@ -53,47 +68,66 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pre-train on a corpus folder; `out/model` is the finished model. Gives the held-out scores.
 
-    `model` continues from a saved model instead of random weights; `resume` goes on with an unfinished run.
+    `model` continues from a saved model instead of random weights; `resume` goes on with an unfinished run. Started by
+    `torchrun`, all its processes train one model.
     """
-    corpus, run, where = Corpus.open(data), Path(out), pick_device(device)
+    where = pick_device(device)
+    with distributed.processes(where):
+        return _pretrain(config, Corpus.open(data), Path(out), model, where, resume)
+
+
+def _pretrain(
+    config: PretrainConfig, corpus: Corpus, run: Path, start: str | Path | None, where: torch.device, resume: bool
+) -> dict[str, Any]:
     tokenizer = Tokenizer.load(corpus.folder)
     corpus.check_tokenizer(tokenizer.hash, corpus.folder)
-    start = find_model(model) if model is not None else None
-    objective, config = _start(config, start, corpus, tokenizer)
-    loaders = _loaders(config, corpus, tokenizer)
-    steps = config.train.num_steps(len(loaders[0].pairs))
-    facts = {
-        "corpus": {"tokens": corpus.manifest.tokens, "tokenizer": corpus.manifest.tokenizer},
-        "start": str(model or ""),
-    }
-    checkpoint = open_run(run, to_dict(config), facts, resume)
-    if is_finished(run):
+    objective, config = _start(config, find_model(start) if start is not None else None, corpus, tokenizer)
+    train, kept = split_documents(corpus.manifest.documents, config.data.held_out)
+    phases = _phases(config, corpus, train, tokenizer, where)
+    first = phases[0].loader
+    steps = config.train.num_steps(len(first.source))
+    _check_length_of_run(config, steps, len(first.source))
+    facts = {"corpus": {**_counts(corpus), "tokenizer": corpus.manifest.tokenizer}, "start": str(start or "")}
+    notes = {"model": _model_facts(objective), "data": _data_facts(first, len(kept)), "machine": _machine(where)}
+    found, finished = open_run(run, to_dict(config), facts, resume, notes)
+    if finished:
         return {"steps": steps, **runlog.last_scores(run)}
-    if checkpoint is not None:
-        loaded = load_folder(checkpoint[0], next_sentence=config.next_sentence).model
+    if found is not None and distributed.is_main():
+        loaded = load_folder(found[0], next_sentence=config.next_sentence).model
         assert isinstance(loaded, MaskedLM)
         objective = loaded
     objective.to(where)
     objective.encoder.gradient_checkpointing = config.train.gradient_checkpointing
-    notes = Notes(task="pretrain", max_length=None, recipe=config.recipe)
 
-    def save(folder: Path) -> None:
-        save_folder(folder, objective, tokenizer, notes)
+    def batches(step: int, share: float) -> list[Batch]:
+        phase = next(p for p in phases if share < p.end)
+        sizes = config.train.batch_size, phase.micro_batch_size
+        return phase.loader.step(step, *sizes, distributed.rank(), distributed.ranks())
 
-    train, held_out = loaders
+    def save(folder: Path, tensors: Any) -> None:
+        note = Notes(task="pretrain", max_length=None, recipe=config.recipe)
+        save_folder(folder, objective, tokenizer, note, tensors)
+
+    evaluate = None
+    if len(kept):
+        loader, samples = _loader(config, corpus, kept, tokenizer), held_out.choose_samples(corpus, kept, tokenizer)
+        dtype = autocast_dtype(config.train.precision, where)
+        evaluate = lambda: held_out.evaluate(objective, loader, samples, dtype)  # noqa: E731
     scores = fit(
         objective,
-        lambda step: train.step(step, config.train.batch_size, config.train.micro_size),
+        batches,
         config.train,
         steps,
         run,
         save=save,
-        evaluate=(lambda: evaluate_objective(objective, held_out)) if held_out is not None else None,
-        resume=checkpoint,
+        evaluate=evaluate,
+        goal="-mlm_loss",
+        flops=lambda batch: _flops(config.model, batch),
+        resume=found,
         title=f"pre-training {config.recipe}",
     )
-    finish_run(run, save)
-    return {"steps": steps, **scores}
+    finish_run(run, objective, save)
+    return {"steps": steps or runlog.read(run)[-1]["step"], **scores}
 
 
 def _start(
@@ -102,13 +136,13 @@ def _start(
     """The model of a new run, random or from a folder, and the configuration with the facts that it settles."""
     if start is None:
         config = replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
-        check_length(config.data.max_length, config.model)
+        _check_lengths(config)
         torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))
         return MaskedLM(Encoder(config.model), config.next_sentence), config
     loaded = load_folder(start, next_sentence=config.next_sentence)
     corpus.check_tokenizer(loaded.tokenizer.hash, start)
     config = replace(config, model=loaded.model.encoder.config)
-    check_length(config.data.max_length, config.model)
+    _check_lengths(config)
     if loaded.missing:
         parts = sorted({name.split(".")[0] for name in loaded.missing})
         say(f"note: {start} has no weights for {', '.join(parts)}; they start at random")
@@ -116,44 +150,126 @@ def _start(
     return loaded.model, config
 
 
-def check_length(max_length: int, model: EncoderConfig) -> None:
+def check_length(max_length: int, model: EncoderConfig, name: str = "data.max_length") -> None:
     """Refuse sequences that are longer than the encoder's positions."""
     if max_length > model.max_positions:
         raise UserError(
-            f"data.max_length {max_length} is longer than the encoder's {model.max_positions} positions; "
-            f"set it to {model.max_positions} or less"
+            f"{name} {max_length} is longer than the encoder's {model.max_positions} positions; "
+            f"set it to {model.max_positions} or less, or model.max_positions={max_length} for a new model"
         )
 
 
-def _loaders(config: PretrainConfig, corpus: Corpus, tokenizer: Tokenizer) -> tuple[Loader, Loader | None]:
-    """Training batches, and held-out ones where documents are held out."""
-    train, held_out = split_documents(corpus.manifest.documents, config.data.held_out)
-
-    def loader(documents: np.ndarray[Any, Any]) -> Loader:
-        data = config.data
-        source = PairSource(corpus, documents, data.max_length, data.short_share, config.train.seed)
-        return Loader.of(source, tokenizer, data)
-
-    return loader(train), loader(held_out) if len(held_out) else None
+def _check_lengths(config: PretrainConfig) -> None:
+    check_length(config.data.max_length, config.model)
+    if config.data.long_length is not None:
+        check_length(config.data.long_length, config.model, "data.long_length")
 
 
-@torch.inference_mode()
-def evaluate_objective(objective: MaskedLM, loader: Loader) -> dict[str, float]:
-    """Loss, perplexity and accuracy of the masked words, and accuracy of the pairs, on held-out text."""
-    objective.eval()
-    device = next(objective.parameters()).device
-    count = min(len(loader.pairs), EVALUATION_SAMPLES)
-    loss = right = words = pairs_right = pairs = 0.0
-    for begin in range(0, count, 32):
-        indices = draws.permute(np.arange(begin, min(begin + 32, count)), len(loader.pairs), 0)
-        batch = loader.batch(np.zeros_like(indices), indices).to(device)
-        scores = objective.logits(batch)
-        targets = batch.labels["targets"]
-        loss += torch.nn.functional.cross_entropy(scores["mlm"], targets, reduction="sum").item()
-        right += (scores["mlm"].argmax(-1) == targets).sum().item()
-        words += len(targets)
-        if "nsp" in scores:
-            pairs_right += (scores["nsp"].argmax(-1) == batch.labels["next"]).sum().item()
-            pairs += len(indices)
-    result = {"mlm_loss": loss / words, "mlm_perplexity": float(np.exp(loss / words)), "mlm_accuracy": right / words}
-    return {**result, "nsp_accuracy": pairs_right / pairs} if pairs else result
+def _check_length_of_run(config: PretrainConfig, steps: int | None, sequences: int) -> None:
+    """Refuse a corpus that does not fill a batch, and say what a short or timed run does not do."""
+    if sequences < config.train.batch_size:
+        raise UserError(
+            f"the corpus gives {sequences} sequences of {config.data.max_length} tokens, fewer than a batch: "
+            f"set train.batch_size={sequences} or less, or add text"
+        )
+    if steps is None:
+        say("note: a schedule by the clock depends on the machine's speed: resuming goes on, but not to the bit")
+    elif config.data.long_length is not None and steps * config.data.long_share < 1:
+        say(f"note: {steps} steps are too few for the phase of {config.data.long_length} tokens; it is left out")
+
+
+def _phases(
+    config: PretrainConfig, corpus: Corpus, documents: np.ndarray[Any, Any], tokenizer: Tokenizer, where: torch.device
+) -> list[Phase]:
+    """The phases of a run: one, or short sequences and then long ones (BERT paper, appendix A.2)."""
+    data = config.data
+    lengths = [(1.0, data.max_length)]
+    if data.long_length is not None:
+        lengths = [(1.0 - data.long_share, data.max_length), (1.0, data.long_length)]
+    return [
+        Phase(end, _loader(config, corpus, documents, tokenizer, length), _micro_batch_size(config, length, where))
+        for end, length in lengths
+    ]
+
+
+def _loader(
+    config: PretrainConfig,
+    corpus: Corpus,
+    documents: np.ndarray[Any, Any],
+    tokenizer: Tokenizer,
+    max_length: int | None = None,
+) -> Loader:
+    data = config.data
+    length = max_length or data.max_length
+    source = segment_source(data.pairs, corpus, documents, length, data.short_share, config.train.seed)
+    return Loader.of(source, tokenizer, data)
+
+
+def _micro_batch_size(config: PretrainConfig, length: int, where: torch.device) -> int:
+    """How many sequences go through the model at once: as set, or what fits; what cannot fit is refused."""
+    train, most = config.train, -(-config.train.batch_size // distributed.ranks())
+    room = free_memory(where)
+    if train.micro_batch_size is not None:
+        size = min(train.micro_batch_size, train.batch_size)
+        need = _memory(config, size, length, where)
+        if need <= room:
+            return size
+        raise UserError(_does_not_fit(config, size, length, where, need, room))
+    size = min(train.micro_size(length), most)
+    while where.type == "cuda" and size * 2 <= most and _memory(config, size * 2, length, where) <= 0.6 * room:
+        size *= 2
+    while size > 1 and _memory(config, size, length, where) > 0.9 * room:
+        size //= 2
+    if (need := _memory(config, size, length, where)) > room:
+        raise UserError(_does_not_fit(config, size, length, where, need, room))
+    return size
+
+
+def _memory(config: PretrainConfig, size: int, length: int, where: torch.device) -> float:
+    masked = int(config.data.masking.rate * size * length) + size
+    half = autocast_dtype(config.train.precision, where) is not None
+    checkpointing, divided = config.train.gradient_checkpointing, config.train.parallel == "fsdp"
+    processes = distributed.ranks() if divided else 1
+    return training_memory(
+        config.model, size * length, length, masked, half=half, checkpointing=checkpointing, processes=processes
+    )
+
+
+def _does_not_fit(config: PretrainConfig, size: int, length: int, where: torch.device, need: float, room: float) -> str:
+    """Why a micro-batch is refused, and what would do."""
+    smaller = next((s for s in range(size - 1, 0, -1) if _memory(config, s, length, where) <= 0.9 * room), 0)
+    text = (
+        f"{size} sequences of {length} tokens at once need about {need / 1e9:.1f} GB; {where} has {room / 1e9:.1f} GB"
+    )
+    if smaller:
+        turns = -(-config.train.batch_size // (smaller * distributed.ranks()))
+        return f"{text}; set train.micro_batch_size={smaller}: {turns} of them make a batch, and the result is equal"
+    more = [] if config.train.gradient_checkpointing else ["set train.gradient_checkpointing=true"]
+    return f"{text}; {', '.join([*more, 'set train.parallel=fsdp on several GPUs, or take a smaller model'])}"
+
+
+def _flops(model: EncoderConfig, batch: Batch) -> float:
+    if not batch.num_tokens:
+        return 0.0
+    assert isinstance(batch.layout, Packed)
+    return training_flops(model, batch.layout.starts.diff().tolist(), batch.counts["mlm"])
+
+
+def _counts(corpus: Corpus) -> dict[str, int]:
+    return {name: getattr(corpus.manifest, name) for name in ("documents", "sentences", "tokens")}
+
+
+def _model_facts(objective: MaskedLM) -> dict[str, Any]:
+    return {"parameters": sum(p.numel() for p in objective.parameters())}
+
+
+def _data_facts(loader: Loader, held_out_documents: int) -> dict[str, Any]:
+    """How many sequences there are, and how full they are, by a sample of them."""
+    indices = np.linspace(0, len(loader.source) - 1, 64).astype(np.int64)
+    fullness = loader.batch(np.zeros_like(indices), indices).num_tokens / (len(indices) * loader.source.max_length)
+    return {"sequences": len(loader.source), "held_out_documents": held_out_documents, "fullness": round(fullness, 4)}
+
+
+def _machine(where: torch.device) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
+    return {"device": name, "torch": torch.__version__, "ranks": distributed.ranks()}

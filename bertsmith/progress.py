@@ -14,6 +14,11 @@ console = Console(stderr=True, highlight=False)
 QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 
 
+def quiet(silent: bool) -> None:
+    """Say nothing in this process: of several, the first one speaks."""
+    console.quiet = silent
+
+
 def say(message: str) -> None:
     """A line for people, on standard error."""
     console.print(message, markup=False, soft_wrap=True)

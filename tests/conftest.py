@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-TINY = ["model.hidden_size=32", "model.num_heads=2", "model.num_layers=2", "model.intermediate_size=64"]
+TINY = [
+    "model.hidden_size=32",
+    "model.num_heads=2",
+    "model.num_layers=2",
+    "model.intermediate_size=64",
+    "train.evaluate_every=0",
+]
 
 
 @pytest.fixture(scope="session")

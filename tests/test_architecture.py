@@ -13,10 +13,10 @@ LAYERS = [
     {"text", "model"},
     {"data", "objectives", "training"},
     {"tasks", "formats"},
-    {"pretrain", "finetune", "predict", "extend"},
-    {"recipes"},
+    {"pretrain", "held_out", "finetune", "predict", "extend"},
+    {"recipes", "verify"},
     {"demo_text", "demo"},
-    {"cli", "__main__", "__init__"},
+    {"cli", "commands", "__main__", "__init__"},
 ]
 # Inside a layer, who may import whom; everything else goes down only.
 SAME_LAYER = {
@@ -24,10 +24,12 @@ SAME_LAYER = {
     ("folders", "errors"),
     ("page", "folders"),
     ("pretrain", "predict"),
+    ("pretrain", "held_out"),
     ("finetune", "predict"),
     ("finetune", "pretrain"),
     ("demo", "demo_text"),
     ("cli", "__init__"),
+    ("cli", "commands"),
     ("__main__", "cli"),
 }
 FORBIDDEN = {("training", part) for part in ("model", "data", "tasks", "text", "objectives")}

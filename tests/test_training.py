@@ -21,8 +21,9 @@ from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training import checkpoint, runlog
-from bertsmith.training.fit import train_step
-from bertsmith.training.optim import learning_rate, make_optimizer
+from bertsmith.training.fit import gradients, update
+from bertsmith.training.optim import make_optimizers
+from bertsmith.training.schedule import rate_share
 from bertsmith.training.settings import TrainConfig
 
 SMALL = [*TINY, "train.batch_size=8", "data.max_length=32", "train.learning_rate=1e-3", "train.warmup=0.1"]
@@ -49,9 +50,19 @@ def task_model(dropout: float = 0.0) -> TaskModel:
     return TaskModel(Encoder(config), HeadConfig("single", ("a", "b", "c")))
 
 
+def train_step(model, optimizers, batches, config, step, steps) -> tuple[dict[str, float], float]:
+    """One step as the loop does it."""
+    counts = {name: sum(b.counts[name] for b in batches) for name in batches[0].counts}
+    outcome = gradients(model, batches, counts, config, step)
+    update(optimizers, rate_share(config, step, steps))
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    return outcome
+
+
 def parameters_after(micro_batch_size: int, packed: bool = True) -> list[torch.Tensor]:
     config, model, rows = TrainConfig(steps=3, batch_size=12, learning_rate=1e-3), task_model(), examples(36)
-    optimizer = make_optimizer(model, config)
+    optimizer = make_optimizers(model, config)
     for step in range(3):
         chosen = rows[12 * step : 12 * step + 12]
         batches = [collate(chosen[i : i + micro_batch_size], packed=packed) for i in range(0, 12, micro_batch_size)]
@@ -83,7 +94,7 @@ def test_losses_with_counts_of_their_own_do_not_depend_on_the_division(world: Pa
         torch.manual_seed(0)
         config = dataclasses.replace(MODEL, vocab_size=tokenizer.vocab_size, hidden_dropout=0, attention_dropout=0)
         model, train = MaskedLM(Encoder(config)), TrainConfig(steps=2, batch_size=10, learning_rate=1e-3)
-        optimizer = make_optimizer(model, train)
+        optimizer = make_optimizers(model, train)
         losses, _ = train_step(model, optimizer, loader.step(0, 10, micro), train, 0, 2)
         results.append((losses, list(model.parameters())))
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
@@ -93,7 +104,7 @@ def test_losses_with_counts_of_their_own_do_not_depend_on_the_division(world: Pa
 
 def test_a_step_lowers_the_loss() -> None:
     model, config = task_model(), TrainConfig(steps=30, batch_size=12, learning_rate=3e-3, warmup=0.1)
-    optimizer, batch = make_optimizer(model, config), [collate(examples(12), packed=True)]
+    optimizer, batch = make_optimizers(model, config), [collate(examples(12), packed=True)]
     losses = [train_step(model, optimizer, batch, config, step, 30)[0]["task"] for step in range(30)]
     assert losses[-1] < 0.7 * losses[0]
 
@@ -102,7 +113,7 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch() -> None:
     def loss(seed: int, step: int) -> float:
         model, config = task_model(dropout=0.3), TrainConfig(steps=9, batch_size=4, seed=seed)
         torch.rand(step)  # what was drawn before must not matter
-        return train_step(model, make_optimizer(model, config), [collate(examples(4), packed=True)], config, step, 9)[
+        return train_step(model, make_optimizers(model, config), [collate(examples(4), packed=True)], config, step, 9)[
             0
         ]["task"]
 
@@ -113,15 +124,15 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch() -> None:
 
 def test_the_rate_rises_and_falls_in_a_line() -> None:
     config = TrainConfig(steps=100, learning_rate=1.0, warmup=0.1)
-    rates = [learning_rate(config, step, 100) for step in range(100)]
+    rates = [rate_share(config, step, 100) for step in range(100)]
     assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
     assert rates[10:] == pytest.approx(np.arange(90, 0, -1) / 90)
-    assert learning_rate(dataclasses.replace(config, schedule="constant"), 99, 100) == 1.0
+    assert rate_share(dataclasses.replace(config, schedule="constant"), 99, 100) == 1.0
 
 
 def test_no_decay_on_biases_and_norms() -> None:
     model = task_model()
-    groups = make_optimizer(model, TrainConfig(steps=1, weight_decay=0.01)).param_groups
+    groups = make_optimizers(model, TrainConfig(steps=1, weight_decay=0.01))[0].param_groups
     free = {id(p) for g in groups if g["weight_decay"] == 0 for p in g["params"]}
     for name, parameter in model.named_parameters():
         assert (id(parameter) in free) == (name.endswith("bias") or "norm" in name), name
@@ -222,13 +233,13 @@ def test_without_next_sentence_the_pair_head_is_gone(world: Path, tmp_path: Path
 
 def test_an_epoch_of_fine_tuning_sees_every_row_once() -> None:
     rows, train = examples(10), TrainConfig(epochs=2, batch_size=4)
-    seen = [b.num_tokens for step in range(train.num_steps(10)) for b in micro_batches(rows, step, train)]
+    seen = [b.num_tokens for step in range(train.num_steps(10)) for b in micro_batches(rows, step, train, 32)]
     assert train.num_steps(10) == 5
     assert sum(seen) == 2 * sum(len(r.tokens) for r in rows)
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(world: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"lower train\.learning_rate"):
+    with pytest.raises(UserError, match=r"Lower train\.learning_rate"):
         pretrain(
             settings("train.steps=20", "train.learning_rate=1e30"), world / "shards", tmp_path / "run", device="cpu"
         )

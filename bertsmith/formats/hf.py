@@ -135,12 +135,12 @@ class Loaded:
     missing: tuple[str, ...] = ()  # our parameters that the folder had no weights for; they are random
 
 
-def save_folder(folder: Path, model: Model, tokenizer: Tokenizer, notes: Notes) -> None:
+def save_folder(folder: Path, model: Model, tokenizer: Tokenizer, notes: Notes, tensors_in=None) -> None:
     """Write a model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     table = names_of(model)
     tensors: dict[str, Tensor] = {}
-    for ours, tensor in model.state_dict().items():
+    for ours, tensor in (tensors_in or model.state_dict()).items():
         theirs = table.get(ours)
         if theirs is None:  # the decoder's matrix is the embedding's
             continue

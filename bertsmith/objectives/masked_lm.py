@@ -29,9 +29,11 @@ class MaskedLM(nn.Module):
         return scores
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Summed losses: `mlm` over the masked positions, `nsp` over the pairs."""
+        """Summed losses, `mlm` over the masked positions and `nsp` over the pairs, and how many were right."""
         scores = self.logits(batch)
-        losses = {"mlm": F.cross_entropy(scores["mlm"], batch.labels["targets"], reduction="sum")}
+        targets = {"mlm": batch.labels["targets"]}
         if "nsp" in scores:
-            losses["nsp"] = F.cross_entropy(scores["nsp"], batch.labels["next"], reduction="sum")
-        return losses
+            targets["nsp"] = batch.labels["next"]
+        losses = {name: F.cross_entropy(scores[name], t, reduction="sum") for name, t in targets.items()}
+        right = {f"{n}_accuracy": (scores[n].detach().argmax(-1) == t).sum() for n, t in targets.items()}
+        return {**losses, **right}

@@ -1,43 +1,77 @@
-"""Checkpoints: a model folder with the trainer's state beside it, written whole or not at all. No pickle."""
+"""Checkpoints: a model folder with the trainer's state beside it, written whole or not at all. No pickle.
+
+Divided tensors are gathered, so a checkpoint does not know how many processes wrote it. The first process reads and
+writes; the others take part in the gathering.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from bertsmith.config import read_json
+from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
 from bertsmith.progress import say
+from bertsmith.training import distributed
 
 OPTIMIZER, STATE = "optimizer.safetensors", "trainer.json"
 _NAME = re.compile(r"step-(\d+)")
+Save = Callable[[Path, Mapping[str, Tensor]], None]
 
 
-def folder_of(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08}"
+@dataclass(frozen=True)
+class TrainerState:
+    """Where a run stands: what a resumed one goes on with, apart from tensors."""
+
+    step: int
+    seconds: float = 0.0
+    tokens: int = 0
+    first_loss: float | None = None
+    skipped: int = 0
+    in_a_row: int = 0
+    score: float | None = None  # of the evaluation at this step; higher is better
 
 
 def save_checkpoint(
-    run: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, save: Callable[[Path], None], keep: int
-) -> Path:
-    """Write the model through `save` and the optimiser's state; then remove all but the last `keep` checkpoints."""
-    path = folder_of(run, step)
-    shutil.rmtree(path, ignore_errors=True)  # one of the same step that could not be read
-    with new_folder(path) as folder:
-        save(folder)
-        save_file(optimizer_tensors(model, optimizer), folder / OPTIMIZER)
-        (folder / STATE).write_text(json.dumps({"step": step}) + "\n")
-    for old in checkpoints(run)[:-keep]:
-        shutil.rmtree(old)
+    run: Path,
+    state: TrainerState,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    save: Save,
+    keep: int,
+) -> Path | None:
+    """Write the model through `save` and the optimisers' state, then remove all but the last `keep` and the best.
+
+    Where it cannot be written (a full disk), nothing that was saved is touched, a warning is said and None given.
+    """
+    tensors = model_tensors(model)
+    moments = optimizer_tensors(model, optimizers)
+    if not distributed.is_main():
+        return None
+    path = run / "checkpoints" / f"step-{state.step:08}"
+    try:
+        shutil.rmtree(path, ignore_errors=True)  # one of the same step that could not be read
+        with new_folder(path) as folder:
+            save(folder, tensors)
+            save_file(moments, folder / OPTIMIZER)
+            sums = {file.name: _sum(file) for file in sorted(folder.iterdir())}
+            (folder / STATE).write_text(json.dumps({**asdict(state), "sha256": sums}) + "\n")
+    except (OSError, SafetensorError) as error:
+        say(f"warning: no checkpoint after step {state.step}: {error}; training goes on, earlier ones are untouched")
+        return None
+    _prune(run, keep)
     return path
 
 
@@ -48,38 +82,83 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(found)
 
 
-def latest_checkpoint(run: Path) -> tuple[Path, int] | None:
-    """The newest checkpoint that is whole, with its step; a damaged one is passed over with a warning."""
+def best_checkpoint(run: Path) -> Path | None:
+    """The checkpoint with the best evaluation, where any was evaluated."""
+    scored = [(score, path) for path in checkpoints(run) if (score := _score(path)) is not None]
+    return max(scored)[1] if scored else None
+
+
+def latest_checkpoint(run: Path) -> tuple[Path, TrainerState] | None:
+    """The newest checkpoint that is whole, with its state; a damaged one is passed over with a warning."""
     for path in reversed(checkpoints(run)):
         try:
-            step = int(read_json(path / STATE)["step"])
-            for file in path.glob("*.safetensors"):
-                load_file(file)
-            return path, step
-        except (UserError, KeyError, OSError, SafetensorError) as error:
+            values = read_json(path / STATE)
+            for name, expected in values.pop("sha256", {}).items():
+                if _sum(path / name) != expected:
+                    raise UserError(f"{name} does not match its checksum")
+            return path, from_dict(TrainerState, values, str(path / STATE))
+        except (UserError, OSError) as error:
             say(f"warning: checkpoint {path} cannot be read ({error}); trying the one before")
     return None
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state by parameter name: `exp_avg:encoder.layers.0.…`."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    return {
-        f"{key}:{names[parameter]}": torch.as_tensor(value).contiguous()
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-    }
+def _prune(run: Path, keep: int) -> None:
+    best = best_checkpoint(run)
+    for old in checkpoints(run)[:-keep]:
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
 
 
-def load_optimizer(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's optimiser state back."""
-    tensors = load_file(path / OPTIMIZER)
-    by_name = dict(model.named_parameters())
+def _score(path: Path) -> float | None:
+    try:
+        return read_json(path / STATE).get("score")
+    except UserError:
+        return None
+
+
+def _sum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's tensors, whole and on the CPU; empty in all processes but the first."""
+    return _gathered(distributed.bare(model).state_dict())
+
+
+def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The optimisers' state by parameter name: `exp_avg:encoder.layers.0.…`."""
+    names: dict[Tensor, str] = {p: name for name, p in distributed.bare(model).named_parameters()}
+    return _gathered(
+        {
+            f"{key}:{names[parameter]}": value
+            for optimizer in optimizers
+            for parameter, values in optimizer.state.items()
+            for key, value in values.items()
+        }
+    )
+
+
+def _gathered(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    kept = {}
+    for name, value in values.items():
+        tensor = distributed.whole(torch.as_tensor(value).detach())
+        if distributed.is_main():
+            kept[name] = tensor.cpu().contiguous()
+    return kept
+
+
+def load_optimizers(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Put a checkpoint's optimiser state back, in every process its part."""
+    tensors = distributed.broadcast_tensors(load_file(path / OPTIMIZER) if distributed.is_main() else None)
+    by_name = dict(distributed.bare(model).named_parameters())
+    owners = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
     for entry, value in tensors.items():
         key, _, name = entry.partition(":")
         if name not in by_name:
             raise UserError(f"{path / OPTIMIZER} holds {name!r}, which the model does not have")
         parameter = by_name[name]
+        optimizer = owners[parameter]
         # Adam counts steps on the CPU unless it is fused; its moments lie where the parameter does.
-        place = parameter.device if key != "step" or optimizer.defaults.get("fused") else torch.device("cpu")
-        optimizer.state[parameter][key] = value.to(place)
+        counter = key == "step" and not optimizer.defaults.get("fused")
+        optimizer.state[parameter][key] = value if counter else distributed.part_like(value, parameter)

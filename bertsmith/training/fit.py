@@ -1,156 +1,274 @@
 """`fit`: the one training loop.
 
-A step is a list of micro-batches, a pure function of its number. Every loss is a sum with a count of its own (masked
-words, pairs, rows); the counts of the whole step are known before the first backward pass, so dividing the work into
-micro-batches of unequal size never changes the mathematics.
+A step is a list of micro-batches, a pure function of its number; the processes divide the list among them. Every loss
+is a sum with a count of its own (masked words, pairs, rows); the counts of the whole step are added up over all
+processes before the first backward pass, so dividing the work into micro-batches and processes of unequal size never
+changes the mathematics.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+import signal
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertsmith import draws
 from bertsmith.batch import Batch
-from bertsmith.errors import UserError
+from bertsmith.errors import Interrupted, UserError
 from bertsmith.progress import progress_bar
-from bertsmith.training import checkpoint, runlog
-from bertsmith.training.optim import learning_rate, make_optimizer
+from bertsmith.training import checkpoint, distributed, runlog
+from bertsmith.training.checkpoint import TrainerState
+from bertsmith.training.optim import make_optimizers
+from bertsmith.training.schedule import Course, course_of, rate_share
 from bertsmith.training.settings import TrainConfig, autocast_dtype
+from bertsmith.training.speed import Meter
+from bertsmith.training.stopping import Request, stop_requests
+from bertsmith.training.trouble import Guard, give_up
 
-MicroBatches = Callable[[int], list[Batch]]
+MicroBatches = Callable[[int, float], list[Batch]]
 DROPOUT = 103  # a stream of draws
+RIGHT = "_accuracy"  # a model's outputs with this end count right answers; they have no gradient
 
 
 def fit(
     model: nn.Module,
     batches: MicroBatches,
     config: TrainConfig,
-    steps: int,
+    steps: int | None,
     run: Path,
     *,
-    save: Callable[[Path], None],
-    evaluate: Callable[[], dict[str, float]] | None = None,
-    resume: tuple[Path, int] | None = None,
+    save: checkpoint.Save,
+    evaluate: Callable[[], dict[str, Any]] | None = None,
+    goal: str = "",
+    flops: Callable[[Batch], float] | None = None,
+    resume: tuple[Path, TrainerState] | None = None,
     title: str = "training",
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train a model and give the last evaluation.
 
-    `batches(step)` gives the micro-batches of a step, `save(folder)` writes the model, `evaluate()` scores it, and
-    `resume` is a checkpoint of this run with its step: the model has been loaded from it, the optimiser is here.
+    `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
+    `save(folder, tensors)` writes the model; `evaluate()` scores it, and `goal` names the score that makes a checkpoint
+    the best one (`-loss`: lower is better). `flops` counts a batch's work. `resume` is a checkpoint of this run: the
+    model has been loaded from it, the optimiser is here.
     """
-    optimizer = make_optimizer(model, config)
-    start = 0
-    if resume is not None:
-        start = resume[1]
-        checkpoint.load_optimizer(resume[0], model, optimizer)
-        runlog.rewind(run, start)
-    scores: dict[str, float] = {}
-    window = _Window()
-    with progress_bar(title, steps, start) as advance:
-        for step, micro_batches in _ahead(batches, range(start, steps)):
-            losses, norm = train_step(model, optimizer, micro_batches, config, step, steps)
-            done = step + 1
-            window.add(losses, sum(b.num_tokens for b in micro_batches))
-            if done % max(1, steps // 200) == 0 or done == steps:
-                record = window.close()
-                rate = learning_rate(config, step, steps)
-                runlog.append(run, {"step": done, **record, "learning_rate": rate, "gradient_norm": norm})
-                _refuse_nan(record, done)
-            advance(done, window.words())
-            if evaluate is not None and _due(done, config.evaluate_every, steps):
-                scores = evaluate()
-                runlog.append(run, {"step": done, **{f"dev_{k}": v for k, v in scores.items()}})
-            if config.save_every and _due(done, config.save_every, steps) and done < steps:
-                checkpoint.save_checkpoint(run, done, model, optimizer, save, config.keep)
-    return scores
-
-
-def train_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    micro_batches: list[Batch],
-    config: TrainConfig,
-    step: int,
-    steps: int,
-) -> tuple[dict[str, float], float]:
-    """Forward, backward, clip, update; gives the mean of each loss and the gradient's norm."""
     device = next(model.parameters()).device
-    dtype = autocast_dtype(config.precision, device)
-    counts = sum((Counter(b.counts) for b in micro_batches), Counter[str]())
-    totals: dict[str, torch.Tensor] = {}
+    trained = distributed.divide(model, config.parallel, device)
+    meter = Meter(device, autocast_dtype(config.precision, device), flops)
+    course, optimizers = course_of(config, steps), make_optimizers(model, config)
+    loop = _Loop(trained, optimizers, config, course, meter, run, save, evaluate, goal)
+    if resume is not None:
+        loop.go_on_from(*resume)
+    if distributed.is_main():
+        loop.log = runlog.open_log(run, loop.course.step, tensorboard=config.tensorboard)
+    with stop_requests() as request, ThreadPoolExecutor(1) as ahead:
+        return loop.go(batches, request, ahead, title)
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What the processes agree on before a step: the counts of all, how far the run is, whether to stop or save."""
+
+    counts: dict[str, float]
+    done: float
+    stop: bool
+    save: bool
+    tokens: int
+
+
+@dataclass
+class _Loop:
+    """A run on its way."""
+
+    model: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    config: TrainConfig
+    course: Course
+    meter: Meter
+    run: Path
+    save: checkpoint.Save
+    evaluate: Callable[[], dict[str, Any]] | None
+    goal: str
+    tokens: int = 0
+    score: float | None = None  # of the evaluation at the present step
+    scores: dict[str, Any] = field(default_factory=dict)  # the last evaluation
+    evaluated_at: int = -1
+    saved_at: float = 0.0  # seconds of training time
+    guard: Guard = field(default_factory=Guard)
+    log: runlog.Append | None = None
+
+    def go_on_from(self, path: Path, state: TrainerState) -> None:
+        """Take up the state of a checkpoint."""
+        checkpoint.load_optimizers(path, self.model, self.optimizers)
+        self.course.step, self.course.before = state.step, state.seconds
+        self.tokens, self.saved_at = state.tokens, state.seconds
+        self.guard = Guard(state.first_loss, state.skipped, state.in_a_row)
+
+    def go(self, batches: MicroBatches, request: Request, ahead: ThreadPoolExecutor, title: str) -> dict[str, Any]:
+        """All steps up to the end of the course; gives the last evaluation."""
+        course, total, start = self.course, self.course.total, self.course.step
+        before = done = float(course.step) if not course.by_clock else course.before
+        waiting = ahead.submit(batches, course.step, done / total)
+        with progress_bar(title, total, done) as advance:
+            while course.by_clock or course.step < course.steps:  # type: ignore[operator]
+                micro_batches = waiting.result()
+                word = self._agree(micro_batches, request)
+                before, done = done, word.done
+                if course.step > start and self._due(self.config.evaluate_every, before, done):
+                    self._evaluate()
+                if word.save and course.step > start:
+                    self._save()
+                if word.stop:
+                    self._stop(request)
+                if course.by_clock and done >= total:
+                    break
+                if course.by_clock or course.step + 1 < course.steps:  # type: ignore[operator]
+                    waiting = ahead.submit(batches, course.step + 1, done / total)
+                self._step(micro_batches, word)
+                advance(course.done(), self.meter.words())
+        if self.evaluated_at != course.step:
+            self._evaluate()
+        return self.scores
+
+    def _agree(self, micro_batches: list[Batch], request: Request) -> _Word:
+        """Tell the other processes what this one knows; all get the same answer."""
+        names = sorted(micro_batches[0].counts)
+        main = distributed.is_main()
+        mine = [float(sum(b.counts[name] for b in micro_batches)) for name in names]
+        mine += [float(bool(request.signal)), self.course.done() * main, float(self._save_due() and main)]
+        *counts, stop, done, save, tokens = distributed.add_up([*mine, sum(b.num_tokens for b in micro_batches)])
+        return _Word(dict(zip(names, counts, strict=True)), done, stop > 0, save > 0, int(tokens))
+
+    def _step(self, micro_batches: list[Batch], word: _Word) -> None:
+        """One step of training, and its record."""
+        course, config = self.course, self.config
+        share = rate_share(config, course.step if not course.by_clock else word.done, course.total)
+        means, norm = gradients(self.model, micro_batches, word.counts, config, course.step)
+        loss = sum(value for name, value in means.items() if not name.endswith(RIGHT))
+        if self.guard.accepts(loss, norm):
+            update(self.optimizers, share)
+        elif self.guard.gives_up:
+            loss_of = lambda batch: loss_sum(self.model, batch, word.counts, config)  # noqa: E731
+            give_up(distributed.bare(self.model), micro_batches, loss_of, loss, course.step)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        course.step += 1
+        self.score = None
+        self.tokens += word.tokens
+        self.meter.add(means, loss, micro_batches, word.tokens)
+        if self._record_due():
+            record = {**self.meter.close(), "learning_rate": config.learning_rate * share, "gradient_norm": norm}
+            record["max_length"] = max(b.layout.max_length for b in micro_batches)
+            self._write({**record, **({"skipped": self.guard.skipped} if self.guard.skipped else {})})
+
+    def _record_due(self) -> bool:
+        """About 200 records in a run, at the same steps however often it was resumed."""
+        course = self.course
+        if course.by_clock:
+            return self.meter.seconds >= course.seconds / 200
+        return course.step % max(1, course.total // 200) == 0 or course.step == course.steps
+
+    def _due(self, every: float, before: float, now: float) -> bool:
+        """Whether a multiple of so many steps (1 and more) or of this share of the run (under 1) has been passed."""
+        if not every:
+            return False
+        if every >= 1:
+            return self.course.step % int(every) == 0
+        width = every * self.course.total
+        width = max(1.0, round(width)) if not self.course.by_clock else width
+        return math.floor(now / width) > math.floor(before / width)
+
+    def _save_due(self) -> bool:
+        config, course = self.config, self.course
+        late = course.elapsed - self.saved_at >= 60 * config.save_minutes
+        return late or bool(config.save_every and course.step % config.save_every == 0)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self.log is not None:
+            facts = {"step": self.course.step, "seconds": round(self.course.elapsed, 3), "tokens": self.tokens}
+            self.log({**facts, **record})
+
+    def _evaluate(self) -> None:
+        if self.evaluate is None:
+            return
+        with self.meter.paused():
+            scores = self.evaluate()
+        self._write({f"dev_{name}": value for name, value in scores.items()})
+        if self.goal.lstrip("-") in scores:
+            self.score = scores[self.goal.lstrip("-")] * (-1 if self.goal.startswith("-") else 1)
+        self.scores = {name: value for name, value in scores.items() if isinstance(value, (int, float))}
+        self.evaluated_at = self.course.step
+
+    def _save(self) -> Path | None:
+        course, guard = self.course, self.guard
+        self.saved_at = course.elapsed
+        counts = {"first_loss": guard.first, "skipped": guard.skipped, "in_a_row": guard.in_a_row}
+        state = TrainerState(course.step, course.elapsed, self.tokens, **counts, score=self.score)  # type: ignore[arg-type]
+        with self.meter.paused():
+            return checkpoint.save_checkpoint(self.run, state, self.model, self.optimizers, self.save, self.config.keep)
+
+    def _stop(self, request: Request) -> None:
+        """Save and leave."""
+        path, step = self._save(), self.course.step
+        saved = f"saved {path}" if path or not distributed.is_main() else "it could not be saved"
+        number = request.signal or signal.SIGTERM
+        raise Interrupted(f"stopped after step {step}; {saved}. The same command with --resume goes on", 128 + number)
+
+
+def gradients(
+    model: nn.Module, micro_batches: list[Batch], counts: Mapping[str, float], config: TrainConfig, step: int
+) -> tuple[dict[str, float], float]:
+    """Forward and backward passes of a step, clipped; the means of all outputs and the gradient's norm."""
+    device = next(model.parameters()).device
+    totals: dict[str, Tensor] = {}
     model.train()
     for number, batch in enumerate(micro_batches):
-        torch.manual_seed(draws.seed(config.seed, step, number, DROPOUT))
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            sums = model(batch.to(device))
-        means = {name: value / counts[name] for name, value in sums.items()}
-        torch.stack(list(means.values())).sum().backward()
+        place = number * distributed.ranks() + distributed.rank()  # in the step's list
+        torch.manual_seed(draws.seed(config.seed, step, place, DROPOUT))
+        with distributed.without_sync(model, last=number == len(micro_batches) - 1):
+            means = output_means(model, batch.to(device), counts, config)
+            losses = [value for name, value in means.items() if not name.endswith(RIGHT)]
+            # Gradients are averaged over the processes, and are meant to be added.
+            (torch.stack(losses).sum() * distributed.ranks()).backward()
         for name, value in means.items():
             totals[name] = totals.get(name, torch.zeros((), device=device)) + value.detach()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf)
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config, step, steps)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return {name: value.item() for name, value in totals.items()}, norm.item()
+    norm = distributed.whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
+    summed = distributed.add_up_tensor(torch.stack([value.float() for value in totals.values()]))
+    *values, length = torch.cat([summed, norm.detach().reshape(1).float()]).tolist()  # one wait for the device
+    return dict(zip(totals, values, strict=True)), length
 
 
-def _ahead(batches: MicroBatches, steps: range) -> Iterator[tuple[int, list[Batch]]]:
-    """The steps' micro-batches, the next one being made while the last one is used."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(batches, steps.start) if len(steps) else None
-        for step in steps:
-            assert waiting is not None
-            ready = waiting.result()
-            waiting = pool.submit(batches, step + 1) if step + 1 < steps.stop else None
-            yield step, ready
+def output_means(model: nn.Module, batch: Batch, counts: Mapping[str, float], config: TrainConfig) -> dict[str, Tensor]:
+    """A model's outputs on a batch, each as its part of the step's mean; nothing where the batch is idle."""
+    device = batch.tokens.device
+    dtype = autocast_dtype(config.precision, device)
+    try:
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            sums = model(batch)
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"the device's memory is full with {len(batch.tokens)} tokens at once; lower train.micro_batch_size (the "
+            "mathematics stays the same) or set train.gradient_checkpointing=true"
+        ) from error
+    parts = {name: name.removesuffix(RIGHT) for name in sums}
+    return {name: sums[name] * (bool(batch.counts[part]) / max(1.0, counts[part])) for name, part in parts.items()}
 
 
-class _Window:
-    """Means over the steps since the last record."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.steps = self.tokens = 0
-        self.sums: Counter[str] = Counter()
-        self.last: dict[str, float] = {}
-
-    def add(self, losses: dict[str, float], tokens: int) -> None:
-        self.steps += 1
-        self.tokens += tokens
-        self.sums.update(losses)
-
-    def means(self) -> dict[str, float]:
-        if not self.steps:
-            return self.last
-        speed = self.tokens / max(time.monotonic() - self.began, 1e-9)
-        parts = {f"{name}_loss": value / self.steps for name, value in self.sums.items()}
-        return {"loss": sum(parts.values()), **parts, "tokens_per_second": speed}
-
-    def close(self) -> dict[str, float]:
-        """The means, and a new beginning."""
-        means = self.means()
-        self.__init__()  # type: ignore[misc]
-        self.last = means
-        return means
-
-    def words(self) -> str:
-        means = self.means()
-        return f"loss {means['loss']:.3f}, {means['tokens_per_second']:,.0f} tokens/s"
+def loss_sum(model: nn.Module, batch: Batch, counts: Mapping[str, float], config: TrainConfig) -> Tensor:
+    """The loss of one batch, as `gradients` adds it."""
+    means = output_means(model, batch.to(next(model.parameters()).device), counts, config)
+    return torch.stack([value for name, value in means.items() if not name.endswith(RIGHT)]).sum()
 
 
-def _due(done: int, every: int, steps: int) -> bool:
-    return done == steps or bool(every and done % every == 0)
-
-
-def _refuse_nan(record: dict[str, float], step: int) -> None:
-    if not math.isfinite(record["loss"]):
-        raise UserError(f"the loss is {record['loss']} at step {step}; lower train.learning_rate or raise train.warmup")
+def update(optimizers: list[torch.optim.Optimizer], share: float) -> None:
+    """A step of the optimisers at a share of their rates."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["rate"] * share
+        optimizer.step()

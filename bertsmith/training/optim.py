@@ -1,30 +1,90 @@
-"""The optimiser and the learning rate's course."""
+"""The optimisers. Each parameter group carries `rate`, its learning rate before the schedule."""
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from bertsmith.training.distributed import whole
 from bertsmith.training.settings import TrainConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW with decoupled decay on matrices and embeddings, none on biases and norms."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """The optimiser of a model: one, or Muon with AdamW beside it. Biases and norms do not decay."""
+    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if config.optimizer == "muon":
+        inner = [p for p in _inner_matrices(model) if p.requires_grad]  # a list: all processes need one order
+        others = [p for p in parameters if not any(p is q for q in inner)]
+        return [_muon(inner, config), _adamw(others, config, config.rest_learning_rate or config.learning_rate)]
+    if config.optimizer == "lamb":
+        return [Lamb(_groups(parameters, config, config.learning_rate), config)]
+    return [_adamw(parameters, config, config.learning_rate)]
+
+
+def _inner_matrices(model: nn.Module) -> list[Tensor]:
+    """The matrices of the layers: neither embeddings, nor output layers, whose rows are words or classes."""
+    layers = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    return [p for layer in layers for p in layer.parameters() if p.dim() == 2]
+
+
+def _groups(parameters: Iterable[Tensor], config: TrainConfig, rate: float) -> list[dict[str, Any]]:
+    parameters = list(parameters)
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay, "rate": rate},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0, "rate": rate},
     ]
-    betas = (config.beta1, config.beta2)
+
+
+def _adamw(parameters: list[Tensor], config: TrainConfig, rate: float) -> torch.optim.Optimizer:
+    """AdamW with decoupled decay on matrices and embeddings."""
     fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, eps=config.adam_eps, fused=fused)
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(_groups(parameters, config, rate), lr=rate, betas=betas, eps=config.adam_eps, fused=fused)
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """The rate of a step (the first is 0): up in a line during the warm-up, then down to zero or constant."""
-    warmup = round(config.warmup * steps)
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    if config.schedule == "constant":
-        return config.learning_rate
-    return config.learning_rate * (steps - step) / max(1, steps - warmup)
+def _muon(matrices: list[Tensor], config: TrainConfig) -> torch.optim.Optimizer:
+    """Muon: momentum whose matrices are made orthogonal before they are added."""
+    group = {"params": matrices, "rate": config.learning_rate}
+    return torch.optim.Muon(
+        [group], lr=config.learning_rate, weight_decay=config.weight_decay, momentum=config.momentum
+    )
+
+
+class Lamb(torch.optim.Optimizer):
+    """Adam whose step in each tensor is as long as the tensor is large (You et al. 2020), for large batches.
+
+    Tensors without decay (biases and norms) take the plain step, as the authors' code does.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], config: TrainConfig) -> None:
+        betas, eps = (config.beta1, config.beta2), config.adam_eps
+        super().__init__(groups, {"lr": config.learning_rate, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state, gradient = self.state[parameter], parameter.grad
+        assert gradient is not None
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        (beta1, beta2), mean, square = group["betas"], state["exp_avg"], state["exp_avg_sq"]
+        state["step"] += 1
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        count = float(state["step"])
+        update = (mean / (1 - beta1**count)) / ((square / (1 - beta2**count)).sqrt() + group["eps"])
+        rate: float | Tensor = group["lr"]
+        if group["weight_decay"]:
+            update = update.add_(parameter, alpha=group["weight_decay"])
+            size, length = whole(parameter.norm()), whole(update.norm())
+            rate = group["lr"] * torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size))
+        parameter.sub_(update * rate)

@@ -4,43 +4,70 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder, refuse_existing
 from bertsmith.progress import say
-from bertsmith.training.checkpoint import latest_checkpoint
+from bertsmith.training import checkpoint, distributed
+from bertsmith.training.checkpoint import Save, TrainerState, latest_checkpoint
+from bertsmith.training.settings import MAY_CHANGE
 
 CONFIG, FACTS, MODEL = "config.json", "run.json", "model"
+Found = tuple[Path, TrainerState]
 
 
-def open_run(run: Path, config: dict[str, Any], facts: dict[str, Any], resume: bool) -> tuple[Path, int] | None:
-    """Begin a run, or go on with it: gives the checkpoint to go on from, None at the beginning."""
+def open_run(
+    run: Path, config: dict[str, Any], facts: dict[str, Any], resume: bool, notes: Mapping[str, Any] | None = None
+) -> tuple[Found | None, bool]:
+    """Begin a run, or go on with it: gives the checkpoint to go on from and whether the run is finished already.
+
+    The configuration and the `facts` have to be those that the run was started with; `notes` are written beside them.
+    The first process looks and writes, and tells the others.
+    """
+    told = ""
+    if distributed.is_main():
+        found = _open(run, config, facts, resume, notes or {})
+        told = json.dumps([str(found[0]), asdict(found[1])] if found else [is_finished(run)])
+    answer = json.loads(distributed.gather_texts(told)[0])
+    return ((Path(answer[0]), TrainerState(**answer[1])), False) if len(answer) == 2 else (None, answer[0])
+
+
+def _open(
+    run: Path, config: dict[str, Any], facts: dict[str, Any], resume: bool, notes: Mapping[str, Any]
+) -> Found | None:
     if resume and (run / CONFIG).exists():
-        for name, values in ((CONFIG, config), (FACTS, facts)):
-            if (run / name).exists():
-                _same(read_json(run / name), values, run / name)
-        if is_finished(run):
-            say(f"{run} is finished already: its model is at {run / MODEL}")
-            return None
-        for left in run.rglob(".*.partial"):  # what a killed process was writing
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        found = latest_checkpoint(run)
-        say(
-            f"resuming {run} after step {found[1]}"
-            if found
-            else f"{run} has no checkpoint yet; starting from the beginning"
-        )
-        return found
+        return _go_on(run, config, facts)
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
     run.mkdir(parents=True, exist_ok=True)
-    for name, values in ((CONFIG, config), (FACTS, facts)):
+    for name, values in ((CONFIG, config), (FACTS, {**facts, **notes})):
         with new_file(run / name) as work:
-            work.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            work.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return None
+
+
+def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any]) -> Found | None:
+    _same(read_json(run / CONFIG), config, run / CONFIG)
+    if (run / FACTS).exists():
+        stored = read_json(run / FACTS)
+        _same({key: stored.get(key) for key in facts}, facts, run / FACTS)
+    if is_finished(run):
+        say(f"{run} is finished already: its model is at {run / MODEL}")
+        return None
+    for left in run.rglob(".*.partial"):  # what a killed process was writing
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    found = latest_checkpoint(run)
+    if found is None:
+        say(f"{run} has no checkpoint yet; starting from the beginning")
+    else:
+        say(f"resuming {run} after step {found[1].step}")
+    return found
 
 
 def is_finished(run: Path) -> bool:
@@ -48,11 +75,14 @@ def is_finished(run: Path) -> bool:
     return (run / MODEL).is_dir()
 
 
-def finish_run(run: Path, save: Callable[[Path], None]) -> None:
+def finish_run(run: Path, model: nn.Module, save: Save) -> None:
     """Write the finished model."""
-    shutil.rmtree(run / MODEL, ignore_errors=True)
-    with new_folder(run / MODEL) as folder:
-        save(folder)
+    tensors = checkpoint.model_tensors(model)
+    if distributed.is_main():
+        shutil.rmtree(run / MODEL, ignore_errors=True)
+        with new_folder(run / MODEL) as folder:
+            save(folder, tensors)
+    distributed.wait()
 
 
 def _same(stored: dict[str, Any], given: dict[str, Any], where: Path, prefix: str = "") -> None:
@@ -61,7 +91,7 @@ def _same(stored: dict[str, Any], given: dict[str, Any], where: Path, prefix: st
         old, new = stored.get(key), given.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             _same(old, new, where, f"{prefix}{key}.")
-        elif old != new:
+        elif old != new and prefix + key not in MAY_CHANGE:
             raise UserError(
                 f"--resume: {prefix}{key} is {old!r} in {where} and {new!r} now; "
                 "give the settings that the run was started with"

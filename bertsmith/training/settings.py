@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,37 +10,60 @@ import torch
 
 from bertsmith.errors import UserError
 
-Schedule = Literal["linear", "constant"]
+Optimizer = Literal["adamw", "lamb", "muon"]
+Schedule = Literal["linear", "cosine", "stable", "constant"]
 Precision = Literal["auto", "float32", "bfloat16"]
+Parallel = Literal["ddp", "fsdp"]
+# What may differ when a run is resumed: it changes how the work is done, not what is computed.
+MAY_CHANGE = frozenset(
+    "train." + name
+    for name in """micro_batch_size parallel gradient_checkpointing save_every save_minutes evaluate_every keep
+    tensorboard""".split()
+)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """How long, how large, how fast. Defaults are the paper's pre-training (appendix A.2).
 
-    A run is `steps` long or, where that is not set, `epochs` times through the data. `batch_size` counts the
-    sequences of a step; `micro_batch_size` how many of them go through the model at once (unset: all, up to 64).
-    `warmup` is the share of the steps in which the rate rises. `save_every` and `evaluate_every` count steps; 0 does
-    it at the end alone. `keep` checkpoints stay on the disk.
+    A run is `steps` long or, where that is not set, `epochs` times through the data; `hours` ends it, and its schedule,
+    by the clock instead. `batch_size` counts the sequences of a step; `micro_batch_size` how many of them go through
+    the model at once (unset: as many as fit into 8,192 tokens at the full length, at most 64).
+
+    `optimizer` is adamw, lamb (You et al. 2020) or muon (Jordan 2024: the encoder's matrices by Muon at
+    `learning_rate`, everything else by AdamW at `rest_learning_rate`). The rate rises during the share `warmup` of the
+    run; then it falls in a line, as a cosine, or stays until the last share `decay` (`stable`), or stays for good.
+
+    A checkpoint is written every `save_minutes` and, where it is set, every `save_every` steps; the last `keep` of them
+    stay on the disk, and the best one. `evaluate_every` counts steps or, under 1, is a share of the run; 0 evaluates at
+    the end alone. With several processes (`torchrun`) the model is copied (`parallel` ddp) or divided (fsdp).
     """
 
     steps: int | None = None
     epochs: float | None = None
+    hours: float | None = None
     batch_size: int = 256
     micro_batch_size: int | None = None
+    optimizer: Optimizer = "adamw"
     learning_rate: float = 1e-4
+    rest_learning_rate: float | None = None
     warmup: float = 0.01
     schedule: Schedule = "linear"
+    decay: float = 0.2
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
     adam_eps: float = 1e-6
+    momentum: float = 0.95
     clip_norm: float = 1.0
     precision: Precision = "auto"
     gradient_checkpointing: bool = False
+    parallel: Parallel = "ddp"
     save_every: int = 0
-    evaluate_every: int = 0
+    save_minutes: float = 15.0
+    evaluate_every: float = 0.0
     keep: int = 2
+    tensorboard: bool = False
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -47,37 +71,47 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1, not {value}")
-        for name in ("save_every", "evaluate_every", "learning_rate", "weight_decay", "clip_norm", "warmup", "seed"):
+        for name in ("save_every", "evaluate_every", "learning_rate", "weight_decay", "clip_norm", "seed"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
-        if self.epochs is not None and self.epochs <= 0:
-            raise UserError(f"train.epochs must be above 0, not {self.epochs}")
-        if self.warmup > 1:
-            raise UserError(f"train.warmup is a share of the steps, from 0 to 1, not {self.warmup}")
+        for name in ("epochs", "hours", "rest_learning_rate", "save_minutes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"train.{name} must be above 0, not {value}")
+        for name in ("warmup", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"train.{name} is a share of the run, from 0 to 1, not {getattr(self, name)}")
+        for name in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"train.{name} must be at least 0 and under 1, not {getattr(self, name)}")
+        if self.schedule == "stable" and self.warmup + self.decay > 1:
+            raise UserError(f"train.warmup {self.warmup} and train.decay {self.decay} are together longer than the run")
 
-    @property
-    def micro_size(self) -> int:
-        return min(self.micro_batch_size or 64, self.batch_size)
+    def micro_size(self, max_length: int) -> int:
+        """How many sequences of this length go through the model at once."""
+        return min(self.micro_batch_size or max(1, min(64, 8192 // max_length)), self.batch_size)
 
-    def num_steps(self, num_samples: int) -> int:
-        """The length of the run on this many samples."""
+    def num_steps(self, num_samples: int) -> int | None:
+        """The length of the run on this many samples; None where the clock ends it."""
+        if self.hours is not None:
+            return None
         if self.steps is not None:
             return self.steps
         if self.epochs is None:
-            raise UserError("the run has no length: set train.steps or train.epochs")
+            raise UserError("the run has no length: set train.steps, train.epochs or train.hours")
         return max(1, -(-int(self.epochs * num_samples) // self.batch_size))
 
 
 def pick_device(name: str | None = None) -> torch.device:
-    """The named device, or the best there is: CUDA, Apple's mps, else the CPU."""
+    """The named device, or the best there is: CUDA (under `torchrun` the process's own), Apple's mps, else the CPU."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name is None:
-        return torch.device(next(kind for kind, there in available.items() if there))
-    kind = name.split(":")[0]
+    kind = name.split(":")[0] if name is not None else next(kind for kind, there in available.items() if there)
     if not available.get(kind, False):
         there = ", ".join(k for k, v in available.items() if v)
         raise UserError(f"--device {name!r} is not available here; there is: {there}")
-    return torch.device(name)
+    if kind == "cuda" and "LOCAL_RANK" in os.environ:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    return torch.device(name or kind)
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:

@@ -1,0 +1,52 @@
+"""What commands share: their options, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Inputs = Annotated[
+    list[str], typer.Argument(help="Text files or folders: .txt, .jsonl, .parquet, also .gz .xz .bz2 .zst")
+]
+Out = Annotated[Path, typer.Option("--out", help="The folder to write; must be new or empty")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The seed of everything random (train.seed)")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or mps; the best there is by default")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of a table")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run")]
+Field = Annotated[str, typer.Option("--field", help="The field of JSON lines and parquet that holds the text")]
+Model = Annotated[str, typer.Argument(help="A model folder, a run or a hub name")]
+
+
+def given(key: str, value: object) -> list[str]:
+    """An option of its own as a `--set`, where it was given."""
+    return [] if value is None else [f"{key}={value}"]
+
+
+def show(values: dict[str, Any], as_json: bool, *header: str) -> None:
+    """Results: a JSON object for programs, a table for people; of several processes the first one speaks."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if as_json:
+        print(json.dumps(values, ensure_ascii=False))
+        return
+    table = Table(*(header or ("", "")), show_header=bool(header))
+    for name, value in values.items():
+        table.add_row(name.replace("_", " ") if not header else name, _cell(value))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    """A value as people read it; of a long list the beginning."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list):
+        items = [" ".join(map(str, item)) if isinstance(item, list) else str(item) for item in value[:10]]
+        return ", ".join(items) + (f", … ({len(value):,} in all)" if len(value) > 10 else "")
+    return f"{value:,}" if type(value) is int else str(value)

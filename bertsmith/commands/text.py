@@ -1,0 +1,118 @@
+"""Commands that turn text into vocabularies and corpora."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bertsmith.commands.options import Field, Inputs, Json, Out, Set, show
+from bertsmith.config import override, to_dict
+from bertsmith.errors import UserError
+
+
+def tokenizer_train(
+    text: Inputs,
+    out: Out,
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Entries of the vocabulary")] = 30_000,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals and accents")] = False,
+    jamo: Annotated[bool, typer.Option("--jamo", help="Break Hangul into jamo, as the original uncased form")] = False,
+    field: Field = "text",
+    as_json: Json = False,
+) -> None:
+    r"""Train a WordPiece vocabulary on text.
+
+    \b
+    Example: bertsmith tokenizer train corpus.txt --out tok --vocab-size 8000
+    """
+    from bertsmith.data.vocabulary import train_tokenizer
+
+    trained = train_tokenizer(text, out, vocab_size=vocab_size, cased=cased, jamo=jamo, field=field)
+    tokenizer, held_out = trained.tokenizer, trained.coverage
+    facts: dict[str, Any] = {
+        "tokenizer": str(out),
+        "entries": tokenizer.vocab_size,
+        "cased": cased,
+        "hash": tokenizer.hash,
+    }
+    if trained.sampled:
+        facts["sampled"] = trained.sampled
+    if held_out is not None:
+        facts |= {f"held_out_{name}": value for name, value in to_dict(held_out).items()}
+    show(facts, as_json)
+
+
+def tokenizer_extend(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A tokenizer folder, a model folder, a run or a hub name")
+    ],
+    out: Out,
+    words: Annotated[Path | None, typer.Option("--words", help="A file with a word a line")] = None,
+    texts: Annotated[list[str] | None, typer.Option("--from", help="Text whose most useful words are added")] = None,
+    count: Annotated[int, typer.Option("--count", help="How many words of --from are added")] = 1000,
+    as_json: Json = False,
+) -> None:
+    r"""Add domain words to a vocabulary and its model; new rows start from the mean of their old pieces.
+
+    \b
+    Example: bertsmith tokenizer extend run --from domain.txt --count 500 --out extended
+    """
+    from bertsmith.extend import extend, read_words
+
+    listed = read_words(words) if words is not None else []
+    show(extend(source, out, words=listed, texts=texts or [], count=count), as_json)
+
+
+def corpus_doctor(
+    text: Inputs,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer or model folder")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The page to write")] = None,
+    field: Field = "text",
+    as_json: Json = False,
+) -> None:
+    r"""Say what would spoil the training before it is run, of raw text or of a corpus folder.
+
+    \b
+    Example: bertsmith corpus doctor corpus.txt --tokenizer tok --out doctor.html
+    """
+    from bertsmith.data.doctor import describe, examine, write_report
+
+    diagnosis = examine(text, tokenizer=tokenizer, text_field=field)
+    if out is not None:
+        write_report(diagnosis, out)
+    if as_json:
+        show(to_dict(diagnosis), as_json)
+    else:
+        for line in describe(diagnosis):
+            print(line)
+
+
+def corpus_build(
+    text: Inputs,
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A tokenizer or model folder")],
+    out: Annotated[str, typer.Option("--out", help="The folder to write, a path or a URL")],
+    workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores by default")] = None,
+    engine: Annotated[str, typer.Option("--engine", help="local or ray")] = "local",
+    address: Annotated[str | None, typer.Option("--address", help="The Ray cluster's address")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad records and files, and say so")] = False,
+    field: Field = "text",
+    settings: Set = None,
+    as_json: Json = False,
+) -> None:
+    r"""Turn text into memory-mapped shards of tokens; started again after it was stopped, it goes on.
+
+    \b
+    Example: bertsmith corpus build corpus.txt --tokenizer tok --out shards
+    Cleaning: --set clean.duplicate_paragraphs=false --set clean.script=hangul --set clean.min_length=200
+    """
+    from bertsmith.data.build import BuildConfig, build_corpus
+
+    if engine not in ("local", "ray"):
+        raise UserError(f"--engine {engine!r} is not one of 'local', 'ray'")
+    config = override(BuildConfig(skip_bad=skip_bad, text_field=field), settings or [])
+    corpus = build_corpus(text, tokenizer, out, config=config, workers=workers, engine=engine, address=address)  # type: ignore[arg-type]
+    facts = corpus.manifest
+    counts = {name: getattr(facts, name) for name in ("documents", "sentences", "tokens")}
+    size = sum(shard.bytes for shard in facts.shards)
+    show({"corpus": out, **counts, **facts.cleaning, "shards": len(facts.shards), "bytes": size}, as_json)

@@ -1,0 +1,121 @@
+"""Commands that train: pre-training, fine-tuning, the proof of resuming, recipes, the demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertsmith.commands.options import Device, Json, Out, Resume, Seed, Set, given, show
+from bertsmith.config import override
+
+
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `bertsmith recipes`) or a run's config.json")],
+    data: Annotated[Path, typer.Option("--data", help="A corpus folder")],
+    out: Out,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Go on from this model instead of random weights")
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option("--hours", help="End the run, and its schedule, after this time (train.hours)")
+    ] = None,
+    seed: Seed = None,
+    settings: Set = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    r"""Pre-train an encoder: masked words and next sentences.
+
+    \b
+    Example: bertsmith pretrain bert-tiny --data shards --out run --set train.steps=200
+    By the clock: bertsmith pretrain speedrun --data shards --out run --hours 2
+    Several GPUs: torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --data shards --out run
+    """
+    from bertsmith.pretrain import pretrain as function
+    from bertsmith.recipes import recipe as find
+
+    config = override(find(recipe), [*given("train.hours", hours), *given("train.seed", seed), *(settings or [])])
+    scores = function(config, data, out, model=model, device=device, resume=resume)
+    show({"model": str(out / "model"), **scores}, as_json)
+
+
+def finetune(
+    task: Annotated[str, typer.Argument(help="What to learn: classify or regress")],
+    model: Annotated[str, typer.Option("--model", help="A model folder, a run or a hub name")],
+    data: Annotated[Path, typer.Option("--data", help="Training rows: .csv, .tsv, .jsonl or .parquet")],
+    out: Out,
+    dev: Annotated[Path | None, typer.Option("--dev", help="Rows to score on")] = None,
+    seed: Seed = None,
+    settings: Set = None,
+    device: Device = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    r"""Fine-tune a model on labelled rows (columns text and label, unless data.columns says otherwise).
+
+    \b
+    Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
+    """
+    from bertsmith.finetune import FinetuneConfig
+    from bertsmith.finetune import finetune as function
+
+    config = override(FinetuneConfig(task), [*given("train.seed", seed), *(settings or [])])
+    scores = function(config, model, data, out, dev=dev, device=device, resume=resume)
+    show({"model": str(out / "model"), **scores}, as_json)
+
+
+def verify_resume(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name or a run's config.json")],
+    data: Annotated[Path, typer.Option("--data", help="A corpus folder")],
+    steps: Annotated[int, typer.Option("--steps", help="The length of the run")] = 30,
+    kills: Annotated[int, typer.Option("--kills", help="How often it is killed")] = 3,
+    settings: Set = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    r"""Prove that a run which is killed (-9) and resumed ends with the same weights.
+
+    \b
+    Example: bertsmith verify resume bert-tiny --data shards --steps 40 --device cpu
+    """
+    from bertsmith.recipes import recipe as find
+    from bertsmith.verify import verify_resume as function
+
+    found = function(override(find(recipe), settings or []), data, steps=steps, kills=kills, device=device)
+    show(found, as_json)
+    if not found["identical"]:
+        raise typer.Exit(1)
+
+
+def recipes(as_json: Json = False) -> None:
+    r"""List every named recipe with a line on what it is.
+
+    \b
+    Example: bertsmith recipes
+    """
+    from bertsmith.recipes import describe
+
+    show(describe(), as_json, "recipe", "what it is")
+
+
+def demo(
+    out: Out = Path("demo"),
+    text_only: Annotated[bool, typer.Option("--text-only", help="Write the text and the labelled rows alone")] = False,
+    as_json: Json = False,
+) -> None:
+    r"""The whole path on the text that every Python installation carries: some minutes on two cores.
+
+    \b
+    Example: bertsmith demo --out demo
+    """
+    from bertsmith import demo as demonstration
+
+    if text_only:
+        text = demonstration.write_text(out)
+        counts = {"documents": len(text.documents), "train_rows": len(text.train), "dev_rows": len(text.held_out)}
+        show({"folder": str(out), **counts}, as_json)
+    else:
+        demonstration.demo(out, as_json=as_json)

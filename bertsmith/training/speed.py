@@ -1,0 +1,120 @@
+"""What a run shows while it goes on: means since the last record, tokens a second, the share of the machine, memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+
+from bertsmith.batch import Batch
+from bertsmith.training import distributed
+
+
+class Meter:
+    """Means over the steps since the last record."""
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype | None, flops: Callable[[Batch], float] | None = None
+    ) -> None:
+        self.device, self.dtype, self.flops = device, dtype, flops
+        self.last: dict[str, float] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.began = time.monotonic()
+        self.steps = self.tokens = 0
+        self.work = self.loss = 0.0
+        self.sums: Counter[str] = Counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens in the block is no training time."""
+        began = time.monotonic()
+        yield
+        self.began += time.monotonic() - began
+
+    def add(self, means: dict[str, float], loss: float, micro_batches: list[Batch], tokens: int) -> None:
+        """A step's outputs, this process's batches of it, and the tokens of all processes."""
+        self.steps += 1
+        self.tokens += tokens
+        self.loss += loss
+        self.sums.update(means)
+        if self.flops is not None:
+            self.work += sum(self.flops(b) for b in micro_batches)
+
+    def means(self) -> dict[str, float]:
+        if not self.steps:
+            return self.last
+        seconds = max(self.seconds, 1e-9)
+        named = {n if n.endswith("_accuracy") else f"{n}_loss": v / self.steps for n, v in self.sums.items()}
+        means = {"loss": self.loss / self.steps, **named, "tokens_per_second": self.tokens / seconds}
+        if self.work:
+            means["flop_share"] = self.work / seconds / matrix_ceiling(self.device, self.dtype)
+        return means
+
+    def close(self) -> dict[str, float]:
+        """The means with the memory in use, and a new beginning."""
+        self.last = {**self.means(), "memory_gb": round(peak_memory(self.device) / 1e9, 3)}
+        self._begin()
+        return self.last
+
+    def words(self) -> str:
+        """A line for the live display."""
+        means = self.means()
+        parts = [f"loss {means['loss']:.3f}"]
+        parts += [f"{n.split('_')[0]} {100 * v:.1f} %" for n, v in means.items() if n.endswith("_accuracy")]
+        parts += [f"{means['tokens_per_second']:,.0f} tokens/s"]
+        if "flop_share" in means:
+            parts += [f"{100 * means['flop_share']:.0f} % of the machine"]
+        return ", ".join([*parts, f"{peak_memory(self.device) / 1e9:.1f} GB"])
+
+
+@lru_cache
+def matrix_ceiling(device: torch.device, dtype: torch.dtype | None) -> float:
+    """Floating-point operations a second of a large matrix product on this device: what a model could reach at most."""
+    size = 8192 if device.type == "cuda" else 1024
+    a, b = (torch.randn(size, size, device=device, dtype=dtype or torch.float32) for _ in range(2))
+    times = []
+    for _ in range(4):
+        wait_for(device)
+        began = time.perf_counter()
+        a @ b
+        wait_for(device)
+        times.append(time.perf_counter() - began)
+    return 2 * size**3 / min(times)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most bytes that this process has held: on the GPU, or in all on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def free_memory(device: torch.device) -> float:
+    """The bytes that this process may use; infinite where that is not known. Processes of a machine share its CPU's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    try:
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return float("inf")
+    return pages / int(os.environ.get("LOCAL_WORLD_SIZE", distributed.ranks()))

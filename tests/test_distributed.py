@@ -1,0 +1,158 @@
+"""Several processes compute what one does: losses, weights, data order, checkpoints."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from safetensors.torch import load_file
+
+from bertsmith.config import override
+from bertsmith.pretrain import pretrain
+from bertsmith.recipes import recipe
+from bertsmith.training import runlog
+
+ROOT = Path(__file__).parent.parent
+# Sequences of unequal length, dropout on, five micro-batches of unequal size for two processes: one of them idles.
+SETTINGS = [
+    *TINY,
+    "train.steps=20",
+    "train.batch_size=18",
+    "train.micro_batch_size=4",
+    "train.learning_rate=1e-3",
+    "data.max_length=48",
+    "data.short_share=0.5",
+    "data.long_length=64",
+]
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+def command(world: Path, out: Path, settings: list[str], *more: str) -> list[str]:
+    flags = [part for setting in settings for part in ("--set", setting)]
+    return [
+        "pretrain",
+        "bert-tiny",
+        "--data",
+        str(world / "shards"),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *flags,
+        *more,
+    ]
+
+
+def torchrun(
+    arguments: list[str], *, processes: int = 2, port: int | None = None, **options: str
+) -> subprocess.Popen[str]:
+    agent = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    agent += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    agent += ["--master-addr=127.0.0.1", f"--master-port={port or free_port()}", "-m", "bertsmith"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*agent, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+
+
+def losses(run: Path) -> list[tuple[float, float]]:
+    return [(r["mlm_loss"], r["nsp_loss"]) for r in runlog.read(run) if "loss" in r]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def close(first: Path, second: Path, tolerance: float) -> None:
+    assert len(losses(first)) == len(losses(second)) == 20
+    assert torch.allclose(torch.tensor(losses(first)), torch.tensor(losses(second)), atol=tolerance, rtol=0)
+
+
+@pytest.fixture(scope="session")
+def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run by one process."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    pretrain(override(recipe("bert-tiny"), SETTINGS), world / "shards", run, device="cpu")
+    return run
+
+
+def test_two_processes_have_the_losses_of_one(world: Path, alone: Path, tmp_path: Path) -> None:
+    finish(torchrun(command(world, tmp_path / "two", SETTINGS)))
+    close(alone, tmp_path / "two", 1e-6)
+    for name, tensor in weights(alone).items():
+        assert torch.allclose(tensor, weights(tmp_path / "two")[name], atol=1e-5), name
+
+
+def test_a_divided_model_has_the_losses_of_one(world: Path, alone: Path, tmp_path: Path) -> None:
+    finish(torchrun(command(world, tmp_path / "two", [*SETTINGS, "train.parallel=fsdp"])))
+    close(alone, tmp_path / "two", 1e-6)
+
+
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("lamb", 2e-6), ("muon", 2e-3)])  # Muon iterates in bfloat16
+def test_optimisers_of_a_divided_model(optimizer: str, tolerance: float, world: Path, tmp_path: Path) -> None:
+    settings = [*SETTINGS, f"train.optimizer={optimizer}", "train.clip_norm=0.1"]
+    pretrain(override(recipe("bert-tiny"), settings), world / "shards", tmp_path / "one", device="cpu")
+    finish(torchrun(command(world, tmp_path / "two", [*settings, "train.parallel=fsdp"])))
+    close(tmp_path / "one", tmp_path / "two", tolerance)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_saved_by_two_resumed_by_one_and_the_reverse(parallel: str, world: Path, alone: Path, tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", [*SETTINGS, "train.save_every=7", f"train.parallel={parallel}"]
+    finish(torchrun(command(world, run, settings)))
+    for folder in ("model", "checkpoints/step-00000014"):
+        (run / folder).rename(tmp_path / folder.replace("/", "-"))
+    pretrain(override(recipe("bert-tiny"), settings), world / "shards", run, device="cpu", resume=True)
+    close(alone, run, 1e-6)
+    (run / "model").rename(tmp_path / "model-of-one")
+    finish(torchrun(command(world, run, settings, "--resume")))
+    close(alone, run, 1e-6)
+
+
+def test_the_same_checkpoint_by_one_and_by_two(world: Path, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "train.save_every=7"]
+    pretrain(override(recipe("bert-tiny"), settings), world / "shards", tmp_path / "one", device="cpu")
+    finish(torchrun(command(world, tmp_path / "two", [*settings, "train.parallel=fsdp"])))
+    files = [tmp_path / run / "checkpoints" / "step-00000014" for run in ("one", "two")]
+    first, second = (load_file(folder / "optimizer.safetensors") for folder in files)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert value.shape == second[name].shape
+        assert torch.allclose(value, second[name], atol=1e-5), name
+    states = [json.loads((folder / "trainer.json").read_text()) for folder in files]
+    assert states[0]["step"] == states[1]["step"] == 14
+    assert states[0]["tokens"] == states[1]["tokens"]
+
+
+@pytest.mark.slow
+def test_two_nodes(world: Path, alone: Path, tmp_path: Path) -> None:
+    port = free_port()
+    nodes = [
+        torchrun(
+            command(world, tmp_path / f"node{n}" / "run", SETTINGS),
+            processes=1,
+            port=port,
+            nnodes="2",
+            node_rank=str(n),
+        )
+        for n in range(2)
+    ]
+    finish(*nodes)
+    close(alone, tmp_path / "node0" / "run", 1e-6)
+    assert not (tmp_path / "node1" / "run").exists()  # the first process alone writes
