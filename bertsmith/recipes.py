@@ -38,7 +38,7 @@ def speedrun() -> PretrainConfig:
     plain = {"norm_first": True, "bias": False, "hidden_dropout": 0.0, "attention_dropout": 0.0}
     return PretrainConfig(
         recipe="speedrun",
-        model=replace(base.model),  # type: ignore[arg-type]
+        model=replace(base.model, **plain),  # type: ignore[arg-type]
         data=DataConfig(max_length=128, pairs="full", masking=MaskPolicy(rate=0.2), copies=0),
         train=TrainConfig(
             hours=1.0,
