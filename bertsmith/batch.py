@@ -6,7 +6,7 @@ B sequences, L padded length, T tokens in all (no padding), H hidden size. A bat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -47,8 +47,8 @@ class Padded:
         """From (B, L, …) back to this layout's own form."""
         return values
 
-    def to(self, device: torch.device) -> Padded:
-        return Padded(self.mask.to(device, non_blocking=True))
+    def map(self, function: Callable[[Tensor], Tensor]) -> Padded:
+        return Padded(function(self.mask))
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,20 @@ class Packed:
 
     def unpad(self, values: Tensor) -> Tensor:
         """From (B, max_length, …) back to (T, …)."""
-        return values[self.rectangle[1]]
+        return values.flatten(0, 1).index_select(0, self.places)
 
-    def to(self, device: torch.device) -> Packed:
-        return Packed(self.starts.to(device, non_blocking=True), self.max_length)
+    def map(self, function: Callable[[Tensor], Tensor]) -> Packed:
+        return Packed(function(self.starts), self.max_length)
 
     @cached_property
     def rectangle(self) -> tuple[Tensor, Tensor]:
         """Where each place of the padded form finds its token (B, max_length), and whether there is one."""
         return _rectangle(self.starts[:-1].long(), self.starts[1:].long(), self.max_length)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Where each token stands in the padded form (T,)."""
+        return self.rectangle[1].flatten().nonzero().squeeze(1)
 
     @cached_property
     def groups(self) -> Groups | None:
@@ -155,14 +160,21 @@ class Batch:
     num_tokens: int = 0  # real ones
     indices: NDArray[np.int64] | None = None  # (B,)
 
+    def pin_memory(self) -> Batch:
+        """In memory that a GPU reads without the CPU's help."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
     def to(self, device: torch.device) -> Batch:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         return replace(
             self,
-            tokens=self.tokens.to(device, non_blocking=True),
-            segments=self.segments.to(device, non_blocking=True),
-            positions=self.positions.to(device, non_blocking=True),
-            layout=self.layout.to(device),
-            labels={name: value.to(device, non_blocking=True) for name, value in self.labels.items()},
+            tokens=function(self.tokens),
+            segments=function(self.segments),
+            positions=function(self.positions),
+            layout=self.layout.map(function),
+            labels={name: function(value) for name, value in self.labels.items()},
         )
 
     def idle(self) -> Batch:

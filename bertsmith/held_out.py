@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -101,5 +102,5 @@ def _fill(objective: MaskedLM, sample: Sample, tokenizer: Tokenizer) -> dict[str
 def _text(sample: Sample, tokenizer: Tokenizer) -> str:
     """The sentence with its masks written out."""
     ends = [0, *sample.masked, len(sample.example.tokens) - 1]
-    parts = [sample.example.tokens[a + 1 : b].tolist() for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [sample.example.tokens[a + 1 : b].tolist() for a, b in pairwise(ends)]
     return " [MASK] ".join(tokenizer.decode(part) for part in parts).strip()

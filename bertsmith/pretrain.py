@@ -123,6 +123,7 @@ def _pretrain(
         evaluate=evaluate,
         goal="-mlm_loss",
         flops=lambda batch: _flops(config.model, batch),
+        watch=corpus.refuse_faults,
         resume=found,
         title=f"pre-training {config.recipe}",
     )

@@ -153,10 +153,14 @@ class Corpus:
         """The number of tokens of every document, from a file of its own: no shard has to be opened for it."""
         return _map(self.folder / LENGTHS, ("lengths",))["lengths"]
 
-    def place(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64], int, int]:
-        """Where a document is: its shard's tokens and sentence starts, and its first sentence and the one after it."""
+    def refuse_faults(self) -> None:
+        """Stop where the comparison of checksums has found something."""
         if self.faults:
             raise UserError(self.faults[0])
+
+    def place(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64], int, int]:
+        """Where a document is: its shard's tokens and sentence starts, and its first sentence and the one after it."""
+        self.refuse_faults()
         shard_number = bisect_right(self.first_documents, number) - 1
         shard = self.shards[shard_number]
         local = number - self.first_documents[shard_number]

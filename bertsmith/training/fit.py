@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from bertsmith.batch import Batch
 from bertsmith.errors import Interrupted, UserError
 from bertsmith.progress import progress_bar
 from bertsmith.training import checkpoint, distributed, runlog
+from bertsmith.training.ahead import made_ahead
 from bertsmith.training.checkpoint import TrainerState
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.schedule import Course, course_of, rate_share
@@ -48,6 +48,7 @@ def fit(
     evaluate: Callable[[], dict[str, Any]] | None = None,
     goal: str = "",
     flops: Callable[[Batch], float] | None = None,
+    watch: Callable[[], None] = lambda: None,
     resume: tuple[Path, TrainerState] | None = None,
     title: str = "training",
 ) -> dict[str, Any]:
@@ -55,8 +56,9 @@ def fit(
 
     `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
     `save(folder, tensors)` writes the model; `evaluate()` scores it, and `goal` names the score that makes a checkpoint
-    the best one (`-loss`: lower is better). `flops` counts a batch's work. `resume` is a checkpoint of this run: the
-    model has been loaded from it, the optimiser is here.
+    the best one (`-loss`: lower is better). `flops` counts a batch's work; `watch` is called before every step, since
+    `batches` may run in other processes, and raises where the data has turned out to be bad. `resume` is a checkpoint of
+    this run: the model has been loaded from it, the optimiser is here.
     """
     device = next(model.parameters()).device
     trained = distributed.divide(model, config.parallel, device)
@@ -67,8 +69,8 @@ def fit(
         loop.go_on_from(*resume)
     if distributed.is_main():
         loop.log = runlog.open_log(run, loop.course.step, tensorboard=config.tensorboard)
-    with stop_requests() as request, ThreadPoolExecutor(1) as ahead:
-        return loop.go(batches, request, ahead, title)
+    with stop_requests() as request:
+        return loop.go(made_ahead(batches, loop.keys(), device, config.workers), watch, request, title)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class _Loop:
     evaluate: Callable[[], dict[str, Any]] | None
     goal: str
     tokens: int = 0
+    done: float = 0.0  # of the course, as the processes have agreed
     score: float | None = None  # of the evaluation at the present step
     scores: dict[str, Any] = field(default_factory=dict)  # the last evaluation
     evaluated_at: int = -1
@@ -110,26 +113,34 @@ class _Loop:
         self.tokens, self.saved_at = state.tokens, state.seconds
         self.guard = Guard(state.first_loss, state.skipped, state.in_a_row)
 
-    def go(self, batches: MicroBatches, request: Request, ahead: ThreadPoolExecutor, title: str) -> dict[str, Any]:
+    def keys(self) -> Iterator[tuple[int, float]]:
+        """The steps of the course, each with the share of the run before it, as far as it is known when asked."""
+        course, step = self.course, self.course.step
+        while course.by_clock or step < course.total:
+            yield step, (self.done if course.by_clock else step) / course.total
+            step += 1
+
+    def go(
+        self, steps: Iterator[list[Batch]], watch: Callable[[], None], request: Request, title: str
+    ) -> dict[str, Any]:
         """All steps up to the end of the course; gives the last evaluation."""
         course, total, start = self.course, self.course.total, self.course.step
-        before = done = float(course.step) if not course.by_clock else course.before
-        waiting = ahead.submit(batches, course.step, done / total)
-        with progress_bar(title, total, done) as advance:
-            while course.by_clock or course.step < course.steps:  # type: ignore[operator]
-                micro_batches = waiting.result()
+        self.done = course.done()
+        with progress_bar(title, total, self.done) as advance:
+            while course.by_clock or course.step < total:
+                watch()
+                with self.meter.waiting():
+                    micro_batches = next(steps)
                 word = self._agree(micro_batches, request)
-                before, done = done, word.done
-                if course.step > start and self._due(self.config.evaluate_every, before, done):
+                before, self.done = self.done, word.done
+                if course.step > start and self._due(self.config.evaluate_every, before, self.done):
                     self._evaluate()
                 if word.save and course.step > start:
                     self._save()
                 if word.stop:
                     self._stop(request)
-                if course.by_clock and done >= total:
+                if course.by_clock and self.done >= total:
                     break
-                if course.by_clock or course.step + 1 < course.steps:  # type: ignore[operator]
-                    waiting = ahead.submit(batches, course.step + 1, done / total)
                 self._step(micro_batches, word)
                 advance(course.done(), self.meter.words())
         if self.evaluated_at != course.step:

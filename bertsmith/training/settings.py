@@ -18,7 +18,7 @@ Parallel = Literal["ddp", "fsdp"]
 MAY_CHANGE = frozenset(
     "train." + name
     for name in """micro_batch_size parallel gradient_checkpointing save_every save_minutes evaluate_every keep
-    tensorboard""".split()
+    workers tensorboard""".split()
 )
 
 
@@ -36,7 +36,8 @@ class TrainConfig:
 
     A checkpoint is written every `save_minutes` and, where it is set, every `save_every` steps; the last `keep` of them
     stay on the disk, and the best one. `evaluate_every` counts steps or, under 1, is a share of the run; 0 evaluates at
-    the end alone. With several processes (`torchrun`) the model is copied (`parallel` ddp) or divided (fsdp).
+    the end alone. `workers` processes make batches ahead (unset: up to 4 for a GPU, none for a CPU). With several
+    processes (`torchrun`) the model is copied (`parallel` ddp) or divided (fsdp).
     """
 
     steps: int | None = None
@@ -59,6 +60,7 @@ class TrainConfig:
     precision: Precision = "auto"
     gradient_checkpointing: bool = False
     parallel: Parallel = "ddp"
+    workers: int | None = None
     save_every: int = 0
     save_minutes: float = 15.0
     evaluate_every: float = 0.0

@@ -29,7 +29,7 @@ class Meter:
     def _begin(self) -> None:
         self.began = time.monotonic()
         self.steps = self.tokens = 0
-        self.work = self.loss = 0.0
+        self.work = self.loss = self.waited = 0.0
         self.sums: Counter[str] = Counter()
 
     @property
@@ -42,6 +42,13 @@ class Meter:
         began = time.monotonic()
         yield
         self.began += time.monotonic() - began
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens in the block is waiting for data."""
+        began = time.monotonic()
+        yield
+        self.waited += time.monotonic() - began
 
     def add(self, means: dict[str, float], loss: float, micro_batches: list[Batch], tokens: int) -> None:
         """A step's outputs, this process's batches of it, and the tokens of all processes."""
@@ -58,6 +65,7 @@ class Meter:
         seconds = max(self.seconds, 1e-9)
         named = {n if n.endswith("_accuracy") else f"{n}_loss": v / self.steps for n, v in self.sums.items()}
         means = {"loss": self.loss / self.steps, **named, "tokens_per_second": self.tokens / seconds}
+        means["waiting_share"] = self.waited / seconds
         if self.work:
             means["flop_share"] = self.work / seconds / matrix_ceiling(self.device, self.dtype)
         return means
