@@ -57,8 +57,8 @@ def fit(
     `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
     `save(folder, tensors)` writes the model; `evaluate()` scores it, and `goal` names the score that makes a checkpoint
     the best one (`-loss`: lower is better). `flops` counts a batch's work; `watch` is called before every step, since
-    `batches` may run in other processes, and raises where the data has turned out to be bad. `resume` is a checkpoint of
-    this run: the model has been loaded from it, the optimiser is here.
+    `batches` may run in other processes, and raises where the data has turned out to be bad. `resume` is a checkpoint
+    of this run: the model has been loaded from it, the optimiser is here.
     """
     device = next(model.parameters()).device
     trained = distributed.divide(model, config.parallel, device)
