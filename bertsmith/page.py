@@ -4,38 +4,109 @@ from __future__ import annotations
 
 import html
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from colorsys import hls_to_rgb
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 
 from bertsmith.folders import new_file
 
 Curve = tuple[Sequence[float], Sequence[float]]  # x, y
-COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2")
-SIZE = (4.6, 3.1)  # inches of a plot: two stand side by side
+Limits = Literal["all", "robust", "zero"]  # of y: every value, the bulk of them, or from zero to the bulk
+# Of middle lightness, so that they are seen on white and on black.
+COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#a855f7", "#e11d48", "#0891b2", "#b45309", "#64748b")
+GREY = "#8b93a1"  # lines of axes, on white and on black
+SIZE = (4.8, 2.9)  # inches of a plot: two stand side by side
+MOST_POINTS = 800  # of a drawn line: more are not seen
 STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #1f2937; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.8rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-.lead { color: #4b5563; margin-top: 0; } .figures { display: flex; flex-wrap: wrap; gap: 1rem; }
-.figures svg { max-width: 100%; height: auto; } .number { font-size: 2rem; font-weight: 600; color: #2563eb; }
-table { border-collapse: collapse; margin: .6rem 0; } td, th { padding: .3rem .9rem .3rem 0; text-align: left; }
-th { border-bottom: 2px solid #d1d5db; font-weight: 600; } td { border-bottom: 1px solid #e5e7eb; vertical-align: top; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } code { background: #f3f4f6; padding: 0 .25rem; }
-@media (prefers-color-scheme: dark) { body { background: #111827; color: #e5e7eb; } .lead { color: #9ca3af; }
-code { background: #1f2937; } .figures svg { background: #f9fafb; border-radius: .4rem; } }
+:root { color-scheme: light dark; --text: #1f2937; --soft: #5b6472; --line: #e2e5ea; --box: #f5f6f8; --page: #fff;
+  --accent: #2563eb; --good: #15803d; }
+@media (prefers-color-scheme: dark) { :root { --text: #e5e7eb; --soft: #9ca3af; --line: #2d3644; --box: #1b2432;
+  --page: #111827; --accent: #7ab0ff; --good: #4ade80; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.55 system-ui, "Noto Sans", "Noto Sans KR", "Malgun Gothic", sans-serif; color: var(--text);
+  background: var(--page); max-width: 62rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word; }
+h1 { font-size: 1.8rem; line-height: 1.25; margin-bottom: .3rem; } h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; } .lead, .note, small { color: var(--soft); } .lead { margin-top: 0; }
+.note { font-size: .875rem; } .number { font-size: 2rem; font-weight: 600; color: var(--accent); }
+code { background: var(--box); padding: 0 .25rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(12.5rem, 1fr)); gap: .7rem; margin: 1.2rem 0; }
+.cards div { background: var(--box); border-radius: .5rem; padding: .6rem .8rem; }
+.cards b { display: block; font-size: 1.4rem; white-space: nowrap; font-weight: 600; color: var(--accent); }
+.cards span, .cards small { display: block; font-size: .8rem; line-height: 1.35; }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(24rem, 100%), 1fr)); gap: 1.4rem; }
+figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; font-size: .95rem; }
+.key { font-weight: 400; font-size: .85rem; color: var(--soft); white-space: nowrap; margin-left: .7rem; }
+.dot { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .3em; }
+figure svg { display: block; width: 100%; height: auto; } figure svg * { stroke-linejoin: round; }
+figure svg text { fill: var(--soft) !important; font-family: system-ui, "Noto Sans", sans-serif; }
+.legend { position: sticky; top: 0; background: var(--page); padding: .5rem 0; display: flex; flex-wrap: wrap;
+  gap: .2rem 1.2rem; border-bottom: 1px solid var(--line); z-index: 2; max-height: 30vh; overflow: auto; }
+.wide { overflow-x: auto; margin: .6rem 0; } table { border-collapse: collapse; font-size: .92rem; }
+td, th { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
+  overflow-wrap: anywhere; min-width: 4.5rem; } th { border-bottom-width: 2px; font-weight: 600; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+td:first-child { min-width: 5.2rem; } body > .wide td:first-child { min-width: 8.5rem; } .guess { white-space: nowrap; }
+.right { color: var(--good); font-weight: 600; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
+.mask { background: var(--box); border-bottom: 2px solid var(--accent); padding: 0 .2rem; border-radius: .2rem; }
+.banner { background: var(--box); border-left: 4px solid #ea580c; padding: .5rem .8rem; border-radius: .2rem; }
+@media (max-width: 32rem) { body { margin: 1rem auto; } h1 { font-size: 1.5rem; }
+  .cards { grid-template-columns: repeat(2, 1fr); } td, th { padding-right: .7rem; } }
 """
+
+
+class Html(str):
+    """Text that is HTML already: a cell of it is not escaped."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a chart; `light` stands behind the others, `group` is the class that a legend can hide."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str = COLOURS[0]
+    label: str = ""
+    light: bool = False
+    dots: bool = False
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place on the x axis: a dashed line from top to bottom, or a cross at the bottom."""
+
+    x: float
+    kind: Literal["line", "cross"] = "line"
+    colour: str = GREY
+    label: str = ""
+    group: str = ""
 
 
 def write_page(path: str | Path, title: str, lead: str, parts: Iterable[str]) -> None:
     """Write a page out of parts that are HTML already (`table`, `plot`, `section`, `paragraph`)."""
     body = f"<h1>{html.escape(title)}</h1>\n<p class=lead>{html.escape(lead)}</p>\n" + "\n".join(parts)
-    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{html.escape(title)}</title>"
+    view = "<meta name=viewport content='width=device-width, initial-scale=1'>"
+    head = f"<meta charset=utf-8>{view}<title>{html.escape(title)}</title>"
     with new_file(path) as work:
         top = f"<!doctype html>\n<html lang=en><head>{head}<style>{STYLE}</style></head>\n"
         work.write_text(f"{top}<body>\n{body}\n</body></html>\n", encoding="utf-8")
 
 
-def section(title: str) -> str:
-    return f"<h2>{html.escape(title)}</h2>"
+def colour_of(number: int) -> str:
+    """The colour of the first, second, … of things beside each other."""
+    if number < len(COLOURS):
+        return COLOURS[number]
+    red, green, blue = hls_to_rgb(0.618 * number % 1, 0.5, 0.55)
+    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+
+
+def section(title: str, level: int = 2) -> str:
+    return f"<h{level}>{html.escape(title)}</h{level}>"
 
 
 def paragraph(text: str, css: str = "") -> str:
@@ -47,17 +118,50 @@ def figures(plots: Iterable[str]) -> str:
     return f"<div class=figures>{''.join(plots)}</div>"
 
 
+def folded(title: str, content: str) -> str:
+    """Content that a click opens."""
+    return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
+
+
+def cards(values: Iterable[tuple[str, str, str]]) -> str:
+    """Key figures: name, value, and a few words below."""
+    drawn = [
+        f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span><small>{html.escape(words)}</small></div>"
+        for name, value, words in values
+    ]
+    return f"<div class=cards>{''.join(drawn)}</div>" if drawn else ""
+
+
+def dot(colour: str) -> str:
+    """A colour to put before the name that it stands for."""
+    return f"<i class=dot style='background:{colour}'></i>"
+
+
+def legend(entries: Iterable[tuple[str, str, str]]) -> str:
+    """Names with their colours, which stay in sight; a click on one hides what is drawn in its group."""
+    boxes, rules = [], []
+    for name, colour, group in entries:
+        box = f"<input type=checkbox id=show-{group} checked>"
+        boxes.append(f"<label>{box} {dot(colour)}{html.escape(name)}</label>")
+        rules.append(f"body:has(#show-{group}:not(:checked)) svg .{group} {{ display: none; }}")
+    return f"<style>{' '.join(rules)}</style><div class=legend>{''.join(boxes)}</div>"
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table; numbers stand to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    numeric = [all(row[i][1] for row in cells) for i in range(len(header))]
+    numeric = [bool(cells) and all(row[i][1] for row in cells) for i in range(len(header))]
     mark = [" class=n" if n else "" for n in numeric]
-    top = "".join(f"<th{mark[i]}>{html.escape(name)}</th>" for i, name in enumerate(header))
+    top = "".join(f"<th{mark[i]}>{_escape(name)}</th>" for i, name in enumerate(header))
     body = "".join(
-        "<tr>" + "".join(f"<td{mark[i]}>{html.escape(text)}</td>" for i, (text, _) in enumerate(row)) + "</tr>\n"
+        "<tr>" + "".join(f"<td{mark[i]}>{_escape(text)}</td>" for i, (text, _) in enumerate(row)) + "</tr>\n"
         for row in cells
     )
-    return f"<table><tr>{top}</tr>\n{body}</table>"
+    return f"<div class=wide><table><tr>{top}</tr>\n{body}</table></div>"
+
+
+def _escape(text: str) -> str:
+    return text if isinstance(text, Html) else html.escape(text)
 
 
 def _cell(value: object) -> tuple[str, bool]:
@@ -65,48 +169,147 @@ def _cell(value: object) -> tuple[str, bool]:
         return f"{value:.4g}", True
     if isinstance(value, int):
         return f"{value:,}", True
-    return str(value), False
+    return value if isinstance(value, str) else str(value), False
+
+
+def short(value: float, digits: int = 3) -> str:
+    """A number for an axis or a headline: 0.02, 640, 12k, 1.31M, 2.5B."""
+    size = abs(value)
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if size >= unit * 0.9995:
+            return f"{value / unit:.{digits}g}{name}"
+    return f"{value:.{digits}g}"
 
 
 def plot(title: str, curves: Mapping[str, Curve], x_label: str = "step", y_label: str = "") -> str:
-    """Curves as an SVG picture."""
+    """Named curves as a picture, a colour each."""
+    lines = [
+        Line(x, y, colour_of(i), name if len(curves) > 1 else "") for i, (name, (x, y)) in enumerate(curves.items())
+    ]
+    return chart(title, lines, x_label=x_label, y_label=y_label)
+
+
+def chart(
+    title: str,
+    lines: Sequence[Line],
+    marks: Sequence[Mark] = (),
+    *,
+    x_label: str = "step",
+    y_label: str = "",
+    limits: Limits = "all",
+) -> str:
+    """Lines and marks as a picture."""
+    figure, axes = _canvas(x_label, y_label)
+    for line in lines:
+        x, y = _thin(np.asarray(line.x, float), np.asarray(line.y, float))
+        width, alpha = (0.8, 0.35) if line.light else (1.8, 1.0)
+        point = "o" if (line.dots and len(x) <= 40) or len(x) == 1 else ""
+        style = {"color": line.colour, "linewidth": width, "alpha": alpha, "marker": point, "markersize": 3.5}
+        axes.plot(x, y, gid=line.group or None, zorder=2 if line.light else 3, **style)
+    if (found := _limits(lines, limits)) is not None:
+        axes.set_ylim(*found)
+    left, right = axes.get_xlim()
+    for mark in marks:
+        _draw_mark(axes, mark, mark.x > (left + right) / 2)
+    return _figure(figure, title, {line.label: line.colour for line in lines if line.label})
+
+
+def _canvas(x_label: str, y_label: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=SIZE, layout="constrained")
     axes = figure.subplots()
-    for number, (name, (x, y)) in enumerate(curves.items()):
-        axes.plot(x, y, label=name, color=COLOURS[number % len(COLOURS)], linewidth=1.8)
-    axes.set_title(title, fontsize=11)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.grid(alpha=0.25)
+    axes.grid(color=GREY, alpha=0.25, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(curves) > 1:
-        axes.legend(frameon=False)
-    return _svg(figure)
+    axes.spines[["bottom", "left"]].set_color(GREY)
+    axes.tick_params(color=GREY)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: short(value, 6))
+        axis.set_major_locator(
+            MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], integer=x_label == "step" and axis is axes.xaxis)
+        )
+    return figure, axes
+
+
+def _draw_mark(axes: Any, mark: Mark, right: bool) -> None:
+    place, group = axes.get_xaxis_transform(), mark.group or None
+    if mark.kind == "cross":
+        axes.plot([mark.x], [0.03], "x", transform=place, color=mark.colour, markersize=5, gid=group, clip_on=False)
+        return
+    axes.axvline(mark.x, color=mark.colour, linestyle="--", linewidth=1, gid=group)
+    if mark.label:
+        side, shift = ("right", -3) if right else ("left", 3)
+        offset = {"xytext": (shift, 0), "textcoords": "offset points", "xycoords": place}
+        axes.annotate(mark.label, (mark.x, 1.0), ha=side, va="top", fontsize=8, **offset)
+
+
+def _limits(lines: Sequence[Line], limits: Limits) -> tuple[float, float] | None:
+    """Where y begins and ends: the first 3 % of a curve and single wild values may leave the picture."""
+    if limits == "all":
+        return None
+    low, high = [], []
+    for line in lines:
+        later = np.asarray(line.y, float)[len(line.y) // 33 :]
+        if len(later):
+            low.append(np.quantile(later, 0.01 if line.light else 0.0))
+            high.append(np.quantile(later, 0.99 if line.light else 1.0))
+    if not low or min(low) == max(high):
+        return None
+    bottom = 0.0 if limits == "zero" else float(min(low))
+    margin = 0.06 * (float(max(high)) - bottom)
+    return bottom - (margin if bottom > margin else bottom), float(max(high)) + margin
+
+
+def _thin(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The lowest and the highest point of every stretch of a long line: looks the same, peaks stay."""
+    if len(x) <= MOST_POINTS:
+        return x, y
+    kept = {0, len(x) - 1}
+    for part in np.array_split(np.arange(len(x)), MOST_POINTS // 2):
+        kept |= {int(part[y[part].argmin()]), int(part[y[part].argmax()])}
+    places = np.array(sorted(kept))
+    return x[places], y[places]
 
 
 def bars(title: str, groups: Mapping[str, Sequence[float]], labels: Sequence[str], y_label: str = "") -> str:
-    """Groups of bars as an SVG picture: one group a label, one colour a name."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE, layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(groups)
+    """Groups of bars as a picture: one group a label, one colour a name."""
+    figure, axes = _canvas("", y_label)
+    width, names = 0.8 / len(groups), {}
     for number, (name, values) in enumerate(groups.items()):
         places = [i + (number - (len(groups) - 1) / 2) * width for i in range(len(labels))]
-        drawn = axes.bar(places, values, width * 0.92, label=name, color=COLOURS[number % len(COLOURS)])
+        names[name] = colour_of(number)
+        drawn = axes.bar(places, values, width * 0.92, color=names[name])
         axes.bar_label(drawn, fmt="%.1f", fontsize=8)
     axes.set_xticks(range(len(labels)), labels)
-    axes.set_title(title, fontsize=11)
-    axes.set_ylabel(y_label)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=False, axis="x")
     axes.margins(y=0.12)
-    axes.legend(frameon=False, loc="upper center", ncols=len(groups), bbox_to_anchor=(0.5, -0.1))
-    return _svg(figure)
+    return _figure(figure, title, names if len(groups) > 1 else {})
 
 
-def _svg(figure: object) -> str:
+def _figure(figure: Any, title: str, names: Mapping[str, str]) -> str:
+    """A drawing with its title and the names of its colours."""
+    key = "".join(f"<span class=key>{dot(c)}{html.escape(n)}</span>" for n, c in names.items())
+    return f"<figure><figcaption>{html.escape(title)}{key}</figcaption>{_svg(figure, title)}</figure>\n"
+
+
+def _svg(figure: Any, title: str) -> str:
+    """The drawing as SVG that belongs to the page: its text takes the page's font and colour."""
+    import matplotlib
+
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})  # type: ignore[attr-defined]
-    return buffer.getvalue().split("<?xml", 1)[-1].split("?>", 1)[-1].split(">", 1)[-1].lstrip()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    # Ids are hashes with this salt: the same page each time, and no id of one drawing means another one's.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "path.simplify": False}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    box, drawing = re.findall(r'<svg[^>]*viewBox="([^"]*)"[^>]*>(.*)', buffer.getvalue(), re.S)[0]
+    drawing = re.sub(
+        r"<defs>\s*<style.*?</style>\s*</defs>|font-family: [^;]*; ?| id=\"[\w.]+_\d+\"", "", drawing, flags=re.S
+    )
+    drawing = re.sub(r' id="(group\w+)"', r' class="\1"', drawing)
+    drawing = re.sub(
+        r' d="[^"]*"', lambda path: " " + " ".join(re.sub(r"(\.\d\d)\d+", r"\1", path[0]).split()), drawing
+    )
+    return f'<svg viewBox="{box}" role=img aria-label="{html.escape(title)}">{drawing.strip()}'

@@ -1,0 +1,207 @@
+"""A page on one run, or on several beside each other: figures, curves, filled masks, settings."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertsmith import page
+from bertsmith.errors import UserError
+from bertsmith.page import Html, colour_of
+from bertsmith.report_curves import group_of, headlines, learning, optimiser, speed
+from bertsmith.report_masks import filled_masks
+from bertsmith.report_runs import (
+    DEV,
+    Measure,
+    Run,
+    best_loss,
+    duration,
+    flatten,
+    is_number,
+    keys,
+    lower_is_better,
+    measures,
+    name_of,
+    read_runs,
+    resources,
+    score_text,
+)
+
+ABSENT = "–"
+
+
+def report(runs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
+    """Write a page on runs, finished or not; gives its path, the runs' labels and their best held-out losses."""
+    if Path(out).suffix not in (".html", ".htm"):
+        raise UserError(f"--out {out}: the page is one HTML file; give a name that ends in .html")
+    found = read_runs(runs)
+    title, lead = _one(found[0]) if len(found) == 1 else _several(found)
+    page.write_page(out, title, lead, [part for part in _parts(found) if part])
+    best = {run.label: loss[0] if (loss := best_loss(run)) else None for run in found}
+    return {"page": str(out), "runs": list(best), "best_held_out_loss": best}
+
+
+def _parts(runs: Sequence[Run]) -> list[str]:
+    single = len(runs) == 1
+    legend = page.legend((run.label, colour_of(i), group_of(i)) for i, run in enumerate(runs))
+    return [
+        *(page.paragraph(_unfinished(run), "banner") for run in runs if not run.finished),
+        page.cards((m.name, m.text, m.words) for m in measures(runs[0])) if single else _key_figures(runs) + legend,
+        learning(runs),
+        filled_masks(runs),
+        optimiser(runs),
+        _beside("Speed and memory", runs, [[*resources(run), *_facts(run, "machine")] for run in runs], speed(runs)),
+        _beside("Data and model", runs, [[*_facts(run, *_other_facts(run))] for run in runs]),
+        _settings(runs),
+    ]
+
+
+# The words at the top
+
+
+def _work(run: Run) -> str:
+    return "fine-tuning" if run.is_finetuning else "pre-training"
+
+
+def _one(run: Run) -> tuple[str, str]:
+    """The title, and what was trained, on what, for how long, and what came out."""
+    sentence = f"{_subject(run)}{_length(run)}."
+    scores = [f"{_inside(name_of(k))} {score_text(k, run.last(DEV + k) or 0.0)}" for k in keys([run], dev=True)]
+    where = "rows" if run.is_finetuning else "text"
+    result = f" On held-out {where}: {', '.join(scores)}." if scores else ""
+    return f"{run.label}: {_work(run)} {run.name}", sentence + result
+
+
+def _several(runs: Sequence[Run]) -> tuple[str, str]:
+    """The title and the order of the runs by their first held-out score."""
+    sentences = []
+    for key in headlines(runs):
+        scored = [(score, run.label) for run in runs if (score := run.last(DEV + key)) is not None]
+        scored.sort(reverse=not lower_is_better(key), key=lambda pair: pair[0])
+        order = ", then ".join(f"{label} ({score_text(key, score)})" for score, label in scored)
+        sentences.append(f"{name_of(key)} on held-out data{', the best first' if len(scored) > 1 else ''}: {order}.")
+    kinds = {_work(run) for run in runs}
+    title = f"{len(runs)} {f'{min(kinds)} ' if len(kinds) == 1 else ''}runs compared"
+    return title, " ".join(sentences) or "No run has been scored on held-out data yet."
+
+
+def _subject(run: Run) -> str:
+    """The model and its data in words."""
+    start = f", starting from {run.fact('start')}" if run.fact("start") else ""
+    if run.is_finetuning:
+        labels = run.fact("labels")
+        kinds = f" with {len(labels)} labels" if isinstance(labels, list) and labels else ""
+        rows = _counts((run.fact("rows"), "rows")) or "labelled rows"
+        return f"A model learned the task {run.name} from {rows}{kinds}{start}"
+    sizes = (run.setting("model", "num_layers"), "layers"), (run.setting("model", "hidden_size"), "wide")
+    size = _counts(*sizes, (run.fact("model", "parameters"), "parameters"))
+    documents, tokens = (_counts((run.fact("corpus", name), name)) for name in ("documents", "tokens"))
+    text = f"{documents} ({tokens})" if documents and tokens else documents or tokens or "a corpus"
+    pairs = " and to tell whether sentences follow each other" if run.setting("next_sentence") else ""
+    learned = f"learned to guess masked words{pairs} from {text}"
+    return f"{run.name}{f' ({size})' if size else ''} {learned}{start}"
+
+
+def _length(run: Run) -> str:
+    steps, planned, seconds = run.last("step"), run.setting("train", "steps"), run.last("seconds")
+    if steps is None:
+        return "; no step is logged yet"
+    aim = f" of {planned:,}" if not run.finished and is_number(planned) else ""
+    device = run.fact("machine", "device")
+    return (
+        f", in {steps:,.0f}{aim} steps"
+        + (f" ({run.last('tokens'):,.0f} tokens seen)" if run.last("tokens") else "")
+        + (f" and {duration(seconds)} of training" if seconds else "")
+        + (f" on {device}" if device else "")
+    )
+
+
+def _inside(name: str) -> str:
+    """A name inside a sentence."""
+    return name[:1].lower() + name[1:]
+
+
+def _counts(*pairs: tuple[Any, str]) -> str:
+    return ", ".join(f"{count:,} {name}" for count, name in pairs if is_number(count))
+
+
+def _unfinished(run: Run) -> str:
+    steps, planned = run.last("step"), run.setting("train", "steps")
+    if steps is None:
+        return f"{run.label} is not finished: it has logged nothing yet."
+    aim = f" of {planned:,}" if is_number(planned) else ""
+    return f"{run.label} is not finished: its log ends at step {steps:,.0f}{aim}."
+
+
+# Tables
+
+
+def _key_figures(runs: Sequence[Run]) -> str:
+    """The key figures of several runs, the best of each marked."""
+    found = [{m.name: m for m in measures(run)} for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for of_run in found for name in of_run):
+        rows.append((name, *_marked([of_run.get(name) for of_run in found])))
+    best = [(f"{loss[0]:.4g} at step {loss[1]:,.0f}" if (loss := best_loss(run)) else ABSENT) for run in runs]
+    rows += [("Lowest held-out loss", *best)] if set(best) != {ABSENT} else []
+    if not rows:
+        return ""
+    note = "The scores are the last ones on held-out data; the best of each is marked."
+    return page.section("Key figures") + page.table(["", *_names(runs)], rows) + page.paragraph(note, "note")
+
+
+def _marked(measures: Sequence[Measure | None]) -> list[Html]:
+    there = [m for m in measures if m is not None]
+    better = there[0].better
+    best = (min if better == "lower" else max)(m.value for m in there)
+    cells = []
+    for m in measures:
+        mark = m is not None and better != "neither" and m.value == best and len(there) > 1
+        text = html.escape(m.text) if m is not None else ABSENT
+        cells.append(Html(f"<span class=right>{text}</span>" if mark else text))
+    return cells
+
+
+def _names(runs: Sequence[Run]) -> list[Html]:
+    """The labels of runs with their colours, as heads of columns."""
+    return [Html(page.dot(colour_of(i)) + html.escape(run.label)) for i, run in enumerate(runs)]
+
+
+def _beside(title: str, runs: Sequence[Run], rows: Sequence[Iterable[tuple[str, str]]], before: str = "") -> str:
+    """Named values of each run, a column each."""
+    found = [dict(of_run) for of_run in rows]
+    names = list(dict.fromkeys(name for of_run in found for name in of_run))
+    if not names and not before:
+        return ""
+    header = ["", ""] if len(runs) == 1 else ["", *_names(runs)]
+    body = [(name.replace("_", " "), *(of_run.get(name, ABSENT) for of_run in found)) for name in names]
+    return page.section(title) + before + (page.table(header, body) if names else "")
+
+
+def _facts(run: Run, *names: str) -> list[tuple[str, str]]:
+    """Parts of `run.json` as named values."""
+    chosen = {name: run.facts[name] for name in names if name in run.facts}
+    return [
+        (name.replace(".", " "), text or ("random weights" if name == "start" else ABSENT))
+        for name, text in flatten(chosen)
+    ]
+
+
+def _other_facts(run: Run) -> list[str]:
+    return [name for name in run.facts if name != "machine"]
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    """All settings folded away; of several runs, those that differ in sight."""
+    found = [dict(flatten(run.config)) for run in runs]
+    names = list(dict.fromkeys(name for of_run in found for name in of_run))
+    header = ["setting", *(["value"] if len(runs) == 1 else _names(runs))]
+    rows = [(name, *(of_run.get(name, ABSENT) for of_run in found)) for name in names]
+    parts = [page.section("Settings")]
+    if len(runs) > 1:
+        differing = [row for row in rows if len(set(row[1:])) > 1]
+        same = page.paragraph("The runs have the same settings.")
+        parts += [page.paragraph("Where the runs differ:"), page.table(header, differing)] if differing else [same]
+    return "".join([*parts, page.folded(f"All {len(names)} settings", page.table(header, rows))])
