@@ -29,9 +29,7 @@ from bertsmith.formats.families import (
     family_named,
     family_of,
 )
-from bertsmith.formats.families import (
-    BERT_NAMES as BERT_NAMES,
-)  # these four for those who write such folders themselves
+from bertsmith.formats.families import BERT_NAMES as BERT_NAMES  # these four are used by extend.py
 from bertsmith.formats.families import CONFIG_NAMES as CONFIG_NAMES
 from bertsmith.formats.families import MASKED_LM_NAMES as MASKED_LM_NAMES
 from bertsmith.formats.weights import WEIGHTS as WEIGHTS
