@@ -37,6 +37,8 @@ SAME_LAYER = {
 }
 FORBIDDEN = {("training", part) for part in ("model", "data", "tasks", "text", "objectives")}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+UNSAFE = {"torch.load", "torch.save", "eval", "exec", "np.load"}
+OLD_WEIGHTS = ROOT / "bertsmith" / "formats" / "weights.py"  # reads `pytorch_model.bin`, and only tensors of it
 FILES = sorted((ROOT / "bertsmith").rglob("*.py"))
 
 
@@ -78,8 +80,16 @@ def test_the_package_never_imports_transformers_and_never_unpickles(path: Path) 
     names = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     names |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
     assert not names & {"transformers", "pickle", "cloudpickle", "dill", "joblib"}
-    calls = {ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
-    assert not calls & {"torch.load", "torch.save", "eval", "exec", "np.load"}
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in UNSAFE]
+    if path == OLD_WEIGHTS:
+        assert [ast.unparse(call.func) for call in calls] == ["torch.load"]
+        assert "weights_only=True" in [ast.unparse(keyword) for keyword in calls[0].keywords]
+    else:
+        assert not calls
+    mentions = [n for n in ast.walk(tree) if isinstance(n, (ast.Attribute, ast.Name)) and ast.unparse(n) in UNSAFE]
+    assert len(mentions) == len(calls)  # nor under another name
+    from_torch = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "torch"]
+    assert not {a.name for n in from_torch for a in n.names} & {"load", "save"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

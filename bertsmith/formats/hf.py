@@ -1,127 +1,68 @@
-"""The saved format: what Hugging Face `transformers` opens as it is. Foreign names live here and nowhere else.
+"""The saved format: what Hugging Face `transformers` opens as it is. Its names stand in `families.py`.
 
 A folder holds `config.json`, `model.safetensors` and the tokenizer's files; `bertsmith.json` beside them says what
-`transformers` has no field for (the task, its columns). Nothing is unpickled.
+`transformers` has no field for (the task, its columns).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import Tensor
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError, suggestion
+from bertsmith.formats.families import (
+    ACTIVATIONS,
+    ACTIVATIONS_IN,
+    KEPT,
+    OWN_FIELDS,
+    Family,
+    Names,
+    expand,
+    family_named,
+    family_of,
+)
+from bertsmith.formats.families import BERT_NAMES as BERT_NAMES  # these four are used by extend.py
+from bertsmith.formats.families import CONFIG_NAMES as CONFIG_NAMES
+from bertsmith.formats.families import MASKED_LM_NAMES as MASKED_LM_NAMES
+from bertsmith.formats.weights import WEIGHTS as WEIGHTS
+from bertsmith.formats.weights import read_weights
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.encoder import Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
 Model = MaskedLM | TaskModel
-WEIGHTS, CONFIG, NOTES = "model.safetensors", "config.json", "bertsmith.json"
-
-# Ours ↔ theirs. {i} is the layer; a list is one of our matrices that they keep in parts.
-BERT_NAMES: list[tuple[str, str | list[str]]] = [
-    ("encoder.embeddings.tokens.weight", "bert.embeddings.word_embeddings.weight"),
-    ("encoder.embeddings.segments.weight", "bert.embeddings.token_type_embeddings.weight"),
-    ("encoder.embeddings.positions.weight", "bert.embeddings.position_embeddings.weight"),
-    ("encoder.embeddings.norm.*", "bert.embeddings.LayerNorm.*"),
-    (
-        "encoder.layers.{i}.attention.qkv.*",
-        [f"bert.encoder.layer.{{i}}.attention.self.{part}.*" for part in ("query", "key", "value")],
-    ),
-    ("encoder.layers.{i}.attention.output.*", "bert.encoder.layer.{i}.attention.output.dense.*"),
-    ("encoder.layers.{i}.attention_norm.*", "bert.encoder.layer.{i}.attention.output.LayerNorm.*"),
-    ("encoder.layers.{i}.feed_forward.inner.*", "bert.encoder.layer.{i}.intermediate.dense.*"),
-    ("encoder.layers.{i}.feed_forward.outer.*", "bert.encoder.layer.{i}.output.dense.*"),
-    ("encoder.layers.{i}.feed_forward_norm.*", "bert.encoder.layer.{i}.output.LayerNorm.*"),
-]
-MASKED_LM_NAMES: list[tuple[str, str | list[str]]] = [
-    ("masked_lm.transform.*", "cls.predictions.transform.dense.*"),
-    ("masked_lm.norm.*", "cls.predictions.transform.LayerNorm.*"),
-    ("masked_lm.decoder.bias", "cls.predictions.bias"),
-    ("next_sentence.pooler.dense.*", "bert.pooler.dense.*"),
-    ("next_sentence.output.*", "cls.seq_relationship.*"),
-]
-SEQUENCE_NAMES: list[tuple[str, str | list[str]]] = [
-    ("head.pooler.dense.*", "bert.pooler.dense.*"),
-    ("head.output.*", "classifier.*"),
-]
-TAG_NAMES: list[tuple[str, str | list[str]]] = [("head.output.*", "classifier.*")]
-SPAN_NAMES: list[tuple[str, str | list[str]]] = [("head.output.*", "qa_outputs.*")]
-
-ARCHITECTURES: dict[str, tuple[HeadKind, list[tuple[str, str | list[str]]]]] = {
-    "BertForSequenceClassification": ("single", SEQUENCE_NAMES),
-    "BertForMultipleChoice": ("choice", SEQUENCE_NAMES),
-    "BertForTokenClassification": ("tags", TAG_NAMES),
-    "BertForQuestionAnswering": ("span", SPAN_NAMES),
-}
-OUTPUT_LAYERS = ("classifier", "qa_outputs")
+CONFIG, NOTES = "config.json", "bertsmith.json"
+POSITIONS = "encoder.embeddings.positions.weight"
+POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
 PROBLEM_TYPES: dict[str, HeadKind] = {
     "single_label_classification": "single",
     "multi_label_classification": "multi",
     "regression": "regression",
 }
-CONFIG_NAMES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "num_segments": "type_vocab_size",
-    "activation": "hidden_act",
-    "hidden_dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "norm_eps": "layer_norm_eps",
-    "init_std": "initializer_range",
-    "pad_token_id": "pad_token_id",
-}
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
-ACTIVATIONS_IN = {
-    **{theirs: ours for ours, theirs in ACTIVATIONS.items()},
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "swish": "silu",
-}
-# Fields with one value that we compute; another value would change the mathematics.
-FIXED = {
-    "model_type": "bert",
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-    "cross_attention_hidden_size": None,
-    "is_encoder_decoder": False,
-    "tie_word_embeddings": True,
-}
-# Fields that do not change what an encoder computes: kept aside, never refused.
-HARMLESS = frozenset(
-    """architectures id2label label2id num_labels problem_type classifier_dropout transformers_version torch_dtype dtype
-    use_cache gradient_checkpointing _name_or_path name_or_path directionality pooler_fc_size pooler_type
-    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head output_past output_attentions
-    output_hidden_states return_dict bos_token_id eos_token_id sep_token_id decoder_start_token_id finetuning_task
-    _num_labels chunk_size_feed_forward tokenizer_class task_specific_params torchscript use_bfloat16 prefix
-    pruned_heads attn_implementation _attn_implementation_autoset model_name language num_choices
-    pooler_hidden_act keys_to_ignore_at_inference max_length min_length""".split()
-)
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What `bertsmith.json` adds to a folder: how the model's data was read and encoded."""
+    """What `bertsmith.json` adds to a folder: how the model's data was read and encoded.
+
+    `kept` are the fields of `config.json` that change nothing for us; they are written back into it.
+    """
 
     task: str = ""
     columns: dict[str, str] = field(default_factory=dict)
     max_length: int | None = None
     recipe: str = ""
+    kept: dict[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,20 +76,15 @@ class Loaded:
     missing: tuple[str, ...] = ()  # our parameters that the folder had no weights for; they are random
 
 
-def save_folder(folder: Path, model: Model, tokenizer: Tokenizer, notes: Notes, tensors_in=None) -> None:
-    """Write a model folder."""
+def save_folder(
+    folder: Path, model: Model, tokenizer: Tokenizer, notes: Notes, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a model folder; `tensors` is the state to write where it is not the model's own (gathered elsewhere)."""
     folder.mkdir(parents=True, exist_ok=True)
-    table = names_of(model)
-    tensors: dict[str, Tensor] = {}
-    for ours, tensor in (tensors_in or model.state_dict()).items():
-        theirs = table.get(ours)
-        if theirs is None:  # the decoder's matrix is the embedding's
-            continue
-        parts = tensor.detach().cpu().chunk(len(theirs))
-        tensors.update({name: part.contiguous() for name, part in zip(theirs, parts, strict=True)})
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    _write_json(folder / CONFIG, config_out(model))
-    _write_json(folder / NOTES, asdict(notes))
+    weights = weights_out(model, model.state_dict() if tensors is None else tensors)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    _write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
+    _write_json(folder / NOTES, {name: value for name, value in asdict(notes).items() if name != "kept"})
     tokenizer.save(folder)
 
 
@@ -159,24 +95,24 @@ def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sent
     """
     folder = Path(folder)
     values = read_config(folder)
-    encoder = Encoder(config_in(values, folder))
-    weights = _read_weights(folder)
-    saved = (values.get("architectures") or [""])[0]
-    model: Model
-    if next_sentence is not None:
-        model = MaskedLM(encoder, next_sentence)
-    elif head is not None:
-        model = TaskModel(encoder, head)
-    elif saved in ARCHITECTURES:
-        model = TaskModel(encoder, head_in(values))
-    else:
-        has_pair_head = any("seq_relationship" in name for name in weights)
-        model = MaskedLM(encoder, next_sentence=has_pair_head)
-    if head is not None and not (saved in ARCHITECTURES and head_in(values).same_classes(head)):  # it starts anew
-        weights = {name: value for name, value in weights.items() if name.split(".")[0] not in OUTPUT_LAYERS}
-    missing = _fill(model, weights, folder)
-    notes = from_dict(Notes, read_json(folder / NOTES), str(folder / NOTES)) if (folder / NOTES).exists() else Notes()
-    return Loaded(folder, model, Tokenizer.load(folder), notes, missing)
+    config, saved = config_in(values, folder), head_in(values, folder)
+    weights = _read_weights(folder, family_of(config))
+    names = dict(expand(_saved_names(family_of(config), values), range(config.num_layers)))
+    if head is None:
+        head = saved
+    elif saved is None or not saved.same_classes(head):  # its output layer starts anew
+        names = {ours: theirs for ours, theirs in names.items() if not ours.startswith("head.output.")}
+    has_pair_head = all(name in weights for name in names["next_sentence.output.weight"])
+    with torch.device("meta"):  # no memory and no random numbers: the weights come from the folder
+        encoder = Encoder(config)
+        model: Model
+        if head is not None and next_sentence is None:
+            dropout = dropout_in(values, folder) if head.dropout is None else head.dropout
+            model = TaskModel(encoder, replace(head, dropout=dropout))
+        else:
+            model = MaskedLM(encoder, has_pair_head if next_sentence is None else next_sentence)
+    missing = _fill(model, weights, names, folder)
+    return Loaded(folder, model, Tokenizer.load(folder), _read_notes(folder, values), missing)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -189,121 +125,190 @@ def read_config(folder: Path) -> dict[str, Any]:
 def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     """Their configuration as ours; what we do not compute is refused by name."""
     where = folder / CONFIG
-    for key, value in FIXED.items():
+    family = family_named(values, where)
+    for key, value in family.fixed.items():
         if values.get(key, value) != value:
             raise UserError(f"{where}: {key} = {values[key]!r} is not supported; only {value!r} is")
-    known = {*CONFIG_NAMES.values(), *FIXED, *HARMLESS}
     for key in values:
-        if key not in known:
-            fix = suggestion(key, known) or "; remove it if it does not change what the model computes"
+        if key not in family.config_keys:
+            fix = suggestion(key, family.config_keys) or "; remove it if it does not change what the model computes"
             raise UserError(f"{where}: unknown key {key!r}{fix}")
-    ours = {name: values[theirs] for name, theirs in CONFIG_NAMES.items() if values.get(theirs) is not None}
+    names = {**family.config_names, **{name: name for name in OWN_FIELDS}}
+    ours = {name: values[theirs] for name, theirs in names.items() if values.get(theirs) is not None}
     activation = ours.get("activation", "gelu")
     if activation not in ACTIVATIONS_IN:
         raise UserError(f"{where}: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS_IN)}")
-    return from_dict(EncoderConfig, {**ours, "activation": ACTIVATIONS_IN[activation]}, str(where))
+    ours = {**family.defaults, **ours, **family.settles, "activation": ACTIVATIONS_IN[activation]}
+    config = from_dict(EncoderConfig, ours, str(where))
+    return replace(config, max_positions=config.max_positions - family.unused_positions(config.pad_token_id))
 
 
 def config_out(model: Model) -> dict[str, Any]:
     """Our configuration as theirs, with the labels' names."""
-    ours = asdict(model.encoder.config)
-    values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": "bert"}
-    values.update({theirs: ours[name] for name, theirs in CONFIG_NAMES.items()})
-    values["hidden_act"] = ACTIVATIONS[ours["activation"]]
-    if isinstance(model, TaskModel):
-        head = model.head_config
-        if head.labels:
-            values["id2label"] = {str(i): name for i, name in enumerate(head.labels)}
-            values["label2id"] = {name: i for i, name in enumerate(head.labels)}
-        kinds = {kind: name for name, kind in PROBLEM_TYPES.items()}
-        if head.kind in kinds:
-            values["problem_type"] = kinds[head.kind]
-        if head.kind == "regression":
-            values["id2label"], values["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-        if head.kind == "choice":
-            values["num_choices"] = head.num_choices
+    config = model.encoder.config
+    family = family_of(config)
+    values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": family.model_type}
+    values.update({theirs: getattr(config, name) for name, theirs in family.config_names.items()})
+    values[family.config_names["max_positions"]] += family.unused_positions(config.pad_token_id)
+    values[family.config_names["activation"]] = ACTIVATIONS[config.activation]
+    default = EncoderConfig()
+    values.update({n: getattr(config, n) for n in OWN_FIELDS if getattr(config, n) != getattr(default, n)})
+    return {**values, **head_out(model.head_config)} if isinstance(model, TaskModel) else values
+
+
+def head_out(head: HeadConfig) -> dict[str, Any]:
+    """The fields of their configuration that describe a head."""
+    values: dict[str, Any] = {}
+    if head.labels:
+        values["id2label"] = {str(i): name for i, name in enumerate(head.labels)}
+        values["label2id"] = {name: i for i, name in enumerate(head.labels)}
+    kinds = {kind: name for name, kind in PROBLEM_TYPES.items()}
+    if head.kind in kinds:
+        values["problem_type"] = kinds[head.kind]
+    if head.kind == "regression":
+        values["id2label"], values["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
+    if head.kind == "choice":
+        values["num_choices"] = head.num_choices
+    if head.dropout is not None:
+        values["classifier_dropout"] = head.dropout
     return values
 
 
-def head_in(values: Mapping[str, Any]) -> HeadConfig:
-    """The head that a saved configuration describes."""
-    kind, _ = ARCHITECTURES[values["architectures"][0]]
+def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
+    """The head that a saved configuration describes, where it describes one."""
+    saved, heads = _architecture(values), family_named(values, folder / CONFIG).heads
+    if saved not in heads:
+        return None
+    kind, _ = heads[saved]
     names = values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(values.get("num_labels", 2))}
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     if kind == "single":
         problem = values.get("problem_type")
         kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
     needs_labels = kind in ("single", "multi", "tags")
-    return HeadConfig(kind, labels if needs_labels else (), int(values.get("num_choices") or 0))
+    choices = int(values.get("num_choices") or 0)
+    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder))
+
+
+def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
+    """The dropout before the output layer, where it is not the encoder's."""
+    dropout = values.get("classifier_dropout")
+    if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
+        raise UserError(f"{folder / CONFIG}: classifier_dropout must be at least 0 and under 1, not {dropout!r}")
+    return dropout
 
 
 def architecture_of(model: Model) -> str:
     """The class of `transformers` that a model is saved for."""
+    family = family_of(model.encoder.config)
     if isinstance(model, MaskedLM):
-        return "BertForPreTraining" if model.next_sentence is not None else "BertForMaskedLM"
+        return family.pretraining[model.next_sentence is not None]
     kind = model.head_config.kind
     wanted = "single" if kind in PROBLEM_TYPES.values() else kind
-    return next(name for name, (k, _) in ARCHITECTURES.items() if k == wanted)
+    return next(name for name, (k, _) in family.heads.items() if k == wanted)
 
 
-def names_of(model: Model) -> dict[str, list[str]]:
-    """Every parameter's name and what `transformers` calls it (several names: its parts)."""
-    own = MASKED_LM_NAMES if isinstance(model, MaskedLM) else ARCHITECTURES[architecture_of(model)][1]
-    table: dict[str, list[str]] = {}
-    for ours, theirs in _expand([*BERT_NAMES, *own], model.encoder.config.num_layers):
-        table[ours] = theirs
-    return {name: table[name] for name in model.state_dict() if name in table}
+def names_of(model: Model) -> dict[str, tuple[str, ...]]:
+    """Every parameter's name and what `transformers` calls it (several names: its parts).
+
+    An encoder without biases has names for them all the same: `transformers` keeps them, at zero.
+    """
+    config = model.encoder.config
+    family = family_of(config)
+    own = family.masked_lm if isinstance(model, MaskedLM) else family.heads[architecture_of(model)][1]
+    table = dict(expand({**family.encoder, **own}, range(config.num_layers)))
+    has = model.state_dict().keys()
+    return {name: theirs for name, theirs in table.items() if name in has or name.startswith("encoder.")}
 
 
-def _expand(rows: Iterable[tuple[str, str | list[str]]], layers: int) -> Iterable[tuple[str, list[str]]]:
-    for ours, theirs in rows:
-        parts = [theirs] if isinstance(theirs, str) else theirs
-        for layer in range(layers) if "{i}" in ours else [0]:
-            for end in ("weight", "bias") if ours.endswith("*") else [""]:
-                fill = lambda name: name.replace("{i}", str(layer)).replace("*", end)  # noqa: E731, B023
-                yield fill(ours), [fill(part) for part in parts]
+def weights_out(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our tensors under their names, in their parts."""
+    config, saved = model.encoder.config, {}
+    unused = family_of(config).unused_positions(config.pad_token_id)
+    for ours, theirs in names_of(model).items():
+        if config.bias or ours in tensors:
+            tensor = tensors[ours].detach().cpu()
+        else:  # theirs always has it
+            weight = tensors[ours.removesuffix("bias") + "weight"]
+            tensor = torch.zeros(len(weight), dtype=weight.dtype)
+        if ours == POSITIONS and unused:
+            tensor = torch.cat([tensor.new_zeros(unused, tensor.shape[1]), tensor])
+        saved.update({n: part.contiguous() for n, part in zip(theirs, tensor.chunk(len(theirs)), strict=True)})
+    return saved
 
 
-def _fill(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> tuple[str, ...]:
-    """Copy weights into a model; gives the names that had none. A shape that does not fit is an error."""
-    missing = []
-    parameters = model.state_dict()
-    for ours, theirs in names_of(model).items():  # type: ignore[arg-type]
-        if not all(name in weights for name in theirs):
-            missing.append(ours)
+def _saved_names(family: Family, values: Mapping[str, Any]) -> Names:
+    """What a folder's weights may hold: the encoder, the heads of pre-training, and the head that it was saved with."""
+    _, head = family.heads.get(_architecture(values), ("", {}))
+    pooler = head.get(POOLERS[1]) or family.masked_lm[POOLERS[0]]  # one layer, whatever stands on it
+    return {**family.encoder, **family.masked_lm, **head, **dict.fromkeys(POOLERS, pooler)}
+
+
+def _fill(
+    model: Model, weights: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]], folder: Path
+) -> tuple[str, ...]:
+    """Give a model without weights those of a folder; what the folder lacks starts at random, and is named."""
+    _refuse_surplus_layers(model.encoder.config, weights, folder)
+    parameters, tensors, missing = model.state_dict(), {}, []
+    for ours, written in names_of(model).items():
+        theirs = names.get(ours, ())
+        if theirs and all(name in weights for name in theirs):
+            value = torch.cat([_floating(weights[name], name, folder) for name in theirs])  # memory of its own
+            if ours in parameters:
+                tensors[ours] = _fitted(model.encoder.config, ours, parameters[ours], value, theirs[0], folder)
+            elif value.any():
+                raise UserError(f"{folder}: {theirs[0]} is not zero, and {CONFIG} says bias = false; set it to true")
+        elif ours not in parameters:
             continue
-        value = torch.cat([weights[name] for name in theirs])
-        if value.shape != parameters[ours].shape:
-            shapes = tuple(value.shape), tuple(parameters[ours].shape)
-            raise UserError(f"{folder}: {theirs[0]} has shape {shapes[0]}, and {CONFIG} asks for {shapes[1]}")
-        parameters[ours].copy_(value)
-    layers = {int(n.split(".")[3]) for n in weights if n.startswith("bert.encoder.layer.")}
-    if surplus := [n for n in layers if f"encoder.layers.{n}.attention.qkv.weight" not in parameters]:
-        raise UserError(
-            f"{folder}: the weights have a layer {min(surplus)}, which {CONFIG} does not; mend num_hidden_layers"
-        )
-    if lost := [name for name in missing if name.startswith("encoder.")]:
-        raise UserError(f"{folder}: the weights lack {names_of(model)[lost[0]][0]}")  # type: ignore[arg-type]
+        elif ours.startswith("encoder."):
+            raise UserError(f"{folder}: the weights lack {written[0]}")
+        else:
+            tensors[ours] = torch.empty(parameters[ours].shape)
+            init_parameter(ours, tensors[ours], model.encoder.config.init_std)
+            missing.append(ours)
+    model.load_state_dict(tensors, strict=False, assign=True)
+    if isinstance(model, MaskedLM):
+        model.masked_lm.tie(model.encoder.embeddings.tokens)
+    assert not any(parameter.is_meta for parameter in model.parameters())
     return tuple(missing)
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    path = folder / WEIGHTS
-    if not path.exists():
-        raise UserError(f"{folder} holds no model: {WEIGHTS} is missing")
-    try:
-        weights = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    renamed = {_modern(name): value for name, value in weights.items()}
-    if any(name.startswith("embeddings.") for name in renamed):  # saved from the bare encoder
-        renamed = {f"bert.{name}": value for name, value in renamed.items()}
-    return renamed
+def _fitted(config: EncoderConfig, ours: str, parameter: Tensor, value: Tensor, theirs: str, folder: Path) -> Tensor:
+    """A tensor of theirs as our parameter; a shape that does not fit is an error."""
+    unused = family_of(config).unused_positions(config.pad_token_id) if ours == POSITIONS else 0
+    asked = (parameter.shape[0] + unused, *parameter.shape[1:])
+    if value.shape != asked:
+        raise UserError(f"{folder}: {theirs} has shape {tuple(value.shape)}, and {CONFIG} asks for {asked}")
+    return value[unused:].clone() if unused else value
 
 
-def _modern(name: str) -> str:
-    """Old releases called a norm's parameters gamma and beta."""
-    return re.sub(r"gamma$", "weight", re.sub(r"beta$", "bias", name))
+def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
+    if not value.is_floating_point():
+        raise UserError(f"{folder}: {name} holds {value.dtype}, not floating-point numbers")
+    return value.float()
+
+
+def _refuse_surplus_layers(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
+    extra = config.num_layers
+    rows = {ours: theirs for ours, theirs in family_of(config).encoder.items() if "{i}" in ours}
+    if any(name in weights for _, theirs in expand(rows, range(extra, extra + 1)) for name in theirs):
+        raise UserError(f"{folder}: the weights have a layer {extra}, which {CONFIG} does not; mend num_hidden_layers")
+
+
+def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
+    weights = read_weights(folder)
+    bare = any(name.startswith("embeddings.") for name in weights)  # saved from the encoder alone
+    return {f"{family.prefix}{name}": value for name, value in weights.items()} if bare else weights
+
+
+def _read_notes(folder: Path, values: Mapping[str, Any]) -> Notes:
+    path = folder / NOTES
+    notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
+    return replace(notes, kept={name: values[name] for name in sorted(KEPT & values.keys())})
+
+
+def _architecture(values: Mapping[str, Any]) -> str:
+    return (values.get("architectures") or [""])[0]
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -12,7 +12,11 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Every fact of an encoder; BERT paper, section 3 and its released configurations."""
+    """Every fact of an encoder; BERT paper, section 3 and its released configurations.
+
+    `norm_first` normalises what goes into each sublayer instead of what comes out, and once more at the end. Without
+    `bias` the encoder's linear layers and norms only multiply; the heads keep theirs.
+    """
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -27,6 +31,8 @@ class EncoderConfig:
     norm_eps: float = 1e-12
     init_std: float = 0.02
     pad_token_id: int = 0
+    norm_first: bool = False
+    bias: bool = True
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -44,6 +50,11 @@ class EncoderConfig:
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def head_activation(self) -> Activation:
+        """The activation in the masked-word head: the encoder's in BERT; the pre-norm family has GELU there always."""
+        return "gelu" if self.norm_first else self.activation
 
 
 SIZES = {  # layers, hidden size; a head has 64 dimensions, the feed-forward layer 4 times the hidden size

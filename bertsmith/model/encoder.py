@@ -35,6 +35,11 @@ def activate(x: Tensor, name: str) -> Tensor:
     return functions[name](x)
 
 
+def make_norm(config: EncoderConfig) -> nn.LayerNorm:
+    """A norm of the encoder."""
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+
+
 class Embeddings(nn.Module):
     """Token + segment + position embeddings, normalised."""
 
@@ -43,7 +48,7 @@ class Embeddings(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.segments = nn.Embedding(config.num_segments, config.hidden_size)
         self.positions = nn.Embedding(config.max_positions, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
@@ -58,8 +63,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.attention_dropout = config.attention_dropout
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
     def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)  # each (…, A, D)
@@ -77,8 +82,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
+        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,19 +91,25 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One post-norm layer: attention, then feed-forward, each added to its input and normalised."""
+    """One layer: attention, then feed-forward, each added to its input; the norm comes after the sum or before all."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.attention = SelfAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.feed_forward_norm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.norm_first = config.norm_first
 
     def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(x, layout, trace)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        x = self._add(x, self.attention_norm, lambda y: self.attention(y, layout, trace))
+        return self._add(x, self.feed_forward_norm, self.feed_forward)
+
+    def _add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
 
 
 class Encoder(nn.Module):
@@ -110,6 +121,7 @@ class Encoder(nn.Module):
         self.gradient_checkpointing = False
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
         init_weights(self, config.init_std)
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
@@ -122,6 +134,7 @@ class Encoder(nn.Module):
                 x = checkpoint(layer, x, batch.layout, use_reentrant=False)  # type: ignore[assignment]
             else:
                 x = layer(x, batch.layout, trace)
+        x = self.final_norm(x)
         if trace is not None:
             trace.hidden.append(x)
         return x
@@ -136,9 +149,16 @@ class Encoder(nn.Module):
 
 
 def init_weights(module: nn.Module, std: float) -> None:
-    """Truncated normal weights, zero biases, as the released code; norms start at the identity."""
-    for part in module.modules():
-        if isinstance(part, (nn.Linear, nn.Embedding)):
-            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
+    """Start every parameter of a module."""
+    for name, parameter in module.named_parameters():
+        init_parameter(name, parameter, std)
+
+
+def init_parameter(name: str, parameter: Tensor, std: float) -> None:
+    """Truncated normal matrices, zero biases, as the released code; norms start at the identity."""
+    if name.endswith("bias"):
+        nn.init.zeros_(parameter)
+    elif parameter.dim() == 1:  # a norm's scale
+        nn.init.ones_(parameter)
+    else:
+        nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)

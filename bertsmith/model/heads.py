@@ -32,15 +32,23 @@ class Pooler(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """Scores every word of the vocabulary at the masked positions; its matrix is the token embedding's."""
+    """Scores every word of the vocabulary at the masked positions; its matrix is the token embedding's.
+
+    It keeps its biases on an encoder without: they are no part of what fine-tuning takes over, and every family of
+    the saved format has them.
+    """
 
     def __init__(self, config: EncoderConfig, embedding: nn.Embedding) -> None:
         super().__init__()
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.activation = config.activation
+        self.activation = config.head_activation
         init_weights(self, config.init_std)
+        self.tie(embedding)
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Score with the embedding's matrix."""
         self.decoder.weight = embedding.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -66,12 +74,13 @@ class HeadConfig:
 
     `single` chooses one label of a text or pair, `multi` any number of them, `regression` gives a number, `choice`
     picks one of `num_choices` endings (0: a batch is one question), `tags` labels every token, `span` marks where an
-    answer starts and ends.
+    answer starts and ends. `dropout` is that before the output layer where it is not the encoder's.
     """
 
     kind: HeadKind
     labels: tuple[str, ...] = ()
     num_choices: int = 0
+    dropout: float | None = None
 
     def same_classes(self, other: HeadConfig) -> bool:
         """Whether the weights of one output layer mean the same in the other."""
@@ -92,10 +101,10 @@ class HeadConfig:
 class SequenceHead(nn.Module):
     """One vector of scores a sequence, from the pooled `[CLS]`."""
 
-    def __init__(self, config: EncoderConfig, outputs: int) -> None:
+    def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
         super().__init__()
         self.pooler = Pooler(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(config.hidden_size, outputs)
         init_weights(self, config.init_std)
 
@@ -118,12 +127,13 @@ class TokenHead(nn.Module):
 
 def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
     """The output layer that a head's description asks for."""
+    dropout = config.hidden_dropout if head.dropout is None else head.dropout
     if head.kind == "tags":
-        return TokenHead(config, len(head.labels), config.hidden_dropout)
+        return TokenHead(config, len(head.labels), dropout)
     if head.kind == "span":
         return TokenHead(config, 2, dropout=0.0)
     outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
-    return SequenceHead(config, outputs)
+    return SequenceHead(config, outputs, dropout)
 
 
 class TaskModel(nn.Module):

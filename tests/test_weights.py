@@ -1,0 +1,176 @@
+"""Weights in every form in which folders hold them: in one file or several, in half precision, old; never unsafely."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from variants import their_model
+
+from bertsmith.errors import UserError
+from bertsmith.formats.hf import load_folder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WEIGHTS, INDEX, OLD = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_tokenizer):
+    """A folder as `transformers` saves it."""
+    their_model("bert", "mlm+nsp", tiny_tokenizer.vocab_size).save_pretrained(tmp_path / "theirs")
+    tiny_tokenizer.save(tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+@pytest.fixture
+def expected(folder):
+    return load_folder(folder).model.state_dict()
+
+
+@pytest.fixture
+def parts(folder, expected, tiny_tokenizer):
+    """The same folder with its weights in several files."""
+    (folder / WEIGHTS).unlink()
+    theirs = their_model("bert", "mlm+nsp", tiny_tokenizer.vocab_size)
+    theirs.save_pretrained(folder, max_shard_size="100KB")
+    assert not (folder / WEIGHTS).exists()
+    files = sorted(folder.glob("model-*.safetensors"))
+    assert len(files) > 3
+    return files
+
+
+def rename_old(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def make_old(folder: Path, **extra) -> None:
+    torch.save({**load_file(folder / WEIGHTS), **extra}, folder / OLD)
+    (folder / WEIGHTS).unlink()
+
+
+def refused(folder: Path, *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_folder(folder)
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+    assert "weights_only=False" not in str(caught.value)
+
+
+def test_weights_in_several_files(folder, parts, expected):
+    loaded = load_folder(folder)
+    assert loaded.missing == ()
+    assert_close(loaded.model.state_dict(), expected, atol=0, rtol=0)
+
+
+def test_a_file_that_is_missing_is_named(folder, parts):
+    parts[1].unlink()
+    refused(folder, parts[1].name, INDEX)
+
+
+def test_a_file_that_is_damaged_is_named(folder, parts):
+    parts[1].write_bytes(parts[1].read_bytes()[:-100])
+    refused(folder, parts[1].name)
+
+
+@pytest.mark.parametrize("name", ["../away.safetensors", "/away.safetensors", "weights.bin", 3], ids=str)
+def test_an_index_names_only_safetensors_files_beside_it(name, folder, parts):
+    save_file({"a": torch.zeros(1)}, folder.parent / "away.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"bert.embeddings.word_embeddings.weight": name}}))
+    refused(folder, INDEX, repr(str(name)))
+
+
+@pytest.mark.parametrize("text", ['{"weight_map": {}}', "{}", "[]", "{"])
+def test_an_index_without_names_is_refused(text, folder, parts):
+    (folder / INDEX).write_text(text)
+    refused(folder, INDEX)
+
+
+def test_one_file_goes_before_several_and_both_before_an_old_one(folder, expected):
+    (folder / INDEX).write_text("{}")
+    (folder / OLD).write_text("nothing")
+    assert_close(load_folder(folder).model.state_dict(), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_becomes_single(dtype, folder, expected):
+    save_file({name: value.to(dtype) for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
+    state = load_folder(folder).model.state_dict()
+    assert {value.dtype for value in state.values()} == {torch.float32}
+    assert_close(state, {name: value.to(dtype).float() for name, value in expected.items()}, atol=0, rtol=0)
+
+
+def test_whole_numbers_are_refused(folder):
+    name = "bert.embeddings.word_embeddings.weight"
+    weights = load_file(folder / WEIGHTS)
+    save_file({**weights, name: weights[name].to(torch.int8)}, folder / WEIGHTS)
+    refused(folder, name, "int8")
+
+
+def test_old_names_of_norms(folder, expected):
+    save_file({rename_old(name): value for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
+    assert any(name.endswith("gamma") for name in load_file(folder / WEIGHTS))
+    loaded = load_folder(folder)
+    assert loaded.missing == ()
+    assert_close(loaded.model.state_dict(), expected, atol=0, rtol=0)
+
+
+def test_a_model_does_not_live_in_its_file(folder, expected):
+    model = load_folder(folder).model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    size = (folder / WEIGHTS).stat().st_size
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.seek(size // 2)
+        file.write(b"\x00" * (size - size // 2))
+    assert_close(model.state_dict(), before, atol=0, rtol=0)
+
+
+def test_old_weights(folder, expected):
+    make_old(folder, version=3)
+    loaded = load_folder(folder)
+    assert loaded.missing == ()
+    assert_close(loaded.model.state_dict(), expected, atol=0, rtol=0)
+
+
+class Malicious:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return Path.touch, (self.target,)
+
+
+@pytest.mark.parametrize("name", [OLD, WEIGHTS])
+@pytest.mark.parametrize("hidden", [False, True], ids=["alone", "among weights"])
+def test_nothing_in_a_folder_is_executed(hidden, name, folder, tmp_path):
+    harm = Malicious(tmp_path / "owned")
+    torch.save({**load_file(folder / WEIGHTS), "z": harm} if hidden else harm, folder / "harm")
+    (folder / WEIGHTS).unlink()
+    (folder / "harm").rename(folder / name)
+    refused(folder, name)
+    assert not (tmp_path / "owned").exists()
+    with (folder / name).open("rb") as file:
+        torch.load(file, weights_only=False)
+    assert (tmp_path / "owned").exists()  # it would have struck
+
+
+def test_pickles_beside_safe_weights_are_not_opened(folder, expected, tmp_path):
+    for name in (OLD, "training_args.bin", "optimizer.pt", "tf_model.h5"):
+        torch.save(Malicious(tmp_path / "owned"), folder / name)
+    assert_close(load_folder(folder).model.state_dict(), expected, atol=0, rtol=0)
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"not weights", b"PK\x03\x04"], ids=["empty", "text", "broken archive"])
+def test_damaged_old_weights_are_refused(content, folder):
+    (folder / WEIGHTS).unlink()
+    (folder / OLD).write_bytes(content)
+    refused(folder, OLD, WEIGHTS)
+
+
+def test_old_weights_without_names_are_refused(folder):
+    (folder / WEIGHTS).unlink()
+    torch.save([torch.zeros(3)], folder / OLD)
+    refused(folder, OLD, "list")

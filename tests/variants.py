@@ -1,0 +1,71 @@
+"""The encoders that the saved format knows, theirs beside ours: a new one is tested by being named here."""
+
+from dataclasses import dataclass, field
+
+import torch
+import transformers
+from conftest import LABELS, REFERENCES
+
+KINDS = ["mlm+nsp", "mlm", "single", "multi", "regression", "tags", "span", "choice"]
+POSITIONS = 48
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of our encoders, and the classes of `transformers` that compute the same."""
+
+    classes: str  # what their names begin with
+    ours: dict[str, object] = field(default_factory=dict)  # of the encoder's configuration
+    theirs: dict[str, object] = field(default_factory=dict)
+    pretraining: bool = True  # whether they have a class for next sentence
+
+
+PRE_NORM = {"pad_token_id": 0, "max_position_embeddings": POSITIONS + 1}
+VARIANTS = {
+    "bert": Variant("Bert"),
+    "bert without bias": Variant("Bert", {"bias": False}, {"bias": False}),
+    "pre-norm": Variant("RobertaPreLayerNorm", {"norm_first": True}, PRE_NORM, pretraining=False),
+    "pre-norm without bias": Variant(
+        "RobertaPreLayerNorm", {"norm_first": True, "bias": False}, {**PRE_NORM, "bias": False}, pretraining=False
+    ),
+}
+
+
+def their_cases(kinds: list[str]) -> list[tuple[str, str]]:
+    """Every variant with the kinds of head that `transformers` has for it."""
+    return [(name, kind) for name, v in VARIANTS.items() for kind in kinds if v.pretraining or kind != "mlm+nsp"]
+
+
+def their_class(variant: str, kind: str):
+    """The class that a folder of ours is opened with."""
+    known = VARIANTS[variant]
+    name, _ = REFERENCES["mlm" if kind == "mlm+nsp" and not known.pretraining else kind]
+    return getattr(transformers, name.replace("Bert", known.classes))
+
+
+def their_model(variant: str, kind: str, vocab_size: int, **changes):
+    """A small model of `transformers` with random weights, in evaluation mode."""
+    architecture, values = their_class(variant, kind), REFERENCES[kind][1]
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+    if "id2label" in values:
+        changes.setdefault("label2id", {name: i for i, name in LABELS.items()})
+    fields = {"vocab_size": vocab_size, "max_position_embeddings": POSITIONS, **sizes, **values}
+    config = architecture.config_class(**{**fields, **VARIANTS[variant].theirs, **changes})
+    model = randomise(architecture(config)).eval()
+    if not VARIANTS[variant].theirs.get("bias", True):
+        with torch.no_grad():
+            for name, parameter in model.base_model.named_parameters():
+                if name.endswith("bias") and not name.startswith("pooler"):
+                    parameter.zero_()
+    return model
+
+
+@torch.no_grad()
+def randomise(model, seed: int = 0):
+    """Draw all parameters far more widely than training starts with, biases and norms too, so that each one matters."""
+    draw = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        parameter.normal_(0.0, 0.15, generator=draw)
+        if name.endswith("weight") and parameter.dim() == 1:  # a norm's
+            parameter.add_(1.0)
+    return model
