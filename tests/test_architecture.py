@@ -15,7 +15,7 @@ LAYERS = [
     {"tasks", "formats"},
     {"pretrain", "held_out", "finetune", "predict", "extend"},
     {"recipes", "verify"},
-    {"demo_text", "demo", "report", "report_runs", "report_curves", "report_masks"},
+    {"demo_text", "demo", "report"},
     {"cli", "commands", "__main__", "__init__"},
 ]
 # Inside a layer, who may import whom; everything else goes down only.
@@ -28,9 +28,6 @@ SAME_LAYER = {
     ("finetune", "predict"),
     ("finetune", "pretrain"),
     ("demo", "demo_text"),
-    *(("report", part) for part in ("report_runs", "report_curves", "report_masks")),
-    ("report_curves", "report_runs"),
-    ("report_masks", "report_runs"),
     ("cli", "__init__"),
     ("cli", "commands"),
     ("__main__", "cli"),

@@ -80,6 +80,6 @@ def report(
     \b
     Example: bertsmith report run --out report.html
     """
-    from bertsmith.report import report as function
+    from bertsmith.report.page_of_runs import report as function
 
     show(function(runs, out), as_json)

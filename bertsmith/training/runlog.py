@@ -49,7 +49,7 @@ def read(run: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:

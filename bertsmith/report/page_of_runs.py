@@ -10,9 +10,9 @@ from typing import Any
 from bertsmith import page
 from bertsmith.errors import UserError
 from bertsmith.page import Html, colour_of
-from bertsmith.report_curves import group_of, headlines, learning, optimiser, speed
-from bertsmith.report_masks import filled_masks
-from bertsmith.report_runs import (
+from bertsmith.report.curves import group_of, headlines, learning, optimiser, speed
+from bertsmith.report.masks import filled_masks
+from bertsmith.report.runs import (
     DEV,
     Measure,
     Run,
