@@ -1,9 +1,14 @@
-"""Masking for the masked language model (BERT paper, section 3.1): 15 % of the tokens, 80/10/10."""
+"""Masking for the masked language model (BERT paper, section 3.1): 15 % of the tokens, 80/10/10.
+
+What is chosen as a whole is a token, a word (whole-word masking, as in the code released with BERT) or a span of words
+(SpanBERT, Joshi et al. 2020, section 3.1). T tokens of B sequences, of which M are chosen; W words.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +16,26 @@ from numpy.typing import NDArray
 from bertsmith import draws
 from bertsmith.errors import UserError
 
+Unit = Literal["token", "word", "span"]
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Keys = NDArray[np.uint64]
+ORDER, FATE, RANDOM, SPAN_LENGTH, SPAN_START, SPAN_FATE = range(6)  # streams of draws under a sequence's key
+
 
 @dataclass(frozen=True)
 class MaskPolicy:
-    """How many tokens are chosen, and what becomes of them; what is left over stays as it is."""
+    """How many tokens are chosen, in which units, and what becomes of them; what is left over stays as it is.
+
+    `span_p` and `span_max` are the geometric distribution of a span's length in words, for `unit="span"`.
+    """
 
     rate: float = 0.15
     mask_share: float = 0.8
     random_share: float = 0.1
+    unit: Unit = "token"
+    span_p: float = 0.2
+    span_max: int = 10
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
@@ -27,6 +44,12 @@ class MaskPolicy:
             raise UserError(
                 f"data.masking: mask_share {self.mask_share} + random_share {self.random_share} must lie in [0, 1]"
             )
+        if self.unit not in get_args(Unit):
+            raise UserError(f"data.masking.unit must be one of {', '.join(get_args(Unit))}, not {self.unit!r}")
+        if not 0 < self.span_p <= 1:
+            raise UserError(f"data.masking.span_p must be over 0 and at most 1, not {self.span_p}")
+        if self.span_max < 1:
+            raise UserError(f"data.masking.span_max must be at least 1 word, not {self.span_max}")
 
 
 @dataclass(frozen=True)
@@ -40,17 +63,21 @@ class Masked:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """What masking has to know of the tokenizer: the mask's id, and which ids are ordinary words."""
+    """What masking has to know of the tokenizer: the mask's id, which ids are ordinary, which go on with a word."""
 
     mask_id: int
     is_special: NDArray[np.bool_]  # (V,)
+    is_continuation: NDArray[np.bool_]  # (V,)
     ordinary: NDArray[np.int64]
 
     @classmethod
-    def of(cls, size: int, mask_id: int, special_ids: tuple[int, ...]) -> Vocabulary:
-        is_special = np.zeros(size, dtype=bool)
+    def of(
+        cls, size: int, mask_id: int, special_ids: tuple[int, ...], continuation_ids: tuple[int, ...] = ()
+    ) -> Vocabulary:
+        is_special, is_continuation = np.zeros((2, size), dtype=bool)
         is_special[list(special_ids)] = True
-        return cls(mask_id, is_special, np.flatnonzero(~is_special))
+        is_continuation[list(continuation_ids)] = True
+        return cls(mask_id, is_special, is_continuation, np.flatnonzero(~is_special))
 
 
 def mask_tokens(
@@ -58,25 +85,196 @@ def mask_tokens(
 ) -> Masked:
     """Mask packed sequences; sequence i draws from `keys[i]` alone, so its neighbours do not matter.
 
-    Of a sequence of n tokens (special ones counted) exactly max(1, round(rate · n)) are chosen, as released; special
-    tokens never are.
+    Of a sequence of n tokens (special ones counted) max(1, round(rate · n)) are chosen, as released: exactly so many
+    with the units token and span, and as many as whole words make up with the unit word. Special tokens never are.
     """
     starts = np.cumsum(lengths) - lengths
     owner = np.repeat(np.arange(len(lengths)), lengths)
     places = np.arange(len(tokens)) - starts[owner]
-    order_draw = draws.uniform(keys[owner], places, 0)
     special = vocabulary.is_special[tokens]
-    order_draw[special] = 1.0  # after all others
-    order = np.argsort(order_draw + 2.0 * owner)  # sequence by sequence
-    wanted = np.maximum(1, np.rint(policy.rate * lengths)).astype(np.int64)
-    wanted = np.minimum(wanted, np.bincount(owner, ~special, len(lengths)).astype(np.int64))
-    rank = np.arange(len(tokens)) - starts[owner]  # of the sorted tokens, inside their sequence
-    positions = np.sort(order[rank < wanted[owner]])
-    targets = tokens[positions]
+    budget = np.maximum(1, np.rint(policy.rate * lengths)).astype(np.int64)
+    budget = np.minimum(budget, np.bincount(owner, ~special, len(lengths)).astype(np.int64))
+    if policy.unit == "span":
+        words = find_words(special, vocabulary.is_continuation[tokens], owner)
+        spans = draw_spans(words, keys, budget, policy)
+        positions = _ranges(spans.begin, spans.end)
+        fate = np.repeat(draws.uniform(keys[spans.owner], spans.number, SPAN_FATE), spans.end - spans.begin)
+    else:
+        if policy.unit == "word":
+            words = find_words(special, vocabulary.is_continuation[tokens], owner)
+            positions = _choose_words(words, places, keys, budget)
+        else:
+            positions = _choose_tokens(special, owner, places, keys, budget)
+        fate = draws.uniform(keys[owner[positions]], places[positions], FATE)
     masked = tokens.copy()
-    fate = draws.uniform(keys[owner[positions]], places[positions], 1)
     masked[positions[fate < policy.mask_share]] = vocabulary.mask_id
     random = (fate >= policy.mask_share) & (fate < policy.mask_share + policy.random_share)
     chosen = positions[random]
-    masked[chosen] = vocabulary.ordinary[draws.below(len(vocabulary.ordinary), keys[owner[chosen]], places[chosen], 2)]
-    return Masked(masked, positions, targets)
+    masked[chosen] = vocabulary.ordinary[
+        draws.below(len(vocabulary.ordinary), keys[owner[chosen]], places[chosen], RANDOM)
+    ]
+    return Masked(masked, positions, tokens[positions])
+
+
+def _choose_tokens(special: Flags, owner: Numbers, places: Numbers, keys: Keys, budget: Numbers) -> Numbers:
+    """The first tokens of each sequence in a drawn order, as many as the budget says."""
+    order_draw = draws.uniform(keys[owner], places, ORDER)
+    order_draw[special] = 1.0  # after all others
+    order = np.argsort(order_draw + 2.0 * owner)  # sequence by sequence: the sorted ones have the same owners
+    return np.sort(order[places < budget[owner]])
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """The words of packed sequences: where each begins and ends, and the sequence that it stands in. Each (W,)."""
+
+    begin: Numbers
+    end: Numbers
+    owner: Numbers
+
+
+def find_words(special: Flags, continuation: Flags, owner: Numbers) -> Words:
+    """A word is a token and its continuations up to the next word, special token or end of the sequence.
+
+    What truncation left of a word at the beginning of a segment is a word too.
+    """
+    opens = np.diff(owner, prepend=-1) != 0  # the first token of a sequence
+    opens[1:] |= special[:-1]
+    starts = ~special & (~continuation | opens)
+    bounds = np.flatnonzero(starts | special | opens)
+    ends = np.append(bounds[1:], len(owner))
+    chosen = starts[bounds]
+    return Words(bounds[chosen], ends[chosen], owner[bounds[chosen]])
+
+
+def _choose_words(words: Words, places: Numbers, keys: Keys, budget: Numbers) -> Numbers:
+    """The tokens of the words that are taken, in a drawn order, as long as they fit the budget (as released).
+
+    Where every word of a sequence is longer than its budget, the released code masks nothing and the sequence is read
+    in vain. Here the first word of the order is then taken from its beginning on, as far as the budget goes.
+    """
+    order_draw = draws.uniform(keys[words.owner], places[words.begin], ORDER)
+    order = np.argsort(order_draw + 2.0 * words.owner)
+    begin, end, owner = words.begin[order], words.end[order], words.owner
+    taken = _fitting(end - begin, owner, budget)
+    first, _, whose = _groups(owner)
+    taken[first] |= np.bincount(owner[taken], minlength=len(budget))[whose] == 0
+    end = np.minimum(end, begin + budget[owner])  # cuts none but those that are too long for their sequence
+    return np.sort(_ranges(begin[taken], end[taken]))
+
+
+def _fitting(sizes: Numbers, owner: Numbers, budget: Numbers) -> Flags:
+    """Which units are taken when each sequence goes through its own in order and passes over what does not fit.
+
+    All units up to the first that does not fit are taken at once; then those too long for what is left are put
+    aside, and so on. What is left becomes less than the length of that first one, so there are few rounds.
+    """
+    taken, left = np.zeros(len(sizes), dtype=bool), budget.copy()
+    waiting = np.flatnonzero(sizes <= left[owner])
+    while len(waiting):
+        size, whose = sizes[waiting], owner[waiting]
+        total, (first, count, _) = np.cumsum(size), _groups(whose)
+        fits = total - np.repeat((total - size)[first], count) <= left[whose]
+        taken[waiting[fits]] = True
+        left -= np.bincount(whose[fits], size[fits], len(left)).astype(np.int64)
+        waiting = waiting[~fits]
+        waiting = waiting[sizes[waiting] <= left[owner[waiting]]]
+    return taken
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Spans in the order of the text: from `begin` to `end`, the `number`-th that its sequence drew. Each (S,)."""
+
+    begin: Numbers
+    end: Numbers
+    owner: Numbers
+    number: Numbers
+
+
+def draw_spans(words: Words, keys: Keys, budget: Numbers, policy: MaskPolicy) -> Spans:
+    """Spans of whole words until each sequence's budget is spent."""
+    owner = np.repeat(np.arange(len(budget)), budget)  # a span has a token at least: there are no more of them
+    number = _ranges(np.zeros_like(budget), budget)
+    lengths = span_lengths(draws.uniform(keys[owner], number, SPAN_LENGTH), policy).tolist()
+    starts = draws.key(keys[owner], number, SPAN_START).tolist()
+    ends = np.cumsum(budget).tolist()
+    bounds = np.searchsorted(words.owner, np.arange(len(budget) + 1)).tolist()
+    spans: list[tuple[int, int, int, int]] = []
+    for i, size in enumerate(budget.tolist()):
+        begin, end = words.begin[bounds[i] : bounds[i + 1]], words.end[bounds[i] : bounds[i + 1]]
+        own = slice(ends[i] - size, ends[i])
+        spans += [(*span, i, n) for n, span in enumerate(_spans_of(begin, end, size, lengths[own], starts[own]))]
+    columns = np.array(sorted(spans), dtype=np.int64).reshape(-1, 4).T
+    return Spans(*columns)
+
+
+def _spans_of(begin: Numbers, end: Numbers, left: int, lengths: list[int], words: list[int]) -> list[tuple[int, int]]:
+    """The spans of one sequence, out of a length and a 32-bit word for the start of each.
+
+    The start is drawn among the places where so many free words follow one another, so that neither other spans nor
+    special tokens shorten a span. The span that would exceed the budget loses words at its end, and shorter ones may
+    follow it; a word is cut only where no free one fits what is left. Sets of words are the bits of a whole number.
+    """
+    free, joined = (1 << len(begin)) - 1, _bits(begin[1:] == end[:-1])  # joined: the next word follows at once
+    begins, ends, sizes = begin.tolist(), end.tolist(), end - begin
+    largest = int(sizes.max(initial=0))
+    spans: list[tuple[int, int]] = []
+    for wanted, word in zip(lengths, words, strict=True):
+        if not left:
+            break
+        fitting = free if left >= largest else free & _bits(sizes <= left) or free
+        starts, length = _starts(free, joined, fitting, wanted)
+        start = _nth_bit(starts, word * starts.bit_count() >> 32)
+        limit = begins[start] + left
+        after = max(start, min(start + length, bisect_right(ends, limit)))  # the word after the last whole one
+        stop = ends[after - 1] if after > start else limit
+        free &= ~((1 << after) - (1 << start))
+        left -= stop - begins[start]
+        spans.append((begins[start], stop))
+    return spans
+
+
+def _starts(free: int, joined: int, fitting: int, wanted: int) -> tuple[int, int]:
+    """The fitting words with so many free ones in a row, and how many these are where no row is as long as wanted."""
+    row = free
+    for length in range(1, wanted):
+        longer = free & joined & (row >> 1)
+        if not longer & fitting:
+            return row & fitting, length
+        row = longer
+    return row & fitting, wanted
+
+
+def _bits(flags: Flags) -> int:
+    """Flags as the bits of a whole number, the first as the lowest."""
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+def _nth_bit(bits: int, n: int) -> int:
+    """The place of the n-th bit that is set, by halving."""
+    low, high = 0, bits.bit_length()
+    while high - low > 1:
+        middle = (low + high) // 2
+        below = (bits & ((1 << middle) - 1)).bit_count()
+        low, high = (low, middle) if n < below else (middle, high)
+    return low
+
+
+def span_lengths(uniform: NDArray[np.float64], policy: MaskPolicy) -> Numbers:
+    """Lengths in words out of uniform numbers: geometric, up to `span_max`."""
+    # What is longer counts for nothing, instead of for the longest: so the mean is 3.8, as SpanBERT reports it.
+    shares = np.cumsum((1 - policy.span_p) ** np.arange(policy.span_max))
+    return 1 + np.searchsorted(shares[:-1] / shares[-1], uniform, "right")
+
+
+def _groups(owner: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Where in a sorted row each owner's entries begin, how many they are, and whose."""
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    return first, np.diff(first, append=len(owner)), owner[first]
+
+
+def _ranges(begin: Numbers, end: Numbers) -> Numbers:
+    """All numbers from each begin up to its end, one after the other."""
+    sizes = end - begin
+    return np.arange(sizes.sum()) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)

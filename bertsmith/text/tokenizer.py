@@ -107,6 +107,11 @@ class Tokenizer:
         """The ids of `[PAD] [UNK] [CLS] [SEP] [MASK]`, in this order."""
         return tuple(self.id(t) for t in SPECIAL_TOKENS)
 
+    @cached_property
+    def continuation_ids(self) -> tuple[int, ...]:
+        """The ids of the pieces that go on with a word: `##…`."""
+        return tuple(sorted(i for token, i in self.backend.get_vocab().items() if token.startswith("##")))
+
     def id(self, token: str) -> int:
         """The id of a token that is known to be there."""
         number = self.backend.token_to_id(token)
