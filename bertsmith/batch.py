@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORE = -100  # a token label that no loss counts
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model takes: tokens and their layout, labels by name, and how much each loss will count."""
+    """What a model takes: tokens and their layout, labels by name, and how much each loss will count.
+
+    `indices` says which samples of the data it holds, where that is known; it stays on the CPU.
+    """
 
     tokens: Tensor  # (B, L) or (T,)
     segments: Tensor
@@ -149,6 +153,7 @@ class Batch:
     labels: dict[str, Tensor] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0  # real ones
+    indices: NDArray[np.int64] | None = None  # (B,)
 
     def to(self, device: torch.device) -> Batch:
         return replace(
@@ -159,6 +164,21 @@ class Batch:
             layout=self.layout.to(device),
             labels={name: value.to(device, non_blocking=True) for name, value in self.labels.items()},
         )
+
+    def idle(self) -> Batch:
+        """The same work for nothing: no loss counts it, no token and no sample is reckoned as used."""
+        indices = None if self.indices is None else self.indices[:0]
+        return replace(self, counts=dict.fromkeys(self.counts, 0), num_tokens=0, indices=indices)
+
+
+def share(items: Sequence[Item], rank: int, ranks: int) -> list[tuple[Item, bool]]:
+    """The part of a step's items that one of several processes takes, and whether each is idle work.
+
+    Every rank has the same number, since the ranks wait for each other; one that has none left takes the first item
+    of the step again, idle.
+    """
+    own: list[tuple[Item, bool]] = [(item, False) for item in items[rank::ranks]]
+    return own if len(own) == -(-len(items) // ranks) else [*own, (items[0], True)]
 
 
 def lay_out(
@@ -185,7 +205,9 @@ def fill_grid(mask: NDArray[np.bool_], values: NDArray[Any], fill: int) -> NDArr
     return grid
 
 
-def collate(examples: Sequence[Example], *, packed: bool, pad: int = 0) -> Batch:
+def collate(
+    examples: Sequence[Example], *, packed: bool, pad: int = 0, indices: NDArray[np.int64] | None = None
+) -> Batch:
     """Examples as one batch; the labels that they carry come along, and their count under the loss name `task`."""
     tokens = np.concatenate([e.tokens for e in examples])
     segments = np.concatenate([e.segments for e in examples])
@@ -201,4 +223,4 @@ def collate(examples: Sequence[Example], *, packed: bool, pad: int = 0) -> Batch
         if isinstance(batch.layout, Padded):
             tags = fill_grid(batch.layout.mask.numpy(), tags, IGNORE)
         labels["tags"] = torch.from_numpy(tags)
-    return replace(batch, labels=labels, counts=counts)
+    return replace(batch, labels=labels, counts=counts, indices=indices)
