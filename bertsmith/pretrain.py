@@ -12,7 +12,7 @@ import torch
 from bertsmith import draws
 from bertsmith.config import to_dict
 from bertsmith.data.loader import DataConfig, Loader, split_documents
-from bertsmith.data.segments import PairSource
+from bertsmith.data.segments import segment_source
 from bertsmith.data.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Notes, load_folder, save_folder
@@ -61,7 +61,7 @@ def pretrain(
     start = find_model(model) if model is not None else None
     objective, config = _start(config, start, corpus, tokenizer)
     loaders = _loaders(config, corpus, tokenizer)
-    steps = config.train.num_steps(len(loaders[0].pairs))
+    steps = config.train.num_steps(len(loaders[0].source))
     facts = {
         "corpus": {"tokens": corpus.manifest.tokens, "tokenizer": corpus.manifest.tokenizer},
         "start": str(model or ""),
@@ -131,7 +131,7 @@ def _loaders(config: PretrainConfig, corpus: Corpus, tokenizer: Tokenizer) -> tu
 
     def loader(documents: np.ndarray[Any, Any]) -> Loader:
         data = config.data
-        source = PairSource(corpus, documents, data.max_length, data.short_share, config.train.seed)
+        source = segment_source(data.pairs, corpus, documents, data.max_length, data.short_share, config.train.seed)
         return Loader.of(source, tokenizer, data)
 
     return loader(train), loader(held_out) if len(held_out) else None
@@ -142,10 +142,10 @@ def evaluate_objective(objective: MaskedLM, loader: Loader) -> dict[str, float]:
     """Loss, perplexity and accuracy of the masked words, and accuracy of the pairs, on held-out text."""
     objective.eval()
     device = next(objective.parameters()).device
-    count = min(len(loader.pairs), EVALUATION_SAMPLES)
+    count = min(len(loader.source), EVALUATION_SAMPLES)
     loss = right = words = pairs_right = pairs = 0.0
     for begin in range(0, count, 32):
-        indices = draws.permute(np.arange(begin, min(begin + 32, count)), len(loader.pairs), 0)
+        indices = draws.permute(np.arange(begin, min(begin + 32, count)), len(loader.source), 0)
         batch = loader.batch(np.zeros_like(indices), indices).to(device)
         scores = objective.logits(batch)
         targets = batch.labels["targets"]

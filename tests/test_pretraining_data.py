@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bertsmith import draws
+from bertsmith.batch import Example, collate, lay_out, share
 from bertsmith.data.loader import DataConfig, Loader, split_documents
 from bertsmith.data.masking import MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.data.readers import Trouble
@@ -540,7 +541,7 @@ def test_steps_divide_the_samples_alike(loader):
 
 def test_every_chunk_comes_once_an_epoch(loader, monkeypatch):
     monkeypatch.setattr(Loader, "batch", lambda self, epochs, indices: (epochs, indices))
-    size, orders = len(loader.pairs), []
+    size, orders = len(loader.source), []
     batches = [b for step in range(-(-3 * size // 7)) for b in loader.step(step, 7, 4)]
     epochs, indices = (np.concatenate(column)[: 3 * size] for column in zip(*batches, strict=True))
     assert np.array_equal(epochs, np.repeat([0, 1, 2], size))
@@ -549,6 +550,48 @@ def test_every_chunk_comes_once_an_epoch(loader, monkeypatch):
         assert np.array_equal(np.sort(orders[-1]), np.arange(size))
     assert (orders[0] == orders[1]).mean() < 0.05
     assert (orders[0] == np.arange(size)).mean() < 0.05
+
+
+def test_batches_say_which_chunks_they_hold(loader):
+    epochs, indices = np.zeros(5, dtype=np.int64), np.array([4, 1, 9, 3, 11])
+    assert loader.batch(epochs, indices).to(torch.device("cpu")).indices.tolist() == indices.tolist()
+    assert lay_out(np.arange(4), np.zeros(4), np.array([4]), packed=True).indices is None
+    examples = [Example(np.arange(3), np.zeros(3), label=0)] * 2
+    assert collate(examples, packed=True).indices is None
+    assert collate(examples, packed=True, indices=np.array([7, 8])).indices.tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("batch_size", [24, 22])
+def test_ranks_divide_the_micro_batches_of_a_step(loader, monkeypatch, ranks, batch_size):
+    alone = loader.step(2, batch_size, 4)
+    built = []
+    make = Loader.batch
+    monkeypatch.setattr(Loader, "batch", lambda self, *chunks: built.append(len(chunks[1])) or make(self, *chunks))
+    shares = [loader.step(2, batch_size, 4, rank, ranks) for rank in range(ranks)]
+    assert {len(own) for own in shares} == {-(-6 // ranks)}
+    assert len(built) == ranks * -(-6 // ranks), "each builds its own, no more"
+    working = [batch for turn in zip(*shares, strict=True) for batch in turn if batch.num_tokens]
+    assert all_rows(working) == all_rows(alone)
+    assert [b.indices.tolist() for b in working] == [b.indices.tolist() for b in alone]
+    everyone = [batch for own in shares for batch in own]
+    for name in ("mlm", "nsp"):
+        assert sum(b.counts[name] for b in everyone) == sum(b.counts[name] for b in alone)
+    assert sum(b.num_tokens for b in everyone) == sum(b.num_tokens for b in alone)
+    for batch in (b for b in everyone if not b.num_tokens):
+        assert batch.counts == {"mlm": 0, "nsp": 0}
+        assert len(batch.indices) == 0
+        assert rows(batch) == rows(alone[0])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_share(ranks):
+    items = list("abcdefg")
+    shares = [share(items, rank, ranks) for rank in range(ranks)]
+    assert {len(own) for own in shares} == {-(-7 // ranks)}
+    assert sorted(item for own in shares for item, idle in own if not idle) == items
+    assert all(item == "a" for own in shares for item, idle in own if idle)
+    assert share([], 0, ranks) == []
 
 
 @pytest.mark.parametrize(("copies", "repeats"), [(2, [True, False, True, False]), (0, [True, False, False, False])])
@@ -560,16 +603,33 @@ def test_copies(loader, copies, repeats):
 
 def test_copies_come_in_another_order(loader):
     found = replace(loader, config=replace(loader.config, copies=1))
-    size = len(loader.pairs)
+    size = len(loader.source)
     first, second = (all_rows(found.step(epoch, size, 100)) for epoch in (0, 1))
     assert first != second
     assert sorted(first) == sorted(second)
 
 
-@pytest.mark.parametrize("held_out", [-0.1, 1.0])
-def test_held_out_out_of_range(held_out):
-    with pytest.raises(UserError, match=r"data\.held_out must be"):
-        DataConfig(held_out=held_out)
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"held_out": -0.1}, r"data\.held_out must be at least 0 and under 1, not -0\.1"),
+        ({"held_out": 1.0}, r"data\.held_out must be"),
+        ({"short_share": -0.1}, r"data\.short_share must lie between 0 and 1, not -0\.1"),
+        ({"short_share": 1.5}, r"data\.short_share must lie"),
+        ({"short_share": float("nan")}, r"data\.short_share must lie"),
+        ({"copies": -1}, r"data\.copies must be 0 .* or more, not -1"),
+        ({"max_length": 4}, r"data\.max_length must be at least 5, .* not 4"),
+        ({"pairs": "sop"}, r"data\.pairs must be one of next, order, full, not 'sop'"),
+    ],
+)
+def test_settings_out_of_range(values, reason):
+    with pytest.raises(UserError, match=reason):
+        DataConfig(**values)
+
+
+def test_settings_at_the_edge():
+    for values in ({"short_share": 0.0}, {"short_share": 1.0}, {"copies": 0}, {"max_length": 5}, {"held_out": 0.0}):
+        DataConfig(**values)
 
 
 @pytest.mark.parametrize(

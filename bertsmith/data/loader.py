@@ -1,17 +1,18 @@
-"""Pre-training batches: index → segment pair → masked, packed batch. A step's data is a pure function of the step."""
+"""Pre-training batches: index → segments → masked, packed batch. A step's data is a pure function of the step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from bertsmith import draws
-from bertsmith.batch import Batch, Packed, lay_out
+from bertsmith.batch import Batch, Packed, lay_out, share
 from bertsmith.data.masking import MaskPolicy, Vocabulary, mask_tokens
-from bertsmith.data.segments import PairSource
+from bertsmith.data.segments import PairKind, SegmentSource
 from bertsmith.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -22,8 +23,11 @@ MASKING, ORDER = 101, 102  # streams of draws
 class DataConfig:
     """How a corpus becomes pre-training data.
 
-    `copies` is how many differently masked copies of the data there are, gone through in turn (the paper: ten);
-    0 masks anew in every epoch. `held_out` is the share of documents that are kept for evaluation.
+    `pairs` says what a sequence holds: a segment and the "next" or a random one (BERT), two segments in "order" or
+    swapped (ALBERT), or "full" sentences in one segment (RoBERTa), which come without pair labels. `short_share` is the
+    share of pairs that are made shorter than they might be; full sentences never are. `copies` is how many differently
+    masked copies of the data there are, gone through in turn (the paper: ten); 0 masks anew in every epoch.
+    `held_out` is the share of documents that are kept for evaluation.
     """
 
     max_length: int = 128
@@ -31,61 +35,74 @@ class DataConfig:
     masking: MaskPolicy = field(default_factory=MaskPolicy)
     copies: int = 10
     held_out: float = 0.01
+    pairs: PairKind = "next"
 
     def __post_init__(self) -> None:
+        if self.max_length < 5:
+            raise UserError(f"data.max_length must be at least 5, two segments of one token, not {self.max_length}")
+        if not 0 <= self.short_share <= 1:
+            raise UserError(f"data.short_share must lie between 0 and 1, not {self.short_share}")
+        if self.copies < 0:
+            raise UserError(f"data.copies must be 0 (masks drawn anew in every epoch) or more, not {self.copies}")
         if not 0 <= self.held_out < 1:
             raise UserError(f"data.held_out must be at least 0 and under 1, not {self.held_out}")
+        if self.pairs not in get_args(PairKind):
+            raise UserError(f"data.pairs must be one of {', '.join(get_args(PairKind))}, not {self.pairs!r}")
 
 
 @dataclass(frozen=True, eq=False)
 class Loader:
-    """Draws batches of masked segment pairs."""
+    """Draws batches of masked sequences."""
 
-    pairs: PairSource
+    source: SegmentSource
     tokenizer: Tokenizer
     config: DataConfig
     vocabulary: Vocabulary
     packed: bool = True
 
     @classmethod
-    def of(cls, pairs: PairSource, tokenizer: Tokenizer, config: DataConfig, packed: bool = True) -> Loader:
-        vocabulary = Vocabulary.of(tokenizer.vocab_size, tokenizer.id("[MASK]"), tokenizer.special_ids)
-        return cls(pairs, tokenizer, config, vocabulary, packed)
+    def of(cls, source: SegmentSource, tokenizer: Tokenizer, config: DataConfig, packed: bool = True) -> Loader:
+        vocabulary = Vocabulary.of(
+            tokenizer.vocab_size, tokenizer.id("[MASK]"), tokenizer.special_ids, tokenizer.continuation_ids
+        )
+        return cls(source, tokenizer, config, vocabulary, packed)
 
-    def step(self, number: int, batch_size: int, micro_batch_size: int) -> list[Batch]:
-        """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch."""
+    def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
+        """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
+
+        Of several ranks each builds its share of the same list, no more.
+        """
         samples = number * batch_size + np.arange(batch_size)
-        epochs, places = np.divmod(samples, len(self.pairs))
+        epochs, places = np.divmod(samples, len(self.source))
         indices = places.copy()
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            indices[here] = draws.permute(places[here], len(self.pairs), self.pairs.seed, epoch, ORDER)
-        cuts = range(0, batch_size, micro_batch_size)
-        return [self.batch(epochs[i : i + micro_batch_size], indices[i : i + micro_batch_size]) for i in cuts]
+            indices[here] = draws.permute(places[here], len(self.source), self.source.seed, epoch, ORDER)
+        cuts = [slice(i, i + micro_batch_size) for i in range(0, batch_size, micro_batch_size)]
+        own = [(self.batch(epochs[cut], indices[cut]), idle) for cut, idle in share(cuts, rank, ranks)]
+        return [batch.idle() if idle else batch for batch, idle in own]
 
     def batch(self, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> Batch:
         """One batch of the given chunks, each in its epoch."""
         copies = epochs % self.config.copies if self.config.copies else epochs
-        pairs = self.pairs.pairs(copies, indices)
-        cls_id, sep_id = [self.tokenizer.id("[CLS]")], [self.tokenizer.id("[SEP]")]
-        tokens = np.concatenate([x for p in pairs for x in (cls_id, p.first, sep_id, p.second, sep_id)]).astype(
-            np.int64
-        )
-        sizes = np.array([(len(p.first) + 2, len(p.second) + 1) for p in pairs])
-        segments = np.repeat(np.tile([0, 1], len(pairs)), sizes.ravel())
-        lengths = sizes.sum(1)
-        keys = draws.key(self.pairs.seed, copies, indices, MASKING)
+        samples = self.source.samples(copies, indices)
+        cls_id, sep_id = np.array([self.tokenizer.id("[CLS]")]), np.array([self.tokenizer.id("[SEP]")])
+        rows = [(cls_id, *(ids for part in s.parts for ids in (part, sep_id))) for s in samples]
+        tokens = np.concatenate([ids for row in rows for ids in row]).astype(np.int64)
+        sizes = [len(part) + 1 + (i == 0) for s in samples for i, part in enumerate(s.parts)]  # [CLS] to the first
+        segments = np.repeat([segment for s in samples for segment in s.segments], sizes)
+        lengths = np.array([sum(map(len, row)) for row in rows])
+        keys = draws.key(self.source.seed, copies, indices, MASKING)
         masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
         batch = lay_out(masked.tokens, segments, lengths, packed=self.packed, pad=self.tokenizer.id("[PAD]"))
         positions = masked.positions
         if not isinstance(batch.layout, Packed):  # places in the rectangle instead of in the row of tokens
             positions = np.flatnonzero(batch.layout.mask.numpy().ravel())[positions]
-        labels = {
-            "masked": torch.from_numpy(positions),
-            "targets": torch.from_numpy(masked.targets),
-            "next": torch.tensor([0 if p.is_next else 1 for p in pairs]),
-        }
-        return replace(batch, labels=labels, counts={"mlm": len(positions), "nsp": len(pairs)})
+        labels = {"masked": torch.from_numpy(positions), "targets": torch.from_numpy(masked.targets)}
+        counts = {"mlm": len(positions)}
+        if pair_labels := [s.label for s in samples if s.label is not None]:
+            labels["next"], counts["nsp"] = torch.tensor(pair_labels), len(pair_labels)
+        return replace(batch, labels=labels, counts=counts, indices=indices)
 
 
 def split_documents(count: int, held_out: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
