@@ -22,6 +22,8 @@ from bertsmith.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from bertsmith.formats.families import Family
+
 MIN_COUNT = 5  # occurrences of a word that is taken from a text
 MOST_WORDS = 2_000_000  # distinct words in memory; when there are more, those that were seen once are forgotten
 
@@ -192,35 +194,36 @@ def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
 
 def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> None:
     """Write a model's weights and configuration with rows for new entries; all else stays as it was saved."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
     from bertsmith.formats import hf
+    from bertsmith.formats.families import family_of
+    from bertsmith.formats.weights import WEIGHTS, read_weights
 
-    old_rows = hf.load_folder(folder).model.encoder.config.vocab_size  # and what we could not open again is refused
+    config = hf.load_folder(folder).model.encoder.config  # and what we could not open again is refused
+    family, old_rows = family_of(config), config.vocab_size
     if old_rows < start:
         raise UserError(f"{folder}: the tokenizer has {start:,} entries, the model embeddings for {old_rows:,} only")
     pieces = old.encode(new)
-    tensors = load_file(folder / hf.WEIGHTS)
+    tensors = read_weights(folder)
     for key in tensors:
-        if key.endswith(_vocabulary_weights()):
+        if key.endswith(_vocabulary_weights(family)):
             tensors[key] = _with_rows(tensors[key], pieces, start)
-    save_file(tensors, out / hf.WEIGHTS, metadata={"format": "pt"})
-    values = {**hf.read_config(folder), hf.CONFIG_NAMES["vocab_size"]: max(old_rows, start + len(new))}
+    save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+    values = {**hf.read_config(folder), family.config_names["vocab_size"]: max(old_rows, start + len(new))}
     (out / hf.CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (folder / hf.NOTES).exists():
         shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
 
 
-def _vocabulary_weights() -> tuple[str, ...]:
+def _vocabulary_weights(family: Family) -> tuple[str, ...]:
     """The ends of the saved names of what has a row for every entry; old files hold the tied decoder once more."""
-    from bertsmith.formats.hf import BERT_NAMES, MASKED_LM_NAMES
-
-    embedding = dict(BERT_NAMES)["encoder.embeddings.tokens.weight"]
-    bias = dict(MASKED_LM_NAMES)["masked_lm.decoder.bias"]
+    embedding = family.encoder["encoder.embeddings.tokens.weight"]
+    bias = family.masked_lm["masked_lm.decoder.bias"]
     assert isinstance(embedding, str)
     assert isinstance(bias, str)
     decoder = bias.removesuffix("bias") + "decoder"
-    return embedding.removeprefix("bert."), bias, f"{decoder}.weight", f"{decoder}.bias"
+    return embedding.removeprefix(family.prefix), bias, f"{decoder}.weight", f"{decoder}.bias"
 
 
 def _with_rows(old: Tensor, pieces: Sequence[Sequence[int]], start: int) -> Tensor:

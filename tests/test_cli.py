@@ -250,6 +250,8 @@ def test_sequence_longer_than_the_positions(refused, world: Path, tmp_path: Path
     refused(
         *pretrain,
         "--set",
+        "data.long_length=null",
+        "--set",
         "data.max_length=600",
         "--set",
         "data.long_length=null",

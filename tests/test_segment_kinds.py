@@ -123,7 +123,7 @@ def test_a_single_sentence_is_divided_inside(tmp_path, length):
     assert all((p.first[0] < p.second[0]) == p.is_next for p in found)
 
 
-def test_a_last_sentence_of_one_token_is_taken_with_the_one_before(tmp_path):
+def test_a_last_sentence_of_one_token_is_not_alone(tmp_path):
     found = drawn(source_of(corpus_of(tmp_path, [[60, 1], [61, 1, 1], [1, 1]] * 20), kind="order"), 6)
     assert all(min(len(p.first), len(p.second)) > 0 for p in found)
     assert abs(np.mean([p.is_next for p in found]) - 0.5) < 4 * 0.5 / np.sqrt(len(found))

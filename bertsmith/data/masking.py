@@ -262,7 +262,8 @@ def _nth_bit(bits: int, n: int) -> int:
 
 
 def span_lengths(uniform: NDArray[np.float64], policy: MaskPolicy) -> Numbers:
-    """Lengths in words: geometric up to `span_max`, longer ones drawn again (SpanBERT's mean of 3.8, its figure 2)."""
+    """Lengths in words out of uniform numbers: geometric, up to `span_max`."""
+    # What is longer counts for nothing, instead of for the longest: so the mean is 3.8, as SpanBERT reports it.
     shares = np.cumsum((1 - policy.span_p) ** np.arange(policy.span_max))
     return 1 + np.searchsorted(shares[:-1] / shares[-1], uniform, "right")
 

@@ -29,11 +29,7 @@ from bertsmith.formats.families import (
     family_named,
     family_of,
 )
-from bertsmith.formats.families import BERT_NAMES as BERT_NAMES  # these four are used by extend.py
-from bertsmith.formats.families import CONFIG_NAMES as CONFIG_NAMES
-from bertsmith.formats.families import MASKED_LM_NAMES as MASKED_LM_NAMES
-from bertsmith.formats.weights import WEIGHTS as WEIGHTS
-from bertsmith.formats.weights import read_weights
+from bertsmith.formats.weights import WEIGHTS, read_weights
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
