@@ -55,13 +55,14 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def override(config: Config, changes: Iterable[str]) -> Config:
-    """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them."""
+    """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them, all of them at once."""
+    values = to_dict(config)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
             raise UserError(f"--set {change!r}: write it as key=value, for example train.steps=200")
-        config = _replace_at(config, key.strip().split("."), text.strip(), key.strip())
-    return config
+        _put(type(config), values, key.strip().split("."), text.strip(), key.strip())
+    return from_dict(type(config), values)
 
 
 def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
@@ -72,12 +73,13 @@ def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
     return keys
 
 
-def _replace_at(config: Any, path: list[str], text: str, whole: str) -> Any:
-    hints = typing.get_type_hints(type(config))
+def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, whole: str) -> None:
+    """Set one value in the plain form of a configuration."""
+    hints = typing.get_type_hints(cls)
     name, rest = path[0], path[1:]
     if name not in hints:
         depth = whole.split(".")[: len(whole.split(".")) - len(path)]
-        known = [".".join([*depth, key]) for key in dotted_keys(type(config))]
+        known = [".".join([*depth, key]) for key in dotted_keys(cls)]
         raise UserError(f"--set {whole}: unknown setting{suggestion(whole, known) or '; one of: ' + ', '.join(known)}")
     nested = dataclasses.is_dataclass(hints[name])
     if bool(rest) != nested:
@@ -86,10 +88,9 @@ def _replace_at(config: Any, path: list[str], text: str, whole: str) -> Any:
         )
         raise UserError(f"--set {whole}: not a single setting; one of: {', '.join(options)}")
     if nested:
-        value = _replace_at(getattr(config, name), rest, text, whole)
+        _put(hints[name], values[name], rest, text, whole)
     else:
-        value = _convert(hints[name], _parse(text), f"--set {whole}")
-    return dataclasses.replace(config, **{name: value})
+        values[name] = _convert(hints[name], _parse(text), f"--set {whole}")
 
 
 def _parse(text: str) -> Any:

@@ -140,6 +140,7 @@ def _start(
         _check_lengths(config)
         torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))
         return MaskedLM(Encoder(config.model), config.next_sentence), config
+    torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))  # of heads that the folder lacks
     loaded = load_folder(start, next_sentence=config.next_sentence)
     corpus.check_tokenizer(loaded.tokenizer.hash, start)
     config = replace(config, model=loaded.model.encoder.config)

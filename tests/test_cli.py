@@ -253,8 +253,6 @@ def test_sequence_longer_than_the_positions(refused, world: Path, tmp_path: Path
         "data.long_length=null",
         "--set",
         "data.max_length=600",
-        "--set",
-        "data.long_length=null",
         says="data.max_length 600 is longer than the encoder's 512 positions",
     )
     finetune = [

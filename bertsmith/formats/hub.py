@@ -40,7 +40,10 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=FILES))
+        folder = Path(snapshot_download(name, allow_patterns=FILES))
+        if not any(folder.glob("*.safetensors")):  # an old repository
+            snapshot_download(name, allow_patterns=["pytorch_model.bin"])
+        return folder
     except Exception as error:  # offline, unknown name, no permission: the hub's errors share no class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{name!r} is no folder here, and the hub gave nothing for it: {reason}") from None
