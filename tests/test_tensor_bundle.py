@@ -143,9 +143,14 @@ def test_a_snappy_block_written_by_hand(tmp_path):
     index_file(tmp_path / "hand").write_bytes(table((b"b", packed), kind=1))
     data_file(tmp_path / "hand").write_bytes(data)
     assert read(tmp_path / "hand")["a" * 16].tolist() == [0, 1, 2, 3]
-    for damaged in (packed[:-1], number(1 << 31) + packed[2:], b"", b"\xff" * 12):
+    for damaged, reason in (
+        (packed[:-1], "snappy"),
+        (b"", "snappy"),
+        (b"\xff" * 12, "snappy"),
+        (number(1 << 31) + packed[2:], "claims to be larger than snappy can pack"),
+    ):
         index_file(tmp_path / "hand").write_bytes(table((b"b", damaged), kind=1))
-        with pytest.raises(UserError, match=r"hand\.index is damaged"):
+        with pytest.raises(UserError, match=rf"hand\.index is damaged: .*{reason}"):
             read_index(tmp_path / "hand")
 
 
@@ -312,6 +317,8 @@ def test_nonsense_with_right_checksums_is_refused_or_read_but_never_a_crash(tmp_
         ([(b"", b"")], "claims 0 data files"),
         ([(b"", HEADER), (b"a", entry(1, (2,), b"\0" * 4))], "4 bytes are not a tensor of float32"),
         ([(b"", HEADER), (b"a", entry(1, (1,), b"\0" * 4, 0, 1))], "no possible place"),
+        ([(b"", HEADER), (b"a", entry(1, (1,) * 70, b"\0" * 4))], "no possible place or shape"),
+        ([(b"", HEADER), (b"a", entry(1, (0, 1 << 62, 1 << 62), b""))], "0 bytes are not a tensor of float32"),
         ([(b"", HEADER), (b"a", entry(1, (1,), b"\0" * 4, 1))], "asks for 5 bytes of .*, which is cut short: 4 bytes"),
         ([(b"", HEADER), (b"b", entry(1, (1,), b"\0" * 4)), (b"a", entry(1, (1,), b"\0" * 4))], "not in order"),
     ],
@@ -319,6 +326,43 @@ def test_nonsense_with_right_checksums_is_refused_or_read_but_never_a_crash(tmp_
 def test_what_cannot_be_true_is_refused_with_the_reason(tmp_path, rows, reason):
     with pytest.raises(UserError, match=reason):
         read_index(write(tmp_path, rows, b"\0" * 4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "restarts", "reason"),
+    [
+        ([(0, b"", HEADER), (0, b"ab", b""), (1, b"c", b"")], (0, 9, 14), "a name in a block does not fit"),
+        ([(0, b"", HEADER), (3, b"ab", b"")], (0,), "a name in a block does not fit"),
+        ([(0, b"", HEADER)], (0, 4), "a restart point of a block is between its names"),
+        ([(0, b"", HEADER)], (), "has no restart points"),
+    ],
+)
+def test_blocks_that_cannot_be_are_refused_with_the_reason(tmp_path, rows, restarts, reason):
+    index_file(tmp_path / "m").write_bytes(table((b"z", block(*rows, restarts=restarts))))
+    with pytest.raises(UserError, match=reason):
+        read_index(tmp_path / "m")
+
+
+def test_bytes_between_blocks_are_refused(tmp_path):
+    """No checksum covers them, and blocks may not overlap either."""
+    first, second = block((0, b"", HEADER)), block((0, b"a", entry(1, (0,), b"")))
+    data_file(tmp_path / "m").write_bytes(b"")
+    good = closed(first) + closed(second)
+    for data, places in (
+        (good, ((0, first), (len(first) + 5, second))),
+        (closed(first) + b"?" + closed(second), ((0, first), (len(first) + 6, second))),
+        (b"?" + good, ((1, first), (len(first) + 6, second))),
+        (good + b"?", ((0, first), (len(first) + 5, second))),
+    ):
+        index = block(*[(0, bytes([97 + i]), number(at) + number(len(b))) for i, (at, b) in enumerate(places)])
+        handles = number(len(data)) + number(8) + number(len(data) + 13) + number(len(index))
+        footer = handles.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+        index_file(tmp_path / "m").write_bytes(data + closed(block()) + closed(index) + footer)
+        if data is good:
+            assert list(read_index(tmp_path / "m")) == ["a"]
+            continue
+        with pytest.raises(UserError, match="a block begins at byte"):
+            read_index(tmp_path / "m")
 
 
 def test_other_files_are_refused_with_the_reason(tmp_path):

@@ -570,7 +570,7 @@ def test_what_tensorflow_writes_is_read(tmp_path, tensorflow, tiny_tokenizer):
         assert not np.array_equal(array, variables[name]), name  # a step of Adam later
 
     odd = dict(read_bundle(source / "odd.ckpt"))
-    assert data_file(source / "odd.ckpt", 1, 2).exists()
+    assert len(list(source.glob("odd.ckpt.data-*"))) > 1
     rows = np.arange(1000, dtype=np.float32).reshape(100, 10)
     assert all(np.array_equal(odd.pop(f"rows_{axis}"), rows) for axis in (0, 1))
     assert {name: array.dtype.name for name, array in odd.items()} == {
