@@ -11,6 +11,8 @@ from bertsmith.errors import UserError
 from bertsmith.formats import sorted_table
 from bertsmith.formats.tensor_bundle import data_file, index_file, read_bundle, read_index, read_tensor, write_bundle
 
+for library in ("google_crc32c", "cramjam"):
+    pytest.importorskip(library, reason="of the extra tf1")
 ARRAYS = {
     "bert/a": np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5,
     "bert/ab": np.array([1.5, -2.0], np.float64),

@@ -23,6 +23,8 @@ from bertsmith.formats.tf1 import find_checkpoint, is_checkpoint, read_checkpoin
 from bertsmith.formats.tf1_convert import guess_lowercase, hf_to_tf1, tf1_to_hf
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
+for library in ("google_crc32c", "cramjam"):
+    pytest.importorskip(library, reason="of the extra tf1")
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = {  # of the released uncased_L-12_H-768_A-12, smaller
     "attention_probs_dropout_prob": 0.1,
