@@ -1,0 +1,218 @@
+"""The released BERT format, of TensorFlow 1, read and written without TensorFlow.
+
+A folder holds `bert_config.json`, `vocab.txt` and the checkpoint `bert_model.ckpt` in two files. (A `.meta` file, the
+graph, is not needed to load weights: none is read or written.) Weights go through one by one, as float32: the released
+code has no other variables, and a Saver restores no variable from another type.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.config import read_json
+from bertsmith.errors import UserError
+from bertsmith.formats.tensor_bundle import Entry, data_file, index_file, read_index, read_tensor, write_bundle
+from bertsmith.formats.tf1_names import (
+    CLASSIFIER,
+    DEFAULTS,
+    HEADS,
+    LABELS,
+    MASKED_LM,
+    NEXT_SENTENCE,
+    POOLER,
+    SIZES,
+    SPAN,
+    Shape,
+    Variable,
+    check_shape,
+    head_settings,
+    kind_of_extra,
+    refuse_others,
+    select,
+    settings_in,
+    settings_out,
+)
+
+CHECKPOINT, SETTINGS, VOCAB = "bert_model.ckpt", "bert_config.json", "vocab.txt"
+FILE_ENDS = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True, eq=False)
+class Weights(Mapping[str, NDArray[np.float32]]):
+    """Weights by the names of `transformers`, read one by one when they are asked for."""
+
+    shapes: Mapping[str, Shape]
+    read: Callable[[str], NDArray[np.float32]]
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A checkpoint in the terms of `transformers`."""
+
+    prefix: Path
+    config: dict[str, Any]  # the values of a `config.json`
+    weights: Weights
+    lowercase: bool | None  # what `bert_config.json` says of texts; the released ones say nothing
+    report: dict[str, Any]
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a path is a TensorFlow checkpoint, or a folder that should hold one, and not a model folder of ours."""
+    path = Path(path)
+    if path.is_dir():
+        return any(path.glob("*.index")) or ((path / SETTINGS).exists() and not (path / "config.json").exists())
+    return bool(FILE_ENDS.search(path.name)) or index_file(path).is_file()
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The prefix of a checkpoint's files, from a folder that holds one, the prefix itself or one of the files."""
+    path = Path(path)
+    if path.is_dir():
+        return _in_folder(path)
+    name = FILE_ENDS.sub("", path.name)
+    prefix = path.with_name(name)
+    if index_file(prefix).is_file():
+        return prefix
+    if path.is_file() and name == path.name:
+        raise UserError(f"{path} is not a checkpoint: it has no {name}.index beside it; give the folder that holds one")
+    raise UserError(f"no such checkpoint: {path}; {index_file(prefix)} is missing")
+
+
+def _in_folder(folder: Path) -> Path:
+    """The released checkpoint, the newest of a training run, or the only one."""
+    found = sorted(path.name.removesuffix(".index") for path in folder.glob("*.index"))
+    if CHECKPOINT in found:
+        return folder / CHECKPOINT
+    steps = {int(match[1]): name for name in found if (match := re.search(r"\.ckpt-(\d+)$", name))}
+    if steps:
+        return folder / steps[max(steps)]
+    if len(found) == 1:
+        return folder / found[0]
+    if found:
+        raise UserError(f"{folder} holds several checkpoints; name one: {', '.join(found)}")
+    there = [name for name in (SETTINGS, VOCAB) if (folder / name).exists()]
+    missing = [file(folder / CHECKPOINT).name for file in (index_file, data_file)]
+    have = f"{' and '.join(there)} without the weights: " if there else ""
+    raise UserError(f"{folder} holds no TensorFlow checkpoint: {have}{' and '.join(missing)} are missing")
+
+
+def read_checkpoint(path: str | Path, *, config: str | Path | None = None) -> Checkpoint:
+    """Open a checkpoint; `config` is its `bert_config.json` where that is not beside it."""
+    prefix = find_checkpoint(path)
+    entries = read_index(prefix)
+    refuse_others(entries, prefix)
+    file = Path(config) if config else prefix.parent / SETTINGS
+    if not file.is_file():
+        raise UserError(f"{file} is missing, without which {prefix.name} cannot be read; give the one it was made with")
+    values = read_json(file)
+    settings = settings_in(values, file)
+    extras = {name: kind_of_extra(name, entries, entry.shape) for name, entry in entries.items()}
+    found = select([name for name in entries if not extras[name]], "tf", settings, prefix)
+    variables = {variable.hf: variable for part in found.values() for variable in part}
+    shapes = {hf: _check(variable, entries[variable.tf], settings, prefix) for hf, variable in variables.items()}
+    settings |= head_settings(found, values, shapes.get("classifier.weight", (0,))[0], file)
+    weights = Weights(shapes, lambda name: _read(variables[name], entries[variables[name].tf]))
+    used = {variable.tf for variable in variables.values()}
+    types = {entries[name].dtype for name in used} - {"float32"}
+    report = {
+        "checkpoint": str(prefix),
+        "architecture": settings["architectures"][0],
+        **_count(shapes),
+        "ignored": dict(Counter(kind for kind in extras.values() if kind)),
+        "left_out": sorted(name for name, kind in extras.items() if not kind and name not in used),
+        "missing": _missing(found),
+        "notes": [f"weights of {name} are taken as float32" for name in sorted(types)],
+    }
+    lowercase = values.get("do_lower_case")
+    return Checkpoint(prefix, settings, weights, lowercase if isinstance(lowercase, bool) else None, report)
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, NDArray[Any]],
+    vocab: Sequence[str],
+    *,
+    source: Path | None = None,
+) -> dict[str, Any]:
+    """Write the released format into a folder, from the values of a `config.json` and weights by those names.
+
+    `source` is where they come from, for errors. Gives a report.
+    """
+    source = source or folder
+    config = {**SIZES, **DEFAULTS, **config}
+    values, notes = settings_out(config)
+    found = select(weights, "hf", config, source)
+    variables = sorted((v for part in found.values() for v in part), key=lambda variable: variable.tf)
+    shapes: dict[str, Shape] = {}
+
+    def arrays() -> Iterator[tuple[str, NDArray[np.float32]]]:
+        for variable in variables:
+            array = np.asarray(weights[variable.hf], np.float32)
+            check_shape(variable, array.shape, config, source)
+            shapes[variable.tf] = array.shape
+            yield variable.tf, array.T if variable.transposed else array
+
+    write_bundle(folder / CHECKPOINT, arrays())
+    if CLASSIFIER in found or SPAN in found:  # the released code keeps settings that it does not know, unused
+        values |= {key: config[key] for key in LABELS if config.get(key)}
+    if "do_lower_case" in config:
+        values["do_lower_case"] = config["do_lower_case"]
+    write_json(folder / SETTINGS, values)
+    (folder / VOCAB).write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="\n")
+    known = {variable.hf for variable in variables}
+    return {
+        "checkpoint": str(folder / CHECKPOINT),
+        "architecture": (config.get("architectures") or [""])[0],
+        **_count(shapes),
+        "left_out": sorted(name for name in weights if name not in known),
+        "missing": _missing(found),
+        "notes": [*notes, "no .meta file: the graph is not needed to load the weights"],
+    }
+
+
+def _check(variable: Variable, entry: Entry, settings: Mapping[str, Any], prefix: Path) -> Shape:
+    """The shape of a variable as `transformers` lays it out, refused where it does not fit."""
+    if entry.dtype not in FLOATS:
+        raise UserError(f"{prefix}: {variable.tf} is of {entry.dtype}, not of floating point")
+    shape = entry.shape[::-1] if variable.transposed else entry.shape
+    check_shape(variable, shape, settings, prefix)
+    return shape
+
+
+def _read(variable: Variable, entry: Entry) -> NDArray[np.float32]:
+    array = read_tensor(variable.tf, entry).astype(np.float32, copy=False)
+    return np.ascontiguousarray(array.T) if variable.transposed else array
+
+
+def _count(shapes: Mapping[str, Shape]) -> dict[str, int]:
+    return {"tensors": len(shapes), "parameters": sum(int(np.prod(shape)) for shape in shapes.values())}
+
+
+def _missing(found: Mapping[str, Any]) -> list[str]:
+    return [part for part in HEADS if part in (POOLER, MASKED_LM, NEXT_SENTENCE) and part not in found]
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,192 @@
+"""A TensorFlow 1 checkpoint to a model folder and back: weights one by one, the vocabulary, whether it is cased."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from tokenizers import models
+
+from bertsmith.config import read_json
+from bertsmith.errors import UserError
+from bertsmith.folders import new_folder
+from bertsmith.formats.hf import CONFIG, NOTES, WEIGHTS, config_in, read_config
+from bertsmith.formats.hub import find_model
+from bertsmith.formats.tf1 import (
+    CHECKPOINT,
+    SETTINGS,
+    VOCAB,
+    Weights,
+    read_checkpoint,
+    write_checkpoint,
+    write_json,
+)
+from bertsmith.text.tokenizer import FILES, SPECIAL_TOKENS, Tokenizer
+
+CAPITALS = 1 / 100  # from this share of entries with a capital letter on, a vocabulary is cased
+TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids")  # no weights
+
+
+def tf1_to_hf(
+    source: str | Path,
+    target: str | Path,
+    *,
+    cased: bool | None = None,
+    config: str | Path | None = None,
+    vocab: str | Path | None = None,
+) -> dict[str, Any]:
+    """Convert a TensorFlow checkpoint to a model folder; gives a report.
+
+    `config` and `vocab` are for a checkpoint that has no `bert_config.json` and `vocab.txt` beside it, as those of a
+    fine-tuning run.
+    """
+    checkpoint = read_checkpoint(source, config=config)
+    folder, settings = checkpoint.prefix.parent, checkpoint.config
+    tokens = _read_vocab(Path(vocab) if vocab else folder / VOCAB, settings["vocab_size"])
+    lowercase, reason = guess_lowercase(folder.resolve().name, tokens, cased, checkpoint.lowercase)
+    config_in(settings, folder)  # what is written has to open
+    with new_folder(target) as work:
+        tokenizer = _write_tokenizer(work, tokens, lowercase)
+        write_json(work / CONFIG, {**settings, "pad_token_id": tokenizer.id("[PAD]")})
+        _write_safetensors(work / WEIGHTS, checkpoint.weights)
+    notes = [*checkpoint.report["notes"], f"do_lower_case is {str(lowercase).lower()}: {reason}"]
+    return {**checkpoint.report, "do_lower_case": lowercase, "notes": notes}
+
+
+def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
+    """Convert a model folder, a run or a hub name to the released TensorFlow format; gives a report."""
+    folder = find_model(source)
+    settings = read_config(folder)
+    config_in(settings, folder)  # refuses what is not BERT's
+    tokenizer = Tokenizer.load(folder)
+    tokens = _vocab_of(tokenizer, folder)
+    lowercase, notes = _clean_up(tokenizer)
+    if len(tokens) > settings.get("vocab_size", len(tokens)):
+        raise UserError(f"{folder}: {len(tokens)} tokens, and {CONFIG} has vocab_size = {settings['vocab_size']}")
+    if (folder / NOTES).exists() and read_json(folder / NOTES).get("task"):
+        notes.append(f"{NOTES}, the task and its columns, has no place in the released format")
+    values = {**settings, "do_lower_case": lowercase}
+    with new_folder(target) as work:
+        report = write_checkpoint(work, values, _open_safetensors(folder / WEIGHTS), tokens, source=folder)
+    return {**report, "checkpoint": str(Path(target) / CHECKPOINT), "notes": [*report["notes"], *notes]}
+
+
+def guess_lowercase(name: str, vocab: list[str], cased: bool | None, saved: bool | None) -> tuple[bool, str]:
+    """Whether texts are lower-cased, and how that is known: the format has no place for it."""
+    if cased is not None:
+        return not cased, "as asked"
+    if saved is not None:
+        return saved, f"{SETTINGS} says so"
+    if match := re.search("uncased|cased", name):
+        return match[0] == "uncased", f"the folder is called {name}; --cased or --uncased says otherwise"
+    words = [token for token in vocab if not re.fullmatch(r"\[.*\]", token)]
+    capitals = sum(token != token.lower() for token in words)
+    share = f"{capitals} of {len(words)} entries of the vocabulary have capital letters"
+    return capitals < CAPITALS * len(words), f"{share}; --cased or --uncased says otherwise"
+
+
+def _read_vocab(path: Path, vocab_size: int) -> list[str]:
+    """The entries of `vocab.txt` by their ids, as the released code reads it: a line each, spaces at its ends off."""
+    if not path.is_file():
+        raise UserError(
+            f"{path} is missing, so the tokens of the model are not known; give the {VOCAB} it was made with"
+        )
+    try:
+        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}") from None
+    tokens = [line.strip() for line in lines]
+    if len(tokens) > vocab_size:
+        raise UserError(f"{path} has {len(tokens)} entries, and {SETTINGS} has vocab_size = {vocab_size}")
+    if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
+        raise UserError(f"{path} lacks {', '.join(missing)}, which BERT needs")
+    return tokens
+
+
+def _write_tokenizer(folder: Path, tokens: list[str], lowercase: bool) -> Tokenizer:
+    """The tokenizer of a released vocabulary; `vocab.txt` keeps its empty and double lines, which hold ids."""
+    vocab = "".join(f"{token}\n" for token in tokens).encode("utf-8")
+    (folder / VOCAB).write_bytes(vocab)
+    write_json(folder / FILES[2], {"do_lower_case": lowercase})
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.save(folder)
+    (folder / VOCAB).write_bytes(vocab)
+    return tokenizer
+
+
+def _vocab_of(tokenizer: Tokenizer, folder: Path) -> list[str]:
+    """The entries of a tokenizer by their ids."""
+    if not isinstance(tokenizer.backend.model, models.WordPiece):
+        raise UserError(f"{folder}: the tokenizer is not WordPiece, and the released format has no other")
+    file = folder / VOCAB
+    lines = file.read_bytes().decode("utf-8", "replace").split("\n") if file.exists() else []
+    by_id = dict(enumerate(lines))  # an empty or double line holds an id that the tokenizer does not use
+    numbers = tokenizer.backend.get_vocab()
+    by_id |= {number: token for token, number in numbers.items()}
+    return [by_id.get(number, "") for number in range(max(numbers.values()) + 1)]
+
+
+def _clean_up(tokenizer: Tokenizer) -> tuple[bool, list[str]]:
+    """Whether a tokenizer lower-cases texts, and what else it does to them that the released one does not."""
+    saved = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
+    steps = saved["normalizers"] if saved.get("type") == "Sequence" else [saved]
+    bert = next((step for step in steps if step.get("type") == "BertNormalizer"), None)
+    lowercase = bool(bert["lowercase"]) if bert else tokenizer.lowercase
+    accents = {None, lowercase}
+    released = bert and bert["clean_text"] and bert["handle_chinese_chars"] and bert["strip_accents"] in accents
+    if released and len(steps) == 1:
+        return lowercase, []
+    names = ", ".join(str(step.get("type")) for step in steps)
+    return lowercase, [f"texts are cleaned up otherwise than by the released code ({names}); vocab.txt cannot say so"]
+
+
+def _write_safetensors(path: Path, weights: Weights) -> None:
+    """Write weights one by one; the library's own writer would have to hold them all."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in weights.shapes.items():
+        begin, end = end, end + 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for array in weights.values():
+            file.write(array.astype("<f4", copy=False).data)
+
+
+def _open_safetensors(path: Path) -> Weights:
+    """The weights of a model folder as float32, by today's names."""
+    if not path.is_file():
+        raise UserError(f"{path.parent} holds no model: {path.name} is missing")
+    try:
+        file = safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    names = {_modern(name): name for name in file.keys()}  # noqa: SIM118
+    if "cls.predictions.bias" not in names and "cls.predictions.decoder.bias" in names:
+        names["cls.predictions.bias"] = names["cls.predictions.decoder.bias"]
+    _refuse_untied(file, names, path)
+    kept = {name: theirs for name, theirs in names.items() if name not in TIED}
+    shapes = {name: tuple(file.get_slice(theirs).get_shape()) for name, theirs in kept.items()}
+    return Weights(shapes, lambda name: file.get_tensor(kept[name]).float().numpy())
+
+
+def _refuse_untied(file: Any, names: dict[str, str], path: Path) -> None:
+    """The released code has one matrix for the words that come in and those that go out."""
+    decoder, words = names.get("cls.predictions.decoder.weight"), names.get("bert.embeddings.word_embeddings.weight")
+    if decoder and words and not file.get_tensor(decoder).equal(file.get_tensor(words)):
+        raise UserError(
+            f"{path}: {decoder} is not the word embeddings, and the released format has one matrix for both"
+        )
+
+
+def _modern(name: str) -> str:
+    """Old releases called a norm's parameters gamma and beta; the bare encoder is saved without its prefix."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+    return f"bert.{name}" if name.split(".")[0] in ("embeddings", "encoder", "pooler") else name
