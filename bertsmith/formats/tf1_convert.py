@@ -15,7 +15,7 @@ from tokenizers import models
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
-from bertsmith.formats.hf import CONFIG, NOTES, WEIGHTS, config_in, read_config
+from bertsmith.formats.hf import CONFIG, NOTES, config_in, read_config
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.tf1 import (
     CHECKPOINT,
@@ -26,6 +26,7 @@ from bertsmith.formats.tf1 import (
     write_checkpoint,
     write_json,
 )
+from bertsmith.formats.weights import WEIGHTS
 from bertsmith.text.tokenizer import FILES, SPECIAL_TOKENS, Tokenizer
 
 CAPITALS = 1 / 100  # from this share of entries with a capital letter on, a vocabulary is cased
