@@ -303,8 +303,11 @@ def test_how_the_work_is_done_may_change_on_resume_and_what_is_computed_may_not(
     for setting, name in (("train.learning_rate=1e-4", "train.learning_rate"), ("data.max_length=40", "max_length")):
         with pytest.raises(UserError, match=f"--resume: .*{name} is .* in .*config.json and .* now"):
             pretrain(settings(*plain, setting), world / "shards", run, device="cpu", resume=True)
-    with pytest.raises(UserError, match=r"--resume: start is '' in .*run\.json"):
-        pretrain(config, world / "shards", run, model=world / "run", device="cpu", resume=True)
+    facts = (run / "run.json").read_text()
+    (run / "run.json").write_text(facts.replace('"start": ""', '"start": "elsewhere"'))
+    with pytest.raises(UserError, match=r"--resume: start is 'elsewhere' in .*run\.json and '' now"):
+        pretrain(config, world / "shards", run, device="cpu", resume=True)
+    (run / "run.json").write_text(facts)
     others = override(config, [f"train.{c}" for c in changed])
     pretrain(others, world / "shards", run, device="cpu", resume=True)
     assert [p.name for p in checkpoint.checkpoints(run)][-1] == "step-00000006"

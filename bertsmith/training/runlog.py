@@ -28,13 +28,18 @@ def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
     show = _tensorboard(run, step) if tensorboard else None
 
     def append(record: dict[str, Any]) -> None:
+        nonlocal show
         finite = {n: v for n, v in record.items() if not isinstance(v, float) or math.isfinite(v)}  # JSON has no NaN
         try:
             _add_line(run / FILE, json.dumps(finite, ensure_ascii=False))
+        except OSError as error:
+            say(f"warning: {run / FILE}: {error.strerror or error}; the record of step {record['step']} is lost")
+        try:
             if show is not None:
                 show(finite)
-        except OSError as error:
-            say(f"warning: {run}: {error.strerror or error}; the record of step {record['step']} is lost")
+        except OSError as error:  # its thread is gone for good
+            say(f"warning: {run / 'tensorboard'}: {error.strerror or error}; it gets no more records")
+            show = None
 
     return append
 

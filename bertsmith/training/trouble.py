@@ -71,7 +71,7 @@ def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[f
         with _watched(model, seen):
             loss = loss_of()
         loss.backward()
-        seen.append(("the loss itself", float(loss)))
+        seen.append(("the loss itself", float(loss.detach())))
         # Gradients arise from the last layer to the first. A process looks at its part: the others may not come here.
         named = [(name, local(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
         seen += [(f"gradient of {name}", _largest(gradient)) for name, gradient in reversed(named)]
