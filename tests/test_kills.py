@@ -141,8 +141,10 @@ def test_all_processes_stop_together_and_go_on(parallel: str, world: Path, tmp_p
     whole, run = alone(world, tmp_path / "whole", settings), tmp_path / "two"
     agent = torchrun(command(world, run, [*settings, f"train.parallel={parallel}"]))
     wait_until(lambda: last_step(run) >= 25, agent)
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
-    for process in map(int, children.read_text().split() if children.exists() else []):
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")  # on Linux
+    processes = [int(number) for number in children.read_text().split()] if children.exists() else []
+    assert len(processes) in (0, 2)
+    for process in processes:
         os.kill(process, signal.SIGTERM)
     agent.send_signal(signal.SIGTERM)
     said = agent.communicate(timeout=60)[1]
@@ -170,13 +172,29 @@ def test_an_error_of_the_first_process_ends_all(world: Path, tmp_path: Path) -> 
     assert "Connection" not in said  # the other process knows why
 
 
+POISONED = """
+import os
+from bertsmith.cli import main
+from bertsmith.model.encoder import Encoder
+if os.environ["RANK"] == "1":
+    forward = Encoder.forward
+    Encoder.forward = lambda self, batch: forward(self, batch) * float("nan")
+main()
+"""
+
+
 @pytest.mark.slow
-def test_a_diagnosis_of_two_processes(world: Path, tmp_path: Path) -> None:
-    settings = [*SETTINGS, "train.learning_rate=1e30", "train.micro_batch_size=4", "train.parallel=fsdp"]
-    agent = torchrun(command(world, tmp_path / "run", settings))
-    said = agent.communicate(timeout=120)[1]
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_diagnosis_of_two_processes_of_which_one_is_bad(parallel: str, world: Path, tmp_path: Path) -> None:
+    (tmp_path / "poisoned.py").write_text(POISONED)
+    settings = [*SETTINGS, "train.micro_batch_size=8", f"train.parallel={parallel}"]
+    agent = torchrun(command(world, tmp_path / "run", settings), program=(str(tmp_path / "poisoned.py"),))
+    said = agent.communicate(timeout=60)[1]
     assert agent.returncode != 0
-    assert re.search(r"error: the loss was bad in 5 steps in a row.*first bad tensor: .*samples \d+", said)
+    found = re.search(
+        r"error: the loss was bad in 5 steps in a row.*first bad tensor: output of encoder, in the.*", said
+    )
+    assert found, said  # of the samples that the second process had
 
 
 @pytest.mark.slow

@@ -79,6 +79,7 @@ CLOCK = ["train.hours=0.001", "train.save_every=1000", "data.long_length=48", "d
 def check_clock(run: Path) -> None:
     records = [r for r in runlog.read(run) if "loss" in r]
     assert 3.2 < records[-1]["seconds"] < 5.0
+    assert [r["seconds"] for r in records] == sorted(r["seconds"] for r in records)
     assert records[-1]["learning_rate"] < 0.1 * max(r["learning_rate"] for r in records)
     first = next(r["seconds"] for r in records if r["max_length"] > 32)
     assert first == pytest.approx(0.6 * 3.6, abs=0.7)
@@ -124,11 +125,11 @@ def test_a_run_by_the_clock_that_is_resumed_at_its_end_only_finishes(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings("train.hours=1", "data.long_length=48")
+    monkeypatch.setattr(Course, "elapsed", property(lambda self: 3700.0 if self.step == 3 else 0.0))
     with monkeypatch.context() as patched:
         signal_in_step(patched, 2, signal.SIGTERM)
         with pytest.raises(Interrupted):
             pretrain(config, world / "shards", tmp_path / "run", device="cpu")
-    monkeypatch.setattr(Course, "elapsed", property(lambda self: 3700.0))
     assert pretrain(config, world / "shards", tmp_path / "run", device="cpu", resume=True)["steps"] == 3
 
 

@@ -184,11 +184,6 @@ def whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def local(value: Tensor) -> Tensor:
-    """This process's part of a divided tensor."""
-    return value.to_local() if isinstance(value, DTensor) else value
-
-
 def part_like(value: Tensor, like: Tensor) -> Tensor:
     """A whole tensor as this process holds `like`: its share of it, where that is divided."""
     if isinstance(like, DTensor) and value.shape == like.shape:

@@ -158,8 +158,9 @@ class _Loop:
             update(self.optimizers, share)
             self.meter.add(means, loss, micro_batches, word.tokens)
         elif self.guard.gives_up:
-            again = lambda number: step_loss(self.model, micro_batches, number, word.counts, config, course.step)  # noqa: E731
-            give_up(distributed.bare(self.model), micro_batches, again, loss, course.step)
+            bare = distributed.bare(self.model)  # whose gradients are not yet added up
+            again = lambda number: step_loss(bare, micro_batches, number, word.counts, config, course.step)  # noqa: E731
+            give_up(bare, micro_batches, again, loss, course.step)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         course.step += 1

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
-from bertsmith.training.distributed import gather_texts, local, whole
+from bertsmith.training.distributed import gather_texts, whole
 
 LIMIT = 5  # skipped steps in a row that end a run
 EXPLOSION = 10.0  # times the first loss
@@ -51,10 +52,10 @@ def give_up(
     """
     found = []
     for number, batch in enumerate(micro_batches):
-        largest, name = first_bad_tensor(model, lambda number=number: loss_of(number))  # type: ignore[misc]
-        found.append((largest, f"{name}, {_samples(batch)}"))
-    texts = gather_texts(json.dumps(max(found, key=_badness)))
-    _, where = max(map(json.loads, texts), key=_badness)
+        *badness, name = first_bad_tensor(model, lambda number=number: loss_of(number))  # type: ignore[misc]
+        found.append([badness, f"{name}, {_samples(batch)}"])
+    texts = gather_texts(json.dumps(max(found, key=itemgetter(0))))
+    _, where = max(map(json.loads, texts), key=itemgetter(0))
     raise UserError(
         f"the loss was bad in {LIMIT} steps in a row, the last time {loss:g} in step {step + 1}; first bad tensor: "
         f"{where}. Nothing was learnt from these steps. Lower train.learning_rate, raise train.warmup, or look at the "
@@ -62,8 +63,12 @@ def give_up(
     )
 
 
-def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[float, str]:
-    """The first parameter, output or gradient that is not finite, or the largest where all are, with its magnitude."""
+def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[int, float, str]:
+    """The first parameter, output or gradient that is not finite, or the largest where all are.
+
+    Before its name stands how bad it is: 2 where it is not finite, 1 for a gradient, in which other processes may have
+    a part, 0 where all are finite; and the magnitude of the largest.
+    """
     seen = [(f"parameter {name}", _largest(whole(p.detach()))) for name, p in model.named_parameters()]
     trained = len(seen)
     if all(math.isfinite(largest) for _, largest in seen):
@@ -72,19 +77,15 @@ def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[f
             loss = loss_of()
         loss.backward()
         seen.append(("the loss itself", float(loss.detach())))
-        # Gradients arise from the last layer to the first. A process looks at its part: the others may not come here.
-        named = [(name, local(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
-        seen += [(f"gradient of {name}", _largest(gradient)) for name, gradient in reversed(named)]
+        named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+        # From the last layer to the first, as they arise.
+        seen += [(f"gradient of {name}", _largest(whole(gradient))) for name, gradient in reversed(named)]
         model.zero_grad(set_to_none=True)
     for name, largest in seen:
         if not math.isfinite(largest):
-            return largest, name
+            return 1 if name.startswith("gradient") else 2, 0.0, name
     name, largest = max(seen[trained:], key=lambda entry: entry[1])
-    return largest, f"all are finite, the largest is {name} with {largest:.3g}"
-
-
-def _badness(found: tuple[float, str]) -> float:
-    return found[0] if math.isfinite(found[0]) else math.inf
+    return 0, largest, f"all are finite, the largest is {name} with {largest:.3g}"
 
 
 @contextmanager
