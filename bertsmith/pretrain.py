@@ -86,12 +86,12 @@ def _pretrain(
     phases = _phases(config, corpus, train, tokenizer, where)
     first = phases[0].loader
     steps = config.train.num_steps(len(first.source))
-    _check_length_of_run(config, steps, len(first.source))
+    _check_length_of_run(config, steps, phases)
     facts = {"corpus": {**_counts(corpus), "tokenizer": corpus.manifest.tokenizer}, "start": str(start or "")}
     notes = {"model": _model_facts(objective), "data": _data_facts(first, len(kept)), "machine": _machine(where)}
     found, finished = open_run(run, to_dict(config), facts, resume, notes)
     if finished:
-        return {"steps": steps, **runlog.last_scores(run)}
+        return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **runlog.last_scores(run)}
     if found is not None and distributed.is_main():
         loaded = load_folder(found[0], next_sentence=config.next_sentence).model
         assert isinstance(loaded, MaskedLM)
@@ -100,7 +100,7 @@ def _pretrain(
     objective.encoder.gradient_checkpointing = config.train.gradient_checkpointing
 
     def batches(step: int, share: float) -> list[Batch]:
-        phase = next(p for p in phases if share < p.end)
+        phase = next((p for p in phases if share < p.end), phases[-1])
         sizes = config.train.batch_size, phase.micro_batch_size
         return phase.loader.step(step, *sizes, distributed.rank(), distributed.ranks())
 
@@ -128,7 +128,7 @@ def _pretrain(
         title=f"pre-training {config.recipe}",
     )
     finish_run(run, objective, save)
-    return {"steps": steps or runlog.read(run)[-1]["step"], **scores}
+    return scores
 
 
 def _start(
@@ -167,17 +167,19 @@ def _check_lengths(config: PretrainConfig) -> None:
         check_length(config.data.long_length, config.model, "data.long_length")
 
 
-def _check_length_of_run(config: PretrainConfig, steps: int | None, sequences: int) -> None:
+def _check_length_of_run(config: PretrainConfig, steps: int | None, phases: list[Phase]) -> None:
     """Refuse a corpus that does not fill a batch, and say what a short or timed run does not do."""
-    if sequences < config.train.batch_size:
-        raise UserError(
-            f"the corpus gives {sequences} sequences of {config.data.max_length} tokens, fewer than a batch: "
-            f"set train.batch_size={sequences} or less, or add text"
-        )
     if steps is None:
         say("note: a schedule by the clock depends on the machine's speed: resuming goes on, but not to the bit")
     elif config.data.long_length is not None and steps * config.data.long_share < 1:
         say(f"note: {steps} steps are too few for the phase of {config.data.long_length} tokens; it is left out")
+        phases = phases[:1]
+    for source in (phase.loader.source for phase in phases):
+        if len(source) < config.train.batch_size:
+            raise UserError(
+                f"the corpus gives {len(source)} sequences of {source.max_length} tokens, fewer than a batch: "
+                f"set train.batch_size={len(source)} or less, or add text"
+            )
 
 
 def _phases(

@@ -20,8 +20,11 @@ from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.pretrain import PretrainConfig
 from bertsmith.progress import progress_bar
+from bertsmith.training import runlog
 from bertsmith.training.checkpoint import checkpoints
 from bertsmith.training.run import MODEL
+
+PATIENCE = 0.005  # seconds between two looks at a run
 
 
 def verify_resume(
@@ -38,34 +41,31 @@ def verify_resume(
     On a CPU the weights are to be identical to the bit; some of a GPU's kernels add in an order that changes, so
     there the largest difference is the finding.
     """
-    train = replace(
-        config.train, steps=steps, hours=None, epochs=None, save_every=max(1, steps // 8), evaluate_every=0.0
-    )
+    if steps <= kills or kills < 1:
+        raise UserError(f"--kills {kills} and --steps {steps}: there must be a kill, and more steps than kills")
+    every = max(1, steps // 8)
+    train = replace(config.train, steps=steps, hours=None, epochs=None, save_every=every, evaluate_every=0.0)
     folder, dice = Path(tempfile.mkdtemp(prefix="bertsmith-verify-")), random.Random(seed)
     try:
         written = folder / "config.json"
         written.write_text(json.dumps(to_dict(replace(config, train=train))))
         command = [sys.executable, "-m", "bertsmith", "pretrain", str(written), "--data", str(data)]
         command += ["--device", device] if device else []
-        with progress_bar("verifying", 2.0) as advance:
-            began = time.monotonic()
+        with progress_bar("verifying", kills + 2.0) as advance:
             _finish([*command, "--out", str(folder / "whole")])
-            length = time.monotonic() - began
-            advance(1.0, "the undisturbed run is done")
-            moments = _killed([*command, "--out", str(folder / "cut")], folder / "cut", kills, length, dice)
-            _finish([*command, "--out", str(folder / "cut"), "--resume"])
-            advance(2.0, "")
+            cut, resumed = [*command, "--out", str(folder / "cut"), "--resume"], list[int]()
+            for step in sorted(dice.sample(range(1, steps), kills)):
+                advance(len(resumed) + 1.0, f"{len(resumed)} kills of {kills}")
+                resumed += _kill(cut, folder / "cut", step, dice)
+            _finish(cut)
+            advance(kills + 2.0, "")
         worst, identical = _difference(folder / "whole", folder / "cut")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return {
-        "recipe": config.recipe,
-        "steps": steps,
-        "kills": len(moments),
-        "resumed_after_steps": moments,
-        "identical": identical,
-        "largest_difference": worst,
-    }
+    if not resumed:
+        raise UserError("the run was over before it could be killed; give it more --steps")
+    found = {"recipe": config.recipe, "steps": steps, "kills": len(resumed), "resumed_after_steps": resumed}
+    return {**found, "identical": identical, "largest_difference": worst}
 
 
 def _finish(command: list[str]) -> None:
@@ -76,26 +76,23 @@ def _finish(command: list[str]) -> None:
         )
 
 
-def _killed(command: list[str], run: Path, kills: int, length: float, dice: random.Random) -> list[int]:
-    """Start a run and kill it at random moments; gives the steps that it is resumed after."""
-    moments: list[int] = []
-    for _ in range(10 * kills):
-        if len(moments) == kills:
-            break
-        process = subprocess.Popen(
-            [*command, "--resume"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment()
-        )
-        try:
-            process.wait(dice.uniform(0.3, 0.9) * length)
-            if not (run / MODEL).is_dir():
-                raise UserError(f"the run in {run} failed; `bertsmith pretrain` with the same settings says why")
-            shutil.rmtree(run)  # it was faster than the kill: once more from the beginning
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            found = checkpoints(run)
-            moments.append(int(found[-1].name.split("-")[1]) if found else 0)
-    return moments
+def _kill(command: list[str], run: Path, step: int, dice: random.Random) -> list[int]:
+    """Start or resume a run and kill it at a random moment after a step.
+
+    Gives the step of the checkpoint that it will go on from; nothing where the run was over before the kill.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+    try:
+        while process.poll() is None and not any(r["step"] >= step for r in runlog.read(run)[-1:]):
+            time.sleep(PATIENCE)
+        time.sleep(dice.uniform(0, 10 * PATIENCE))
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode > 0:
+        raise UserError("the resumed run failed; `bertsmith pretrain` with --resume and the same settings says why")
+    found = checkpoints(run)
+    return [int(found[-1].name.split("-")[1]) if found else 0] if process.returncode else []
 
 
 def _environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -54,11 +55,16 @@ def command(world: Path, out: Path, settings: list[str], *more: str) -> list[str
 
 
 def torchrun(
-    arguments: list[str], *, processes: int = 2, port: int | None = None, **options: str
+    arguments: list[str],
+    *,
+    processes: int = 2,
+    port: int | None = None,
+    program: tuple[str, ...] = ("-m", "bertsmith"),
+    **options: str,
 ) -> subprocess.Popen[str]:
     agent = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     agent += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    agent += ["--master-addr=127.0.0.1", f"--master-port={port or free_port()}", "-m", "bertsmith"]
+    agent += ["--master-addr=127.0.0.1", f"--master-port={port or free_port()}", *program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*agent, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -114,13 +120,15 @@ def test_optimisers_of_a_divided_model(optimizer: str, tolerance: float, world: 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_saved_by_two_resumed_by_one_and_the_reverse(parallel: str, world: Path, alone: Path, tmp_path: Path) -> None:
-    run, settings = tmp_path / "run", [*SETTINGS, "train.save_every=7", f"train.parallel={parallel}"]
+    settings = [*SETTINGS, "train.save_every=7", "train.keep=9", f"train.parallel={parallel}"]
+    run = tmp_path / "run"
     finish(torchrun(command(world, run, settings)))
-    for folder in ("model", "checkpoints/step-00000014"):
-        (run / folder).rename(tmp_path / folder.replace("/", "-"))
+    for folder in ("model", "checkpoints/step-00000014", "checkpoints/step-00000020"):
+        shutil.rmtree(run / folder)
     pretrain(override(recipe("bert-tiny"), settings), world / "shards", run, device="cpu", resume=True)
     close(alone, run, 1e-6)
-    (run / "model").rename(tmp_path / "model-of-one")
+    for folder in ("model", "checkpoints/step-00000020"):
+        shutil.rmtree(run / folder)
     finish(torchrun(command(world, run, settings, "--resume")))
     close(alone, run, 1e-6)
 

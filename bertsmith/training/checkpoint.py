@@ -66,12 +66,13 @@ def save_checkpoint(
         with new_folder(path) as folder:
             save(folder, tensors)
             save_file(moments, folder / OPTIMIZER)
+            values = asdict(state)
             sums = {file.name: _sum(file) for file in sorted(folder.iterdir())}
-            (folder / STATE).write_text(json.dumps({**asdict(state), "sha256": sums}) + "\n")
-    except (OSError, SafetensorError) as error:
-        say(f"warning: no checkpoint after step {state.step}: {error}; training goes on, earlier ones are untouched")
+            (folder / STATE).write_text(json.dumps({**values, "sha256": {**sums, STATE: _sum_of(values)}}) + "\n")
+    except (OSError, SafetensorError, UserError) as error:
+        say(f"warning: no checkpoint after step {state.step}: {error}; earlier ones are untouched")
         return None
-    _prune(run, keep)
+    _prune(path, keep)
     return path
 
 
@@ -82,9 +83,9 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(found)
 
 
-def best_checkpoint(run: Path) -> Path | None:
-    """The checkpoint with the best evaluation, where any was evaluated."""
-    scored = [(score, path) for path in checkpoints(run) if (score := _score(path)) is not None]
+def best_checkpoint(found: Sequence[Path]) -> Path | None:
+    """The checkpoint with the best evaluation, where any was evaluated; of equal ones the newest."""
+    scored = [(score, path) for path in found if (score := _score(path)) is not None]
     return max(scored)[1] if scored else None
 
 
@@ -92,19 +93,29 @@ def latest_checkpoint(run: Path) -> tuple[Path, TrainerState] | None:
     """The newest checkpoint that is whole, with its state; a damaged one is passed over with a warning."""
     for path in reversed(checkpoints(run)):
         try:
-            values = read_json(path / STATE)
-            for name, expected in values.pop("sha256", {}).items():
-                if _sum(path / name) != expected:
-                    raise UserError(f"{name} does not match its checksum")
-            return path, from_dict(TrainerState, values, str(path / STATE))
+            return path, _read_state(path)
         except (UserError, OSError) as error:
             say(f"warning: checkpoint {path} cannot be read ({error}); trying the one before")
     return None
 
 
-def _prune(run: Path, keep: int) -> None:
-    best = best_checkpoint(run)
-    for old in checkpoints(run)[:-keep]:
+def _read_state(path: Path) -> TrainerState:
+    """The state of a checkpoint whose files are all as they were written."""
+    values = read_json(path / STATE)
+    sums = values.pop("sha256", None)
+    if not isinstance(sums, dict) or sums.pop(STATE, None) != _sum_of(values):
+        raise UserError(f"{STATE} does not match its checksum")
+    for name, expected in sums.items():
+        if _sum(path / name) != expected:
+            raise UserError(f"{name} does not match its checksum")
+    return from_dict(TrainerState, values, str(path / STATE))
+
+
+def _prune(newest: Path, keep: int) -> None:
+    """Remove old checkpoints; one after the newest was damaged, or the run would not have gone back behind it."""
+    whole = [path for path in checkpoints(newest.parent.parent) if path <= newest]
+    best = best_checkpoint(whole)
+    for old in whole[:-keep]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -114,6 +125,10 @@ def _score(path: Path) -> float | None:
         return read_json(path / STATE).get("score")
     except UserError:
         return None
+
+
+def _sum_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _sum(file: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -113,6 +113,34 @@ def agree(value: float) -> float:
     return float(told)
 
 
+def tell(value: Any) -> Any:
+    """The first process's value, anything that JSON can hold, for all."""
+    if ranks() == 1:
+        return value
+    written = json.dumps(value).encode()
+    text = torch.zeros(int(agree(len(written))), dtype=torch.uint8)
+    if is_main():
+        text = torch.frombuffer(bytearray(written), dtype=torch.uint8)
+    dist.broadcast(text, 0)
+    return json.loads(bytes(text.tolist()))
+
+
+def by_main(work: Callable[[], Any]) -> Any:
+    """What the first process alone does, its result for all; where it fails, all stop with its error."""
+    result, failed = None, None
+    if is_main():
+        try:
+            result = work()
+        except (UserError, OSError) as error:
+            failed = error
+    result, text = tell([result, str(failed or "")])
+    if failed is not None:
+        raise failed
+    if text:
+        raise UserError(text)
+    return result
+
+
 def wait() -> None:
     """Until all processes have come here."""
     if ranks() > 1:
@@ -132,14 +160,8 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]
         assert tensors is not None
         return dict(tensors)
     named = tensors or {}
-    facts = [[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in named.items()]
-    written = json.dumps(facts).encode()
-    header = torch.zeros(int(agree(len(written))), dtype=torch.uint8)
-    if is_main():
-        header = torch.frombuffer(bytearray(written), dtype=torch.uint8)
-    dist.broadcast(header, 0)
     result = {}
-    for name, shape, dtype in json.loads(bytes(header.tolist())):
+    for name, shape, dtype in tell([[n, list(t.shape), str(t.dtype).removeprefix("torch.")] for n, t in named.items()]):
         value = named[name].contiguous() if is_main() else torch.empty(shape, dtype=getattr(torch, dtype))
         dist.broadcast(value, 0)
         result[name] = value

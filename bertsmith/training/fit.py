@@ -52,7 +52,7 @@ def fit(
     resume: tuple[Path, TrainerState] | None = None,
     title: str = "training",
 ) -> dict[str, Any]:
-    """Train a model and give the last evaluation.
+    """Train a model and give the last evaluation, with the number of steps.
 
     `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
     `save(folder, tensors)` writes the model; `evaluate()` scores it, and `goal` names the score that makes a checkpoint
@@ -103,6 +103,7 @@ class _Loop:
     scores: dict[str, Any] = field(default_factory=dict)  # the last evaluation
     evaluated_at: int = -1
     saved_at: float = 0.0  # seconds of training time
+    saved: tuple[int, Path | None] | None = None  # the last checkpoint: its step, and where this process wrote it
     guard: Guard = field(default_factory=Guard)
     log: runlog.Append | None = None
 
@@ -110,7 +111,7 @@ class _Loop:
         """Take up the state of a checkpoint."""
         checkpoint.load_optimizers(path, self.model, self.optimizers)
         self.course.step, self.course.before = state.step, state.seconds
-        self.tokens, self.saved_at = state.tokens, state.seconds
+        self.tokens, self.saved_at, self.saved = state.tokens, state.seconds, (state.step, path)
         self.guard = Guard(state.first_loss, state.skipped, state.in_a_row)
 
     def keys(self) -> Iterator[tuple[int, float]]:
@@ -145,7 +146,9 @@ class _Loop:
                 advance(course.done(), self.meter.words())
         if self.evaluated_at != course.step:
             self._evaluate()
-        return self.scores
+        if self.saved is not None:  # so that a run whose model cannot be written goes on from its end
+            self._save()
+        return {"steps": course.step, **self.scores}
 
     def _agree(self, micro_batches: list[Batch], request: Request) -> _Word:
         """Tell the other processes what this one knows; all get the same answer."""
@@ -164,15 +167,16 @@ class _Loop:
         loss = sum(value for name, value in means.items() if not name.endswith(RIGHT))
         if self.guard.accepts(loss, norm):
             update(self.optimizers, share)
+            self.meter.add(means, loss, micro_batches, word.tokens)
         elif self.guard.gives_up:
-            loss_of = lambda batch: loss_sum(self.model, batch, word.counts, config)  # noqa: E731
-            give_up(distributed.bare(self.model), micro_batches, loss_of, loss, course.step)
+            bare = distributed.bare(self.model)  # whose gradients are not yet added up
+            again = lambda number: step_loss(bare, micro_batches, number, word.counts, config, course.step)  # noqa: E731
+            give_up(bare, micro_batches, again, loss, course.step)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         course.step += 1
         self.score = None
         self.tokens += word.tokens
-        self.meter.add(means, loss, micro_batches, word.tokens)
         if self._record_due():
             record = {**self.meter.close(), "learning_rate": config.learning_rate * share, "gradient_norm": norm}
             record["max_length"] = max(b.layout.max_length for b in micro_batches)
@@ -211,23 +215,35 @@ class _Loop:
         with self.meter.paused():
             scores = self.evaluate()
         self._write({f"dev_{name}": value for name, value in scores.items()})
-        if self.goal.lstrip("-") in scores:
-            self.score = scores[self.goal.lstrip("-")] * (-1 if self.goal.startswith("-") else 1)
+        reached = scores.get(self.goal.lstrip("-"))
+        if reached is not None and math.isfinite(reached):
+            self.score = -reached if self.goal.startswith("-") else reached
         self.scores = {name: value for name, value in scores.items() if isinstance(value, (int, float))}
         self.evaluated_at = self.course.step
 
-    def _save(self) -> Path | None:
+    def _save(self, *, in_haste: bool = False) -> Path | None:
+        """A checkpoint of this step, scored unless in haste, so that there is a best one.
+
+        Where there is one already it stays as it is: while it was written again, it would be in danger.
+        """
         course, guard = self.course, self.guard
+        if self.saved is not None and self.saved[0] == course.step:
+            return self.saved[1]
+        if self.config.evaluate_every and self.evaluated_at != course.step and not in_haste:
+            self._evaluate()
         self.saved_at = course.elapsed
         counts = {"first_loss": guard.first, "skipped": guard.skipped, "in_a_row": guard.in_a_row}
         state = TrainerState(course.step, course.elapsed, self.tokens, **counts, score=self.score)  # type: ignore[arg-type]
         with self.meter.paused():
-            return checkpoint.save_checkpoint(self.run, state, self.model, self.optimizers, self.save, self.config.keep)
+            path = checkpoint.save_checkpoint(self.run, state, self.model, self.optimizers, self.save, self.config.keep)
+        self.saved = (course.step, path)
+        return path
 
     def _stop(self, request: Request) -> None:
-        """Save and leave."""
-        path, step = self._save(), self.course.step
-        saved = f"saved {path}" if path or not distributed.is_main() else "it could not be saved"
+        """Save and leave, all processes together: when one is gone, the launcher ends the others."""
+        path, step = self._save(in_haste=True), self.course.step
+        distributed.wait()
+        saved = f"saved {path}" if path else "this step could not be saved, earlier ones are untouched"
         number = request.signal or signal.SIGTERM
         raise Interrupted(f"stopped after step {step}; {saved}. The same command with --resume goes on", 128 + number)
 
@@ -240,8 +256,7 @@ def gradients(
     totals: dict[str, Tensor] = {}
     model.train()
     for number, batch in enumerate(micro_batches):
-        place = number * distributed.ranks() + distributed.rank()  # in the step's list
-        torch.manual_seed(draws.seed(config.seed, step, place, DROPOUT))
+        seed_dropout(config, step, number)
         with distributed.without_sync(model, last=number == len(micro_batches) - 1):
             means = output_means(model, batch.to(device), counts, config)
             losses = [value for name, value in means.items() if not name.endswith(RIGHT)]
@@ -271,9 +286,23 @@ def output_means(model: nn.Module, batch: Batch, counts: Mapping[str, float], co
     return {name: sums[name] * (bool(batch.counts[part]) / max(1.0, counts[part])) for name, part in parts.items()}
 
 
-def loss_sum(model: nn.Module, batch: Batch, counts: Mapping[str, float], config: TrainConfig) -> Tensor:
-    """The loss of one batch, as `gradients` adds it."""
-    means = output_means(model, batch.to(next(model.parameters()).device), counts, config)
+def seed_dropout(config: TrainConfig, step: int, number: int) -> None:
+    """Make dropout a function of the micro-batch's place in the step's list, whichever process has it."""
+    place = number * distributed.ranks() + distributed.rank()
+    torch.manual_seed(draws.seed(config.seed, step, place, DROPOUT))
+
+
+def step_loss(
+    model: nn.Module,
+    micro_batches: list[Batch],
+    number: int,
+    counts: Mapping[str, float],
+    config: TrainConfig,
+    step: int,
+) -> Tensor:
+    """The loss of one micro-batch once more, as `gradients` took it."""
+    seed_dropout(config, step, number)
+    means = output_means(model, micro_batches[number].to(next(model.parameters()).device), counts, config)
     return torch.stack([value for name, value in means.items() if not name.endswith(RIGHT)]).sum()
 
 

@@ -9,13 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder, refuse_existing
 from bertsmith.progress import say
-from bertsmith.training import checkpoint, distributed
+from bertsmith.training import checkpoint, distributed, runlog
 from bertsmith.training.checkpoint import Save, TrainerState, latest_checkpoint
 from bertsmith.training.settings import MAY_CHANGE
 
@@ -31,11 +32,14 @@ def open_run(
     The configuration and the `facts` have to be those that the run was started with; `notes` are written beside them.
     The first process looks and writes, and tells the others.
     """
-    told = ""
-    if distributed.is_main():
+    if config["train"]["tensorboard"]:
+        runlog.check_tensorboard()
+
+    def look() -> list[Any]:
         found = _open(run, config, facts, resume, notes or {})
-        told = json.dumps([str(found[0]), asdict(found[1])] if found else [is_finished(run)])
-    answer = json.loads(distributed.gather_texts(told)[0])
+        return [str(found[0]), asdict(found[1])] if found else [is_finished(run)]
+
+    answer = distributed.by_main(look)
     return ((Path(answer[0]), TrainerState(**answer[1])), False) if len(answer) == 2 else (None, answer[0])
 
 
@@ -43,20 +47,27 @@ def _open(
     run: Path, config: dict[str, Any], facts: dict[str, Any], resume: bool, notes: Mapping[str, Any]
 ) -> Found | None:
     if resume and (run / CONFIG).exists():
-        return _go_on(run, config, facts)
+        return _go_on(run, config, facts, notes)
+    if resume:
+        for left in run.glob(f".{CONFIG}.*.partial"):  # killed while it was made
+            left.unlink()
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
-    run.mkdir(parents=True, exist_ok=True)
-    for name, values in ((CONFIG, config), (FACTS, {**facts, **notes})):
-        with new_file(run / name) as work:
-            work.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _write(run / CONFIG, config)
+    _write(run / FACTS, {**facts, **notes})
     return None
 
 
-def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any]) -> Found | None:
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    with new_file(path) as work:
+        work.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
     _same(read_json(run / CONFIG), config, run / CONFIG)
-    if (run / FACTS).exists():
-        stored = read_json(run / FACTS)
-        _same({key: stored.get(key) for key in facts}, facts, run / FACTS)
+    if not (run / FACTS).exists():  # killed between the two
+        _write(run / FACTS, {**facts, **notes})
+    stored = read_json(run / FACTS)
+    _same({key: stored.get(key) for key in facts}, facts, run / FACTS)
     if is_finished(run):
         say(f"{run} is finished already: its model is at {run / MODEL}")
         return None
@@ -64,7 +75,7 @@ def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any]) -> Found | 
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     found = latest_checkpoint(run)
     if found is None:
-        say(f"{run} has no checkpoint yet; starting from the beginning")
+        say(f"{run} has no checkpoint to go on from; starting from the beginning")
     else:
         say(f"resuming {run} after step {found[1].step}")
     return found
@@ -78,11 +89,18 @@ def is_finished(run: Path) -> bool:
 def finish_run(run: Path, model: nn.Module, save: Save) -> None:
     """Write the finished model."""
     tensors = checkpoint.model_tensors(model)
-    if distributed.is_main():
-        shutil.rmtree(run / MODEL, ignore_errors=True)
-        with new_folder(run / MODEL) as folder:
-            save(folder, tensors)
-    distributed.wait()
+
+    def write() -> None:
+        try:
+            with new_folder(run / MODEL) as folder:
+                save(folder, tensors)
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"{run / MODEL} could not be written: {error}. The checkpoints are untouched: make room, and the same "
+                "command with --resume goes on from the last one"
+            ) from error
+
+    distributed.by_main(write)
 
 
 def _same(stored: dict[str, Any], given: dict[str, Any], where: Path, prefix: str = "") -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +20,71 @@ Append = Callable[[dict[str, Any]], None]
 
 
 def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
-    """A function that adds a record; what was written after `step`, by a process that died, is forgotten."""
+    """A function that adds a record; what was written after `step`, by a process that died, is forgotten.
+
+    A full disk loses records, with a warning, and does not end a run.
+    """
     rewind(run, step)
-    writer = _tensorboard(run, step) if tensorboard else None
+    show = _tensorboard(run, step) if tensorboard else None
 
     def append(record: dict[str, Any]) -> None:
+        nonlocal show
+        finite = {n: v for n, v in record.items() if not isinstance(v, float) or math.isfinite(v)}  # JSON has no NaN
         try:
-            with (run / FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        except OSError as error:  # a full disk must not end a run
+            _add_line(run / FILE, json.dumps(finite, ensure_ascii=False))
+        except OSError as error:
             say(f"warning: {run / FILE}: {error.strerror or error}; the record of step {record['step']} is lost")
-        if writer is not None:
-            for name, value in record.items():
-                if isinstance(value, (int, float)) and name != "step":
-                    writer.add_scalar(name, value, record["step"])
-            writer.flush()
+        try:
+            if show is not None:
+                show(finite)
+        except OSError as error:  # its thread is gone for good
+            say(f"warning: {run / 'tensorboard'}: {error.strerror or error}; it gets no more records")
+            show = None
 
     return append
 
 
-def _tensorboard(run: Path, step: int) -> Any:
+def _add_line(path: Path, line: str) -> None:
+    size = path.stat().st_size if path.exists() else 0
     try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("train.tensorboard needs a package: pip install 'bertsmith[tensorboard]'") from None
-    return SummaryWriter(str(run / "tensorboard"), purge_step=step)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError:
+        with suppress(OSError):  # half a line would spoil the next one
+            os.truncate(path, size)
+        raise
+
+
+def check_tensorboard() -> None:
+    """Refuse a wish that cannot be met."""
+    if find_spec("tensorboard") is None:
+        raise UserError("train.tensorboard needs a package: pip install 'bertsmith[tensorboard]'")
+
+
+def _tensorboard(run: Path, step: int) -> Append:
+    """A function that shows a record's numbers; those of a process that died after `step` are hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+    def show(record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, (int, float)) and name != "step":
+                writer.add_scalar(name, value, record["step"])
+        writer.flush()
+
+    return show
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """All records of a run; a last line that a crash cut off is left out."""
+    """All records of a run; a line that a crash cut off is left out."""
     path = run / FILE
     if not path.exists():
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        try:
+        with suppress(json.JSONDecodeError):
             records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
     return records
 
 

@@ -22,7 +22,6 @@ class Course:
     step: int = 0
     before: float = 0.0  # seconds that earlier processes spent on this run
     began: float = field(default_factory=time.monotonic)
-    ended: bool = False
 
     @property
     def elapsed(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -64,16 +65,19 @@ class TrainConfig:
     save_every: int = 0
     save_minutes: float = 15.0
     evaluate_every: float = 0.0
-    keep: int = 2
+    keep: int = 2  # and the best: checkpoints are scored where evaluate_every is not 0
     tensorboard: bool = False
     seed: int = 1
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"train.{name} must be a finite number, not {value}")
         for name in ("steps", "batch_size", "micro_batch_size", "keep"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1, not {value}")
-        for name in ("save_every", "evaluate_every", "learning_rate", "weight_decay", "clip_norm", "seed"):
+        for name in "save_every evaluate_every learning_rate weight_decay adam_eps clip_norm seed".split():
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
         for name in ("epochs", "hours", "rest_learning_rate", "save_minutes"):

@@ -51,7 +51,7 @@ class Meter:
         self.waited += time.monotonic() - began
 
     def add(self, means: dict[str, float], loss: float, micro_batches: list[Batch], tokens: int) -> None:
-        """A step's outputs, this process's batches of it, and the tokens of all processes."""
+        """The outputs of a step that counted, this process's batches of it, and the tokens of all processes."""
         self.steps += 1
         self.tokens += tokens
         self.loss += loss
@@ -61,7 +61,7 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         if not self.steps:
-            return self.last
+            return {}
         seconds = max(self.seconds, 1e-9)
         named = {n if n.endswith("_accuracy") else f"{n}_loss": v / self.steps for n, v in self.sums.items()}
         means = {"loss": self.loss / self.steps, **named, "tokens_per_second": self.tokens / seconds}
@@ -78,7 +78,9 @@ class Meter:
 
     def words(self) -> str:
         """A line for the live display."""
-        means = self.means()
+        means = self.means() or self.last
+        if "loss" not in means:
+            return ""
         parts = [f"loss {means['loss']:.3f}"]
         parts += [f"{n.split('_')[0]} {100 * v:.1f} %" for n, v in means.items() if n.endswith("_accuracy")]
         parts += [f"{means['tokens_per_second']:,.0f} tokens/s"]

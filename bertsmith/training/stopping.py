@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from bertsmith.progress import say
+from bertsmith.progress import console
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ECHO = 1.0  # seconds: a cluster tells the launcher and its processes, and the launcher tells the processes again
 
 
 @dataclass
 class Request:
-    """The signal that asked the run to stop; 0 while nobody has."""
+    """The signal that asked the run to stop, 0 while nobody has, and when."""
 
     signal: int = 0
+    at: float = 0.0
 
 
 @contextmanager
 def stop_requests() -> Iterator[Request]:
-    """Notes a first signal instead of dying of it; a second one has its usual effect."""
+    """Notes a first signal instead of dying of it; one that comes a second later or more has its usual effect."""
     request = Request()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield request
@@ -35,9 +39,15 @@ def stop_requests() -> Iterator[Request]:
             signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:
-        request.signal = number
-        restore()
-        say(f"{signal.Signals(number).name}: saving after this step; once more stops at once, without saving")
+        if not request.signal:
+            request.signal, request.at = number, time.monotonic()
+            if not console.quiet:  # written past the console: it may be just this program's line that was interrupted
+                name = signal.Signals(number).name
+                text = f"{name}: saving after this step; once more stops at once, without saving\n"
+                os.write(2, text.encode())
+        elif time.monotonic() - request.at >= ECHO:
+            restore()
+            signal.raise_signal(number)
 
     for number in SIGNALS:
         signal.signal(number, note)

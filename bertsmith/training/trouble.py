@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch
@@ -43,46 +44,48 @@ class Guard:
 
 
 def give_up(
-    model: nn.Module, micro_batches: list[Batch], loss_of: Callable[[Batch], Tensor], loss: float, step: int
+    model: nn.Module, micro_batches: list[Batch], loss_of: Callable[[int], Tensor], loss: float, step: int
 ) -> None:
-    """Stop a run whose losses stay bad: run the step once more and say where it first goes wrong, and on what."""
-    found = ""
-    for batch in micro_batches:
-        where = first_bad_tensor(model, batch, loss_of)
-        if where and not found:
-            found = f"{where}, {_samples(batch)}"
-    found = next(
-        (text for text in gather_texts(found) if text), "no single tensor: the sum of all losses grew too large"
-    )
+    """Stop a run whose losses stay bad: run the step once more and say where it first goes wrong, and on what.
+
+    `loss_of(number)` is the loss of a micro-batch. All processes come here together and look at their own.
+    """
+    found = []
+    for number, batch in enumerate(micro_batches):
+        *badness, name = first_bad_tensor(model, lambda number=number: loss_of(number))  # type: ignore[misc]
+        found.append([badness, f"{name}, {_samples(batch)}"])
+    texts = gather_texts(json.dumps(max(found, key=itemgetter(0))))
+    _, where = max(map(json.loads, texts), key=itemgetter(0))
     raise UserError(
         f"the loss was bad in {LIMIT} steps in a row, the last time {loss:g} in step {step + 1}; first bad tensor: "
-        f"{found}. The weights are those before the first bad step. Lower train.learning_rate, raise train.warmup, or "
-        "look at the samples"
+        f"{where}. Nothing was learnt from these steps. Lower train.learning_rate, raise train.warmup, or look at the "
+        "samples; a new run can start from a checkpoint before the trouble with --model"
     )
 
 
-def first_bad_tensor(model: nn.Module, batch: Batch, loss_of: Callable[[Batch], Tensor]) -> str:
-    """The first parameter, output or gradient that is not finite; the largest output where all are finite."""
-    for name, parameter in model.named_parameters():
-        if not _finite(parameter):
-            return f"parameter {name}"
-    seen: list[tuple[str, float]] = []
-    with _watched(model, seen):
-        loss = loss_of(batch)
+def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[int, float, str]:
+    """The first parameter, output or gradient that is not finite, or the largest where all are.
+
+    Before its name stands how bad it is: 2 where it is not finite, 1 for a gradient, in which other processes may have
+    a part, 0 where all are finite; and the magnitude of the largest.
+    """
+    seen = [(f"parameter {name}", _largest(whole(p.detach()))) for name, p in model.named_parameters()]
+    trained = len(seen)
+    if all(math.isfinite(largest) for _, largest in seen):
+        model.zero_grad(set_to_none=True)  # the step's own, which other batches have a part in
+        with _watched(model, seen):
+            loss = loss_of()
         loss.backward()
-    bad = next((name for name, largest in seen if not math.isfinite(largest)), None)
-    if bad is not None:
-        bad = f"output of {bad}"
-    elif not _finite(loss):
-        bad = "the loss itself"
-    else:  # gradients arise from the last layer to the first
-        named = reversed(list(model.named_parameters()))
-        bad = next((f"gradient of {n}" for n, p in named if p.grad is not None and not _finite(p.grad)), None)
-    model.zero_grad(set_to_none=True)
-    if bad is None and seen:
-        name, largest = max(seen, key=lambda entry: entry[1])
-        bad = f"all are finite; the largest is the output of {name}, up to {largest:.3g}"
-    return bad or ""
+        seen.append(("the loss itself", float(loss.detach())))
+        named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+        # From the last layer to the first, as they arise.
+        seen += [(f"gradient of {name}", _largest(whole(gradient))) for name, gradient in reversed(named)]
+        model.zero_grad(set_to_none=True)
+    for name, largest in seen:
+        if not math.isfinite(largest):
+            return 1 if name.startswith("gradient") else 2, 0.0, name
+    name, largest = max(seen[trained:], key=lambda entry: entry[1])
+    return 0, largest, f"all are finite, the largest is {name} with {largest:.3g}"
 
 
 @contextmanager
@@ -92,7 +95,7 @@ def _watched(model: nn.Module, seen: list[tuple[str, float]]) -> Iterator[None]:
     def watch(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
-                seen.append((name, float(output.detach().abs().amax())))
+                seen.append((f"output of {name}", _largest(output.detach())))
 
         return hook
 
@@ -104,8 +107,8 @@ def _watched(model: nn.Module, seen: list[tuple[str, float]]) -> Iterator[None]:
             handle.remove()
 
 
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(whole(tensor.detach())).all())
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().amax()) if tensor.numel() else 0.0
 
 
 def _samples(batch: Batch) -> str:
