@@ -26,7 +26,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--light", action="store_true", help="leave the weights out of RUNS")
-    parser.add_argument("--name", default="learning", help="of the file with the results")
     arguments = parser.parse_args()
     results = {}
     for asked in arguments.recipes:
@@ -36,10 +35,10 @@ def main() -> None:
         scores = pretrain(config, arguments.data, run)
         results[asked] = summary(run, scores)
         if arguments.light:
-            for folder in ("model", "checkpoints"):
-                shutil.rmtree(run / folder, ignore_errors=True)
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+            (run / "model" / "model.safetensors").unlink()
         print(asked, json.dumps(results[asked]), flush=True)
-    print(record(arguments.name, {"minutes": arguments.minutes, "runs": results}))
+    print(record("learning", {"minutes": arguments.minutes, "runs": results}))
 
 
 def summary(run: Path, scores: dict[str, float]) -> dict[str, object]:

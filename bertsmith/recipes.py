@@ -25,7 +25,7 @@ def bert(size: str) -> PretrainConfig:
         recipe=f"bert-{size}",
         model=encoder_config(size),
         data=DataConfig(max_length=128, long_length=512, long_share=0.1),
-        train=TrainConfig(steps=1_000_000, batch_size=256, learning_rate=1e-4, warmup=0.01, evaluate_every=0.05),
+        train=TrainConfig(steps=1_000_000, batch_size=256, learning_rate=1e-4, warmup=0.01, evaluate_every=0.1),
     )
 
 

@@ -232,8 +232,12 @@ def test_verify_resume_as_a_command(world: Path) -> None:
     assert max(found["resumed_after_steps"]) > 0
 
 
-@pytest.mark.parametrize("difference", [0.0, 1e-6])
-def test_verify_resume_sees_a_difference(difference: float, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("difference", "noise", "wanted"), [(0.0, 0.0, 0), (1e-3, 0.0, 1), (1e-3, 9e-4, 0), (1e-2, 1e-3, 1)]
+)
+def test_verify_resume_sees_a_difference(
+    difference: float, noise: float, wanted: int, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import typer
 
     from bertsmith.commands.train import verify_resume
@@ -243,7 +247,7 @@ def test_verify_resume_sees_a_difference(difference: float, world: Path, monkeyp
         model.mkdir(parents=True)
         tensors = load_file(world / "run" / "model" / "model.safetensors")
         name = next(iter(tensors))
-        tensors[name] += difference * (model.parent.name == "cut")
+        tensors[name] += {"cut": difference, "again": noise}.get(model.parent.name, 0.0)
         save_file(tensors, model / "model.safetensors")
 
     monkeypatch.setattr(verify, "_finish", finish)
@@ -253,4 +257,4 @@ def test_verify_resume_sees_a_difference(difference: float, world: Path, monkeyp
         verify_resume("bert-tiny", world / "shards", device="cpu")
     except typer.Exit as end:
         code = end.exit_code
-    assert code == bool(difference)
+    assert code == wanted

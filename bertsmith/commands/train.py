@@ -86,7 +86,7 @@ def verify_resume(
 
     found = function(override(find(recipe), settings or []), data, steps=steps, kills=kills, device=device)
     show(found, as_json)
-    if not found["identical"]:
+    if not found["exact"]:
         raise typer.Exit(1)
 
 

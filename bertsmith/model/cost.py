@@ -39,8 +39,8 @@ def training_memory(
     fixed = parameter_count(config) * (16 / processes + (2 if half else 0))
     masks = 2 if config.hidden_dropout else 0  # a byte a place
     kept = size * (9 * hidden + 2 * inner) + 8 * hidden + masks * hidden  # norms keep float32 inputs
-    if config.attention_dropout or not half:  # scores that a flash kernel would not keep
-        kept += (size + 1) * config.num_heads * length if config.attention_dropout else 0
+    if config.attention_dropout and not half:  # scores and their mask, which no kernel of float32 leaves out
+        kept += (size + 1) * config.num_heads * length
     layers = config.num_layers * tokens * kept
     if checkpointing:
         layers = config.num_layers * tokens * hidden * size + tokens * kept

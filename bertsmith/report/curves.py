@@ -15,6 +15,7 @@ SPEED = {
     "tokens_per_second": "Tokens per second",
     "flop_share": "Model FLOPs, share of a large matrix product",
     "memory_gb": "Memory, GB",
+    "waiting_share": "Waiting for data, share of the time",
 }
 EXACT = {"learning_rate", "memory_gb"}  # nothing to smooth
 NO_SCORES = {*AXES, *OPTIMISER, *SPEED, "skipped", "max_length"}

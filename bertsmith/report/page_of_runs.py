@@ -105,7 +105,7 @@ def _subject(run: Run) -> str:
 
 
 def _length(run: Run) -> str:
-    steps, planned, seconds = run.last("step"), run.setting("train", "steps"), run.last("seconds")
+    steps, planned, seconds = run.last("step"), _planned(run), run.last("seconds")
     if steps is None:
         return "; no step is logged yet"
     aim = f" of {planned:,}" if not run.finished and is_number(planned) else ""
@@ -118,6 +118,11 @@ def _length(run: Run) -> str:
     )
 
 
+def _planned(run: Run) -> Any:
+    """The steps that a run is to have; None where the clock ends it."""
+    return None if run.setting("train", "hours") else run.setting("train", "steps")
+
+
 def _inside(name: str) -> str:
     """A name inside a sentence."""
     return name[:1].lower() + name[1:]
@@ -128,7 +133,7 @@ def _counts(*pairs: tuple[Any, str]) -> str:
 
 
 def _unfinished(run: Run) -> str:
-    steps, planned = run.last("step"), run.setting("train", "steps")
+    steps, planned = run.last("step"), _planned(run)
     if steps is None:
         return f"{run.label} is not finished: it has logged nothing yet."
     aim = f" of {planned:,}" if is_number(planned) else ""
