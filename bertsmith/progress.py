@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 Advance = Callable[[float, str], None]
 console = Console(stderr=True, highlight=False)
@@ -24,17 +25,29 @@ def say(message: str) -> None:
     console.print(message, markup=False, soft_wrap=True)
 
 
+class _Bar(Progress):
+    """A bar, and under it a line of words that has the whole width to itself."""
+
+    words = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.words:
+            yield Text(f"  {self.words}", style="dim", overflow="ellipsis", no_wrap=True)
+
+
 @contextmanager
 def progress_bar(title: str, total: float, start: float = 0.0) -> Iterator[Advance]:
     """Gives a function that is told how far the work has come and a few words on it."""
     if console.is_terminal:
         columns = ("{task.description}", BarColumn(None), TextColumn("{task.percentage:>3.0f}%"))
-        details = (TextColumn("{task.fields[words]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        with Progress(*columns, *details, console=console, transient=False) as bars:
-            bar = bars.add_task(title, total=total, completed=int(start), words="")
+        times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        with _Bar(*columns, *times, console=console, transient=False) as bar:
+            task = bar.add_task(title, total=total, completed=int(start))
 
             def advance(done: float, words: str = "") -> None:
-                bars.update(bar, completed=done, words=words)
+                bar.words = words
+                bar.update(task, completed=done)
 
             yield advance
     else:
