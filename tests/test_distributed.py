@@ -110,11 +110,16 @@ def test_a_divided_model_has_the_losses_of_one(world: Path, alone: Path, tmp_pat
     close(alone, tmp_path / "two", 1e-6)
 
 
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("lamb", 2e-6), ("muon", 2e-3)])  # Muon iterates in bfloat16
-def test_optimisers_of_a_divided_model(optimizer: str, tolerance: float, world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "parallel", "tolerance"),  # Muon iterates in bfloat16
+    [("lamb", "fsdp", 2e-6), ("muon", "fsdp", 2e-3), ("muon", "ddp", 2e-3)],
+)
+def test_optimisers_in_two_processes(
+    optimizer: str, parallel: str, tolerance: float, world: Path, tmp_path: Path
+) -> None:
     settings = [*SETTINGS, f"train.optimizer={optimizer}", "train.clip_norm=0.1"]
     pretrain(override(recipe("bert-tiny"), settings), world / "shards", tmp_path / "one", device="cpu")
-    finish(torchrun(command(world, tmp_path / "two", [*settings, "train.parallel=fsdp"])))
+    finish(torchrun(command(world, tmp_path / "two", [*settings, f"train.parallel={parallel}"])))
     close(tmp_path / "one", tmp_path / "two", tolerance)
 
 

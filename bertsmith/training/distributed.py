@@ -179,6 +179,14 @@ def gather_texts(text: str) -> list[str]:
     return [bytes(t.tolist()).rstrip(b"\0").decode(errors="ignore") for t in all_texts]
 
 
+def gather(values: Tensor) -> Tensor:
+    """The processes' tensors of one shape, one after the other."""
+    raw = values.contiguous().view(torch.uint8)  # bytes, which every backend carries
+    parts = torch.empty(ranks() * raw.shape[0], *raw.shape[1:], dtype=torch.uint8, device=values.device)
+    dist.all_gather_into_tensor(parts, raw)
+    return parts.view(values.dtype)
+
+
 def whole(value: Tensor) -> Tensor:
     """A divided tensor put together again; all processes have to ask for it."""
     return value.full_tensor() if isinstance(value, DTensor) else value
@@ -187,7 +195,7 @@ def whole(value: Tensor) -> Tensor:
 def part_like(value: Tensor, like: Tensor) -> Tensor:
     """A whole tensor as this process holds `like`: its share of it, where that is divided."""
     if isinstance(like, DTensor) and value.shape == like.shape:
-        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements)
+        return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
     return value.to(like.device)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.training.distributed import whole
+from bertsmith.training.muon import Muon
 from bertsmith.training.settings import TrainConfig
 
 
@@ -18,7 +19,13 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
     if config.optimizer == "muon":
         inner = [p for p in _inner_matrices(model) if p.requires_grad]  # a list: all processes need one order
         others = [p for p in parameters if not any(p is q for q in inner)]
-        return [_muon(inner, config), _adamw(others, config, config.rest_learning_rate or config.learning_rate)]
+        muon = Muon(
+            [{"params": inner, "rate": config.learning_rate}],
+            config.learning_rate,
+            config.weight_decay,
+            config.momentum,
+        )
+        return [muon, _adamw(others, config, config.rest_learning_rate or config.learning_rate)]
     if config.optimizer == "lamb":
         return [Lamb(_groups(parameters, config, config.learning_rate), config)]
     return [_adamw(parameters, config, config.learning_rate)]
@@ -43,14 +50,6 @@ def _adamw(parameters: list[Tensor], config: TrainConfig, rate: float) -> torch.
     fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW(_groups(parameters, config, rate), lr=rate, betas=betas, eps=config.adam_eps, fused=fused)
-
-
-def _muon(matrices: list[Tensor], config: TrainConfig) -> torch.optim.Optimizer:
-    """Muon: momentum whose matrices are made orthogonal before they are added."""
-    group = {"params": matrices, "rate": config.learning_rate}
-    return torch.optim.Muon(
-        [group], lr=config.learning_rate, weight_decay=config.weight_decay, momentum=config.momentum
-    )
 
 
 class Lamb(torch.optim.Optimizer):

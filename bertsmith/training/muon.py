@@ -1,0 +1,82 @@
+"""Muon (Jordan 2024): momentum whose matrices are made orthogonal before they are added.
+
+The same steps as `torch.optim.Muon`, but all matrices of one shape go through the iteration together, and several
+processes divide them among themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.training import distributed
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, as published
+TURNS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised; decay is decoupled."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, weight_decay: float, momentum: float) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for parameters in by_shape.values():
+                self._update(parameters, group)
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Matrices of one shape."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        moments = [self._moment(p) for p in parameters]
+        torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+        steps = torch._foreach_lerp(gradients, moments, group["momentum"])
+        whole = torch.stack([distributed.whole(step).bfloat16() for step in steps])  # (N, rows, columns)
+        orthogonal = orthogonalise_together(whole)
+        rows, columns = parameters[0].shape
+        rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        changes = [distributed.part_like(m.to(p.dtype), p) for m, p in zip(orthogonal, parameters, strict=True)]
+        torch._foreach_add_(parameters, changes, alpha=-rate)
+
+    def _moment(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer: Tensor = state["momentum_buffer"]
+        return buffer
+
+
+def orthogonalise_together(matrices: Tensor) -> Tensor:
+    """Orthogonalise a stack of matrices that all processes hold, each process its part."""
+    ranks, rank = distributed.ranks(), distributed.rank()
+    if ranks == 1:
+        return orthogonalise(matrices)
+    share = -(-len(matrices) // ranks)
+    mine = matrices[rank * share : (rank + 1) * share]
+    done = matrices.new_zeros(share, *matrices.shape[1:])
+    if len(mine):
+        done[: len(mine)] = orthogonalise(mine)
+    return distributed.gather(done)[: len(matrices)]
+
+
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """Bring the singular values of a stack of matrices (N, rows, columns) near 1, by Newton and Schulz's iteration."""
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(TURNS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
