@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks import layouts_cpu
+from benchmarks import layouts_cpu, pretrain_cpu
 
 
 def main() -> None:
     layouts_cpu.main()
+    pretrain_cpu.main()
 
 
 if __name__ == "__main__":
