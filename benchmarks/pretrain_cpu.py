@@ -1,7 +1,7 @@
 """Pre-training on a CPU beside `transformers`: whole steps (forward, backward, clipping, AdamW) on the same batches.
 
 The batches are real pairs of the demo's text, as the tiny and mini recipes make them (dropout 0.1, MLM + NSP, 30,522
-rows in the vocabulary); `transformers` gets them padded to the longest, with BertForPreTraining and torch's fused AdamW.
+rows in the vocabulary); `transformers` gets them padded to the longest (BertForPreTraining, fused AdamW).
 """
 
 from __future__ import annotations
