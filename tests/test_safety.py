@@ -292,6 +292,13 @@ def test_the_best_checkpoint_is_kept(world: Path, tmp_path: Path, monkeypatch: p
     assert best.name == "step-00000004"
 
 
+def test_checkpoints_come_by_the_clock_and_one_of_the_last_step(world: Path, tmp_path: Path) -> None:
+    pretrain(settings("train.steps=5", "train.save_minutes=1e-9"), world / "shards", tmp_path / "run", device="cpu")
+    assert names(tmp_path / "run") == [4, 5]
+    pretrain(settings("train.steps=5"), world / "shards", tmp_path / "short", device="cpu")
+    assert names(tmp_path / "short") == []  # a run of less than `save_minutes` is as quickly done again
+
+
 def test_a_checkpoint_is_not_written_twice(world: Path, whole: Path, tmp_path: Path, monkeypatch) -> None:
     """Signalled before its first step, a resumed run must not touch the checkpoint that it came from."""
     again = cut(whole, tmp_path / "cut", 6)
@@ -483,6 +490,7 @@ def test_tensorboard_shows_what_metrics_hold(world: Path, tmp_path: Path, monkey
     assert "dev_mlm_loss" in events.Tags()["scalars"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_tensorboard_that_cannot_be_written_does_not_end_a_run(world: Path, tmp_path: Path, capfd) -> None:
     append = runlog.open_log(tmp_path, 0, tensorboard=True)
     with largest_file(1_000):

@@ -281,7 +281,7 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
     config = TrainConfig(steps=1, optimizer="muon", learning_rate=0.02, rest_learning_rate=3e-4)
     model = MaskedLM(Encoder(MODEL))
     muon, rest = make_optimizers(model, config)
-    assert isinstance(muon, torch.optim.Muon)
+    assert type(muon).__name__ == "Muon"
     assert isinstance(rest, torch.optim.AdamW)
     names = {id(p): name for name, p in model.named_parameters()}
     inner, outer = ({names[id(p)] for g in o.param_groups for p in g["params"]} for o in (muon, rest))
