@@ -63,7 +63,8 @@ def main() -> None:
     try:
         _app()()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the others of this machine say the same
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)

@@ -389,3 +389,8 @@ def test_domain_words_and_the_doctor(run_command, world: Path, tmp_path: Path) -
     assert code == 0, err
     assert json.loads(out)["findings"]
     assert "<svg" in (tmp_path / "doctor.html").read_text(encoding="utf-8")
+
+
+def test_settings_of_the_model_do_nothing_beside_a_model(refused, world: Path, tmp_path: Path) -> None:
+    pretrain = ["pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "run", "--model", world / "run"]
+    refused(*pretrain, "--set", "model.num_layers=3", says="--set model.num_layers=3: with --model")

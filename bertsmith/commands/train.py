@@ -9,6 +9,7 @@ import typer
 
 from bertsmith.commands.options import Device, Json, Out, Resume, Seed, Set, given, show
 from bertsmith.config import override
+from bertsmith.errors import UserError
 
 
 def pretrain(
@@ -37,6 +38,8 @@ def pretrain(
     from bertsmith.pretrain import pretrain as function
     from bertsmith.recipes import recipe as find
 
+    if model is not None and (changed := [s for s in settings or [] if s.startswith("model.")]):
+        raise UserError(f"--set {changed[0]}: with --model the encoder is the one of {model}; leave it out")
     config = override(find(recipe), [*given("train.hours", hours), *given("train.seed", seed), *(settings or [])])
     scores = function(config, data, out, model=model, device=device, resume=resume)
     show({"model": str(out / "model"), **scores}, as_json)

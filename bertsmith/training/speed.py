@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
@@ -124,7 +125,10 @@ def free_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     try:
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        room = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):
         return float("inf")
-    return pages / int(os.environ.get("LOCAL_WORLD_SIZE", distributed.ranks()))
+    limit = Path("/sys/fs/cgroup/memory.max")  # of a container
+    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
+        room = min(room, float(text))
+    return room / int(os.environ.get("LOCAL_WORLD_SIZE", distributed.ranks()))
