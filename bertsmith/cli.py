@@ -23,6 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "finetune": train.finetune,
     "evaluate": answer.evaluate,
     "predict": answer.predict,
+    "embed": answer.embed,
     "verify resume": train.verify_resume,
     "report": answer.report,
     "recipes": train.recipes,
@@ -65,6 +66,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        sys.exit(141)
     except OSError as error:
         print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         sys.exit(2)
