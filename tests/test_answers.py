@@ -218,7 +218,7 @@ def test_mistakes_are_named(stub, tmp_path):
 
 def test_parquet_reads_the_columns_that_are_asked_for(tmp_path):
     data = write(tmp_path / "in.parquet", table())
-    with pytest.raises(UserError, match="no column 'txt'; did you mean 'text'.*id, text, note"):
+    with pytest.raises(UserError, match=r"no column 'txt'; did you mean 'text'.*id, text, note"):
         list(read_rows(data, Columns("txt"), labelled=False))
     shares = []
     rows = list(read_rows(data, Columns(), labelled=False, keep=["note"], told=shares.append))
