@@ -1,6 +1,7 @@
 """Answers to files: every kind in and out, in order, in constant memory, and the same after a kill."""
 
 import csv
+import datetime
 import io
 import json
 import os
@@ -113,13 +114,12 @@ def test_every_kind_in_and_out(kind_in, kind_out, stub, tmp_path):
 
 
 def test_parquet_keeps_numbers_as_numbers_and_dates_as_text(stub, tmp_path):
-    import datetime
-
-    rows = [{"text": "a", "id": 1 if i < 8 else 0.5, "day": datetime.date(2024, 1, i + 1)} for i in range(10)]
-    predict("m", write(tmp_path / "in.parquet", rows), tmp_path / "out.parquet", keep=["id", "day"])
-    found = read(tmp_path / "out.parquet")
-    assert [row["id"] for row in found] == [1.0] * 8 + [0.5] * 2
-    assert found[0]["day"] == "2024-01-01"
+    rows = [{"text": "a", "id": 1 if i < 8 else 0.5} for i in range(10)]  # the first block has whole numbers alone
+    predict("m", write(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet", keep=["id"])
+    assert [row["id"] for row in read(tmp_path / "out.parquet")] == [1.0] * 8 + [0.5] * 2
+    days = [{"text": "a", "day": datetime.date(2024, 1, 31)}]
+    predict("m", write(tmp_path / "in.parquet", days), tmp_path / "days.parquet", keep=["day"])
+    assert read(tmp_path / "days.parquet")[0]["day"] == "2024-01-31"
 
 
 def feed(monkeypatch, text: str) -> None:

@@ -166,8 +166,11 @@ def test_sentence_transformers_opens_the_folder(head, kind, normalize, saved, tm
     assert model.max_seq_length == 32
     assert len(model) == 3 if normalize else len(model) == 2
     texts = [*TEXTS, "dogs bark " * 30]
-    ours = Embedder(Predictor.load(tmp_path / "out", "cpu")).vectors(texts)
-    np.testing.assert_allclose(ours, model.encode(texts), atol=1e-5, rtol=0)
+    theirs = model.encode(texts)
+    again = Embedder(Predictor.load(tmp_path / "out", "cpu"))
+    before = Embedder(Predictor.load(tmp_path / "theirs", "cpu"), kind, normalize, max_length=32)
+    for embedder in (again, before):
+        np.testing.assert_allclose(embedder.vectors(texts), theirs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("variant", ["bert", "pre-norm"])
@@ -219,6 +222,7 @@ def test_what_is_refused(saved, tmp_path):
         ((source, out, "sentence-transformers", Options(pooling="sum")), "--pooling 'sum' is not one of"),
         ((source, out, "sentence-transformers", Options(max_length=99)), "--max-length 99 is not between 3 and .* 48"),
         ((source, tmp_path / "full", "hf"), "^DST .*full is there already and not empty; choose another DST"),
+        ((source, tmp_path / "full", "tf1"), "^DST .*full is there already"),
         ((source, source / "config.json", "hf"), "^DST .*config.json is a file"),
         ((tmp_path / "none" / "x", out, "hf"), "no such model folder"),
     ):
