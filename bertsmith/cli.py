@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith import __version__
-from bertsmith.commands import answer, text, train
+from bertsmith.commands import answer, convert, text, train
 from bertsmith.errors import Interrupted, UserError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -23,6 +23,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "finetune": train.finetune,
     "evaluate": answer.evaluate,
     "predict": answer.predict,
+    "embed": answer.embed,
+    "convert": convert.convert,
     "verify resume": train.verify_resume,
     "report": answer.report,
     "recipes": train.recipes,
@@ -66,6 +68,9 @@ def main() -> None:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # the others of this machine say the same
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        sys.exit(141)
     except OSError as error:
         print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         sys.exit(2)

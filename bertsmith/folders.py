@@ -12,10 +12,10 @@ from bertsmith.errors import UserError
 
 
 @contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
+def new_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
     """A folder under a temporary name that takes its own name, synced to disk, when the block ends without an error."""
     path = Path(path)
-    refuse_existing(path)
+    refuse_existing(path, option=option)
     path.parent.mkdir(parents=True, exist_ok=True)
     work = path.parent / f".{path.name}.{os.getpid()}.partial"
     shutil.rmtree(work, ignore_errors=True)
@@ -49,12 +49,13 @@ def new_file(path: str | Path) -> Iterator[Path]:
         work.unlink(missing_ok=True)
 
 
-def refuse_existing(path: Path, hint: str = "choose another --out or remove it") -> None:
-    """Never write over what is there."""
+def refuse_existing(path: Path, hint: str = "", option: str = "--out") -> None:
+    """Never write over what is there; `option` is what the command line calls the folder."""
     if path.is_file():
-        raise UserError(f"--out {path} is a file; give a folder")
+        raise UserError(f"{option} {path} is a file; give a folder")
     if path.is_dir() and any(path.iterdir()):
-        raise UserError(f"--out {path} is there already and not empty; {hint}")
+        hint = hint or f"choose another {option} or remove it"
+        raise UserError(f"{option} {path} is there already and not empty; {hint}")
 
 
 def sync(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,13 +13,12 @@ from numpy.typing import NDArray
 
 from bertsmith.batch import Batch, Example, collate
 from bertsmith.errors import UserError
-from bertsmith.folders import new_file
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.progress import Advance, progress_bar, say
-from bertsmith.tasks.rows import Columns, Row, read_rows
+from bertsmith.progress import Advance
+from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.task import Task, encode_rows, find_task, score, target
 from bertsmith.training.settings import pick_device
 
@@ -153,45 +151,3 @@ def decode(logits: NDArray[np.float32], head: HeadConfig) -> dict[str, Any]:
     best = int(scores.argmax())
     by_label = dict(zip(head.labels, map(float, scores), strict=True))
     return {"label": head.labels[best], "score": float(scores[best]), "scores": by_label}
-
-
-def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
-    """The likeliest words for each `[MASK]` of a text."""
-    return Predictor.load(model, device).fill(text, top)
-
-
-def evaluate(model: str | Path, data: str | Path, *, device: str | None = None) -> dict[str, Any]:
-    """Score a fine-tuned model on a labelled file."""
-    predictor = Predictor.load(model, device)
-    rows = list(read_rows(data, predictor.columns, labelled=True))
-    with progress_bar("evaluating", len(rows)) as advance:
-        scores = predictor.evaluate(rows, advance)
-    _say_shortened(predictor)
-    return {"task": predictor.task.name, "rows": len(rows), **scores}
-
-
-def predict(model: str | Path, data: str | Path, out: str | Path, *, device: str | None = None) -> int:
-    """Answer every row of a file, in order, as JSON lines; gives the number of rows."""
-    predictor = Predictor.load(model, device)
-    count, size, title = 0, max(1, Path(data).stat().st_size if Path(data).exists() else 1), "predicting"
-    with new_file(out) as work, work.open("w", encoding="utf-8") as file, progress_bar(title, size) as advance:
-        read = 0
-
-        def counted() -> Iterator[Row]:
-            nonlocal read
-            for row in read_rows(data, predictor.columns, labelled=False):
-                read += len(row.text.encode()) + len((row.pair or "").encode())
-                yield row
-
-        for answer in predictor.predict_rows(counted()):
-            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
-            count += 1
-            advance(min(read, size), f"{count:,} rows")
-        advance(size, f"{count:,} rows")
-    _say_shortened(predictor)
-    return count
-
-
-def _say_shortened(predictor: Predictor) -> None:
-    if predictor.shortened:
-        say(f"note: {predictor.shortened} text(s) were cut to {predictor.max_length} tokens")

@@ -1,4 +1,8 @@
-"""Proofs on the user's own machine: that a run which was killed and resumed ends as if nothing had happened."""
+"""Proofs on the user's own machine: a killed and resumed run ends as if nothing had happened, and a model computes
+what it computes in `transformers`.
+
+B sequences, L padded length, T tokens in all, H hidden size.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from bertsmith.batch import Batch, Example, Padded, collate
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
+from bertsmith.formats.families import family_named
+from bertsmith.formats.hf import CONFIG, Loaded, load_folder, read_config
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Trace
+from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import PretrainConfig
 from bertsmith.progress import progress_bar
 from bertsmith.training import runlog
@@ -25,6 +38,8 @@ from bertsmith.training.checkpoint import checkpoints
 from bertsmith.training.run import MODEL
 
 PATIENCE = 0.005  # seconds between two looks at a run
+TOLERANCE = 1e-4  # of parity, for values up to 1; larger ones may differ by this share
+LENGTHS = (3, 17, 64, 9, 33, 48)  # of the sequences that parity is measured on
 
 
 def verify_resume(
@@ -112,3 +127,94 @@ def _difference(whole: Path, cut: Path) -> tuple[float, bool]:
     first, second = (load_file(file) for file in files)
     worst = max(float((first[name] - second[name]).abs().max()) for name in first)
     return worst, files[0].read_bytes() == files[1].read_bytes()
+
+
+def need_transformers() -> Any:
+    """The library that parity is measured against; the package has no other use for it."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            "--verify compares with `transformers`, which is not installed; pip install transformers"
+        ) from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@torch.inference_mode()
+def parity(ours: str | Path, theirs: str | Path, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """The largest difference between a folder opened here and a folder opened by `transformers`, layer by layer.
+
+    Both see the same random tokens, of several lengths. `dtype` rounds their weights as ours were rounded. Scores are
+    compared where our folder has trained weights for them.
+    """
+    loaded, reference = load_folder(ours), _reference(Path(theirs), dtype)
+    loaded.model.eval()
+    batch = _random_batch(loaded.model.encoder.config, packed=False)
+    inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
+    assert isinstance(batch.layout, Padded)
+    inputs["attention_mask"], mask = batch.layout.mask.long(), batch.layout.mask
+    outputs, trace = reference.base_model(**inputs, output_hidden_states=True), Trace()
+    loaded.model.encoder(batch, trace)
+    hidden = [*outputs.hidden_states[:-1], outputs.last_hidden_state]
+    pairs = {
+        f"layer {i}" if i else "embeddings": (a[mask], b[mask])
+        for i, (a, b) in enumerate(zip(trace.hidden, hidden, strict=True))
+    }
+    if not loaded.missing:
+        scores, expected = _scores(loaded), _their_scores(reference, inputs, loaded, mask)
+        pairs |= {f"logits {name}": (scores[name], expected[name]) for name in expected if name in scores}
+    found = {name: float((a - b).abs().max()) for name, (a, b) in pairs.items()}
+    equal = all(found[name] <= TOLERANCE * max(1.0, float(b.abs().max())) for name, (_, b) in pairs.items())
+    facts = {"class": type(reference).__name__, "tokens": int(mask.sum()), "tolerance": TOLERANCE}
+    return {**facts, "differences": found, "largest_difference": max(found.values()), "equal": equal}
+
+
+def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
+    """A folder as `transformers` opens it, by the class that the folder names where we know it."""
+    transformers, values = need_transformers(), read_config(folder)
+    family = family_named(values, folder / CONFIG)
+    name = (values.get("architectures") or [""])[0]
+    known = name in {*family.pretraining, *family.heads} and hasattr(transformers, name)
+    model = (getattr(transformers, name) if known else transformers.AutoModel).from_pretrained(folder).float().eval()
+    for parameter in model.parameters() if dtype is not None else ():
+        parameter.data = parameter.data.to(dtype).float()
+    return model
+
+
+def _random_batch(config: EncoderConfig, packed: bool) -> Batch:
+    """The same sequences in either layout, without the token that marks padding."""
+    draw, examples = np.random.default_rng(0), []
+    for length in (min(length, config.max_positions) for length in LENGTHS):
+        tokens = draw.integers(1, config.vocab_size, length)
+        tokens = np.where(tokens == config.pad_token_id, 0 if config.pad_token_id else 1, tokens)
+        examples.append(Example(tokens, (np.arange(length) > length // 2) * min(1, config.num_segments - 1)))
+    return collate(examples, packed=packed, pad=config.pad_token_id)
+
+
+def _scores(loaded: Loaded) -> dict[str, Tensor]:
+    """Our scores through the packed layout, which the table of layers does not use: a row a token or a sequence."""
+    batch = _random_batch(loaded.model.encoder.config, packed=True)
+    if isinstance(loaded.model, MaskedLM):
+        batch.labels["masked"] = torch.arange(batch.num_tokens)
+        return loaded.model.logits(batch)
+    scores = loaded.model.logits(batch)
+    kind = loaded.model.head_config.kind
+    return {kind: batch.layout.unpad(scores) if kind == "span" else scores}
+
+
+def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mask: Tensor) -> dict[str, Tensor]:
+    """Their scores under our names, in our form."""
+    if isinstance(loaded.model, MaskedLM):
+        outputs = reference(**inputs)
+        if "prediction_logits" in outputs:
+            return {"mlm": outputs.prediction_logits[mask], "nsp": outputs.seq_relationship_logits}
+        return {"mlm": outputs.logits[mask]} if "logits" in outputs else {}
+    head = loaded.model.head_config
+    if head.kind == "choice":
+        inputs = {name: value.unflatten(0, (-1, head.num_choices or len(value))) for name, value in inputs.items()}
+    outputs = reference(**inputs)
+    if head.kind == "span":
+        return {"span": torch.stack([outputs.start_logits[mask], outputs.end_logits[mask]], -1)}
+    return {head.kind: outputs.logits[mask] if head.kind == "tags" else outputs.logits}

@@ -185,6 +185,18 @@ def test_vocab_txt_alone_is_the_released_form(uncased, tmp_path):
     english = [t for t in TEXTS[2:] if "word" not in t]
     assert released.encode(english, special=True) == uncased.encode(english, special=True)
     assert JAMO.search(released.backend.normalizer.normalize_str("한국어"))
+    assert len(tokens(released, "a" * 200)) > 1
+    assert tokens(released, "a" * 201) == ["[UNK]"]
+
+
+@pytest.mark.parametrize("case", ["cased", "uncased"])
+def test_whether_texts_are_lower_cased_is_what_tokenizer_json_does(case, request, tmp_path):
+    tokenizer = request.getfixturevalue(case)
+    tokenizer.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not tokenizer.lowercase}))
+    assert Tokenizer.load(tmp_path).lowercase is (case == "uncased")
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert Tokenizer.load(tmp_path).lowercase is (case == "uncased")
 
 
 @pytest.fixture(scope="session")

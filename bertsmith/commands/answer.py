@@ -9,7 +9,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bertsmith.commands.options import Device, Json, Model, show
+from bertsmith.commands.options import (
+    Device,
+    Json,
+    Keep,
+    MaxLength,
+    Model,
+    Pooling,
+    Rows,
+    TextColumn,
+    names,
+    show,
+)
 
 
 def fill(
@@ -24,7 +35,7 @@ def fill(
     \b
     Example: bertsmith fill run "The [MASK] of a list is its number of items."
     """
-    from bertsmith.predict import fill as function
+    from bertsmith.answers import fill as function
 
     masks = function(model, text, top=top, device=device)
     if as_json:
@@ -48,15 +59,19 @@ def evaluate(
     \b
     Example: bertsmith evaluate run2 --data dev.csv
     """
-    from bertsmith.predict import evaluate as function
+    from bertsmith.answers import evaluate as function
 
     show(function(model, data, device=device), as_json)
 
 
 def predict(
     model: Model,
-    data: Annotated[Path, typer.Argument(metavar="INPUT", help="Rows to answer: .csv, .tsv, .jsonl or .parquet")],
-    out: Annotated[Path, typer.Option("--out", help="The file to write, one JSON object a row")],
+    data: Rows,
+    out: Annotated[str, typer.Option("--out", help="A .jsonl, .csv or .parquet file; - writes JSON lines here")],
+    keep: Keep = "",
+    text: TextColumn = "",
+    pair: Annotated[str, typer.Option("--pair", help="The column of the second text, as --text")] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a file that was not finished")] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -64,10 +79,43 @@ def predict(
 
     \b
     Example: bertsmith predict run2 input.csv --out out.jsonl
+    Columns of the input beside the answers: --keep id,text
+    Out of a pipe: cat texts.txt | bertsmith predict run2 - --out - > answers.jsonl
     """
-    from bertsmith.predict import predict as function
+    from bertsmith.answers import predict as function
 
-    show({"predictions": str(out), "rows": function(model, data, out, device=device)}, as_json)
+    rows = function(model, data, out, keep=names(keep), text=text, pair=pair, resume=resume, device=device)
+    if out != "-":
+        show({"predictions": out, "rows": rows}, as_json)
+
+
+def embed(
+    model: Model,
+    data: Rows,
+    out: Annotated[Path, typer.Option("--out", help="A .npy, .parquet or .jsonl file")],
+    pooling: Pooling = None,
+    normalize: Annotated[
+        bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: as --pooling")
+    ] = None,
+    layer: Annotated[int, typer.Option("--layer", help="0 is the embeddings, 1 the first layer, -1 the last")] = -1,
+    max_length: MaxLength = None,
+    keep: Keep = "",
+    text: TextColumn = "",
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    r"""Write a vector for every text of a file, in order.
+
+    \b
+    Example: bertsmith embed run texts.txt --out vectors.npy --pooling mean --normalize
+    """
+    from bertsmith.embed import embed as function
+
+    found = function(
+        model, data, out, pooling=pooling, normalize=normalize, layer=layer, max_length=max_length,
+        keep=names(keep), text=text or "text", device=device,
+    )  # fmt: skip
+    show(found, as_json)
 
 
 def report(

@@ -23,6 +23,21 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished
 Field = Annotated[str, typer.Option("--field", help="The field of JSON lines and parquet that holds the text")]
 Model = Annotated[str, typer.Argument(help="A model folder, a run or a hub name")]
 
+Rows = Annotated[
+    str, typer.Argument(metavar="INPUT", help="Rows: .csv, .tsv, .jsonl, .parquet, .txt (a text a line), - for a pipe")
+]
+Keep = Annotated[str, typer.Option("--keep", metavar="A,B", help="Columns of the input to write as well")]
+TextColumn = Annotated[str, typer.Option("--text", help="The column of the text, where it is not the model's")]
+Pooling = Annotated[
+    str | None, typer.Option("--pooling", help="mean, cls or max; default: what the folder says, else mean")
+]
+MaxLength = Annotated[int | None, typer.Option("--max-length", help="Longer texts are cut to this many tokens")]
+
+
+def names(listed: str) -> list[str]:
+    """The names of a list with commas."""
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
 
 def given(key: str, value: object) -> list[str]:
     """An option of its own as a `--set`, where it was given."""
@@ -43,9 +58,11 @@ def show(values: dict[str, Any], as_json: bool, *header: str) -> None:
 
 
 def _cell(value: Any) -> str:
-    """A value as people read it; of a long list the beginning."""
+    """A value as people read it: an entry a line; of a long list the beginning; of a small number its size."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_cell(entry)}" for name, entry in value.items())
     if isinstance(value, float):
-        return f"{value:.4f}"
+        return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
     if isinstance(value, list):
         items = [" ".join(map(str, item)) if isinstance(item, list) else str(item) for item in value[:10]]
         return ", ".join(items) + (f", … ({len(value):,} in all)" if len(value) > 10 else "")

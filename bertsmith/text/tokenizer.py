@@ -55,11 +55,10 @@ class Tokenizer:
         if not folder.is_dir():
             raise UserError(f"no such folder: {folder}; `bertsmith tokenizer train TEXT --out {folder}` makes one")
         settings = read_json(folder / FILES[2]) if (folder / FILES[2]).exists() else {}
-        lowercase = bool(settings.get("do_lower_case", True))
         if (folder / "tokenizer.json").exists():
             backend = _read_backend(folder / "tokenizer.json")
         elif (folder / "vocab.txt").exists():
-            backend = _from_vocab(folder / "vocab.txt", settings, lowercase)
+            backend = _from_vocab(folder / "vocab.txt", settings)
         else:
             raise UserError(f"{folder} holds no tokenizer.json and no vocab.txt")
         backend.no_padding()
@@ -67,7 +66,7 @@ class Tokenizer:
         missing = [t for t in SPECIAL_TOKENS if backend.token_to_id(t) is None]
         if missing:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
-        return cls(backend, lowercase)
+        return cls(backend, _lowercases(backend))
 
     def save(self, folder: str | Path) -> None:
         """Write the three files of a tokenizer folder."""
@@ -240,17 +239,23 @@ def _read_backend(path: Path) -> Backend:
         raise UserError(f"{path} is not a tokenizer file: {error}") from None
 
 
-def _from_vocab(path: Path, settings: dict[str, Any], lowercase: bool) -> Backend:
+def _lowercases(backend: Backend) -> bool:
+    """Whether texts lose their capitals: what is done, whatever `tokenizer_config.json` says of it."""
+    return backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"
+
+
+def _from_vocab(path: Path, settings: dict[str, Any]) -> Backend:
     """A folder as it was released: `vocab.txt` alone, with the original normalisation."""
     try:
         vocab = {token: i for i, token in enumerate(path.read_text(encoding="utf-8").split("\n")) if token}
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: {error}") from None
-    strip = settings.get("strip_accents")
+    lowercase, strip = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
     normal = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
         strip_accents=lowercase if strip is None else strip,
         lowercase=lowercase,
     )
-    return _with_special_tokens(_backend(models.WordPiece(vocab, unk_token="[UNK]"), normal))
+    model = models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD)
+    return _with_special_tokens(_backend(model, normal))

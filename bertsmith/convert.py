@@ -1,0 +1,204 @@
+"""`convert`: TensorFlow 1 checkpoints, model folders of `transformers`, `sentence-transformers` and ONNX.
+
+Weights keep their names and values on the way: what a folder holds beyond our own model (a pooler that no head uses)
+comes along.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bertsmith.errors import UserError, suggestion
+from bertsmith.folders import new_folder, refuse_existing
+from bertsmith.formats.families import family_named
+from bertsmith.formats.hf import CONFIG, NOTES, load_folder, read_config
+from bertsmith.formats.hub import find_model
+from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling, write_pooling
+from bertsmith.formats.tf1 import is_checkpoint
+from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
+from bertsmith.formats.weights import WEIGHTS, read_weights
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.verify import need_transformers, parity
+
+Target = Literal["hf", "tf1", "onnx", "sentence-transformers"]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "num_choices", "classifier_dropout")
+ONLY_FOR: dict[str, tuple[str, ...]] = {  # options, and the targets that they mean something for
+    "dtype": ("hf", "sentence-transformers"),
+    "int8": ("onnx",),
+    "pooling": ("sentence-transformers",),
+    "normalize": ("sentence-transformers",),
+    "max_length": ("sentence-transformers",),
+}
+TENSORFLOW = ("cased", "config", "vocab")  # options for a source of TensorFlow
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a conversion can be told; None is the default of each."""
+
+    cased: bool | None = None
+    config: Path | None = None
+    vocab: Path | None = None
+    dtype: str | None = None
+    int8: bool | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    max_length: int | None = None
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    to: str | None = None,
+    options: Options | None = None,
+    *,
+    verify: bool = False,
+) -> dict[str, Any]:
+    """Convert a model; gives a report, with the parity to `transformers` where `verify` asks for it."""
+    target, options, released = Path(target), options or Options(), is_checkpoint(source)
+    kind = _target(to, released)
+    _check(options, kind, released)
+    refuse_existing(target, option="DST")
+    if verify:
+        need_transformers()
+    with tempfile.TemporaryDirectory(prefix="bertsmith-convert-") as scratch:
+        report: dict[str, Any] = {}
+        straight = released and kind == "hf" and options.dtype is None  # weight by weight, in little memory
+        if released:
+            folder = target if straight else Path(scratch) / "source"
+            report = tf1_to_hf(source, folder, cased=options.cased, config=options.config, vocab=options.vocab)
+        else:
+            folder = find_model(source)
+        if not straight:
+            report |= WRITERS[kind](folder, target, options)
+        if verify:
+            report["parity"] = _verify(folder, target, kind, options, Path(scratch))
+    return {"from": "tf1" if released else "hf", "to": kind, "folder": str(target), **report}
+
+
+def _target(to: str | None, released: bool) -> Target:
+    if to is None and released:
+        return "hf"
+    for kind in get_args(Target):
+        if to == kind:
+            if released and kind == "tf1":
+                raise UserError("--to tf1: the source is a TensorFlow 1 checkpoint already")
+            return kind
+    listed = ", ".join(get_args(Target))
+    if to is None:
+        raise UserError(f"--to is missing: the source is a model folder; one of {listed}")
+    raise UserError(f"--to {to!r} is not one of {listed}{suggestion(to, get_args(Target))}")
+
+
+def _check(options: Options, kind: Target, released: bool) -> None:
+    """Refuse options that would do nothing."""
+    for name, targets in ONLY_FOR.items():
+        if getattr(options, name) is not None and kind not in targets:
+            raise UserError(f"--{name.replace('_', '-')} is for --to {' and '.join(targets)}, not for {kind}")
+    for name in TENSORFLOW:
+        if getattr(options, name) is not None and not released:
+            option = "cased/--uncased" if name == "cased" else name
+            raise UserError(f"--{option} is for TensorFlow 1 checkpoints; a model folder says it itself")
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise UserError(f"--dtype {options.dtype!r} is not one of {', '.join(DTYPES)}")
+
+
+def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
+    """A model folder again: safetensors, in another precision where one is asked for."""
+    load_folder(folder)  # what is written has to open
+    with new_folder(target, "DST") as work:
+        return _write_model(folder, work, read_config(folder), read_weights(folder), options.dtype)
+
+
+def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict[str, Any]:
+    """The bare encoder, and how its states become one vector a text."""
+    loaded = load_folder(folder)
+    positions = loaded.model.encoder.config.max_positions
+    pooling = read_pooling(folder) or Pooling(max_length=loaded.notes.max_length or positions)
+    if options.pooling is not None:
+        pooling = replace(pooling, kind=pooling_kind(options.pooling))
+    if options.normalize is not None:
+        pooling = replace(pooling, normalize=options.normalize)
+    if options.max_length is not None:
+        if not 2 < options.max_length <= positions:
+            raise UserError(f"--max-length {options.max_length} is not between 3 and the model's {positions}")
+        pooling = replace(pooling, max_length=options.max_length)
+    values = read_config(folder)
+    family = family_named(values, folder / CONFIG)
+    weights = read_weights(folder)
+    if not any(name.startswith("embeddings.") for name in weights):  # it has a head
+        weights = {n.removeprefix(family.prefix): w for n, w in weights.items() if n.startswith(family.prefix)}
+    bare = {name: value for name, value in values.items() if name not in HEAD_FIELDS}
+    bare["architectures"] = [family.pretraining[0].replace("ForMaskedLM", "Model")]
+    with new_folder(target, "DST") as work:
+        report = _write_model(folder, work, bare, weights, options.dtype)
+        write_pooling(work, pooling, loaded.model.encoder.config.hidden_size)
+    return {**report, "pooling": pooling.kind, "normalize": pooling.normalize, "max_length": pooling.max_length}
+
+
+def _write_model(
+    folder: Path, work: Path, values: Mapping[str, Any], weights: Mapping[str, Tensor], dtype: str | None
+) -> dict[str, Any]:
+    """The files of a model folder from the values of its `config.json` and its weights."""
+    kept = _without_copies(weights)
+    values = dict(values)
+    if dtype is not None:
+        kept = {n: w.to(DTYPES[dtype]) if w.is_floating_point() else w for n, w in kept.items()}
+        values = {**{n: v for n, v in values.items() if n not in ("dtype", "torch_dtype")}, "torch_dtype": dtype}
+    save_file({n: w.contiguous().clone() for n, w in kept.items()}, work / WEIGHTS, metadata={"format": "pt"})
+    (work / CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if (folder / NOTES).exists():
+        shutil.copy(folder / NOTES, work / NOTES)
+    Tokenizer.load(folder).save(work)
+    if (folder / "vocab.txt").exists():  # its empty and double lines hold ids
+        shutil.copy(folder / "vocab.txt", work / "vocab.txt")
+    types = sorted({str(w.dtype).removeprefix("torch.") for w in kept.values() if w.is_floating_point()})
+    facts = {"architecture": (values.get("architectures") or [""])[0], "tensors": len(kept)}
+    return {**facts, "parameters": sum(w.numel() for w in kept.values()), "dtype": ", ".join(types)}
+
+
+def _without_copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Older files hold the word embeddings once more, as the decoder of the masked words."""
+    words = next((w for name, w in weights.items() if name.endswith("word_embeddings.weight")), None)
+    copies = [n for n, w in weights.items() if n.endswith("decoder.weight") and words is not None and words.equal(w)]
+    return {name: weight for name, weight in weights.items() if name not in copies and "position_ids" not in name}
+
+
+def _write_tf1(folder: Path, target: Path, options: Options) -> dict[str, Any]:
+    return hf_to_tf1(folder, target)
+
+
+def _write_onnx(folder: Path, target: Path, options: Options) -> dict[str, Any]:
+    from bertsmith.formats.onnx import export_onnx  # type: ignore[import-not-found]
+
+    with new_folder(target, "DST") as work:
+        return dict(export_onnx(load_folder(folder), work, int8=bool(options.int8)))
+
+
+WRITERS: dict[Target, Callable[[Path, Path, Options], dict[str, Any]]] = {
+    "hf": _write_hf,
+    "tf1": _write_tf1,
+    "onnx": _write_onnx,
+    "sentence-transformers": _write_sentence_folder,
+}
+
+
+def _verify(folder: Path, target: Path, kind: Target, options: Options, scratch: Path) -> dict[str, Any]:
+    """What was written, opened here, against the source in `transformers`, rounded as it was written."""
+    if kind == "tf1":
+        tf1_to_hf(target, scratch / "back")
+        return parity(scratch / "back", folder)
+    if kind == "onnx":  # the export compares itself with our model
+        return parity(folder, folder)
+    return parity(target, folder, DTYPES[options.dtype] if options.dtype else None)

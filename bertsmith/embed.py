@@ -1,0 +1,242 @@
+"""Sentence vectors: the states of a text's tokens, pooled, to `.npy`, parquet or JSON lines.
+
+B sequences, L padded length, H hidden size. Texts go through in windows, so that memory does not grow with the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bertsmith.answers import say_shortened
+from bertsmith.batch import Batch, Example, Layout, collate
+from bertsmith.errors import UserError
+from bertsmith.folders import new_file
+from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
+from bertsmith.model.encoder import Encoder
+from bertsmith.predict import BATCH_SIZE, WINDOW, Predictor
+from bertsmith.progress import progress_bar
+from bertsmith.tasks.rows import Columns, Row, read_rows
+
+Vectors = NDArray[np.float32]
+KINDS = (".npy", ".parquet", ".jsonl")
+
+
+class Write(Protocol):
+    """Takes the rows of a window and their vectors."""
+
+    def __call__(self, rows: Sequence[Row], vectors: Vectors) -> None: ...
+
+
+def embed(
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    pooling: str | None = None,
+    normalize: bool | None = None,
+    layer: int = -1,
+    max_length: int | None = None,
+    keep: Sequence[str] = (),
+    text: str = "text",
+    device: str | None = None,
+) -> dict[str, Any]:
+    """A vector for every text of a file, in order; what is not asked for is as the model's folder says."""
+    out = Path(out)
+    _check_out(out, keep)
+    wanted = pooling_kind(pooling) if pooling else None
+    embedder = Embedder(Predictor.load(model, device), wanted, normalize, layer, max_length)
+    count, share = 0, 0.0
+
+    def told(now: float) -> None:
+        nonlocal share
+        share = now
+
+    rows = read_rows(data, Columns(text), labelled=False, keep=keep, told=told)
+    with (
+        new_file(out) as made,
+        made.open("wb") as file,
+        _writer(out.suffix.lower(), file, embedder.size) as write,
+        progress_bar("embedding", 1.0) as advance,
+    ):
+        while window := list(islice(rows, WINDOW)):
+            write(window, embedder.vectors([row.text for row in window]))
+            count += len(window)
+            advance(share, f"{count:,} texts")
+    say_shortened(embedder.shortened, embedder.max_length)
+    used = {"pooling": embedder.pooling.kind, "normalize": embedder.pooling.normalize}
+    return {"vectors": str(out), "rows": count, "dimensions": embedder.size, **used}
+
+
+class Embedder:
+    """An encoder with its pooling, ready to turn texts into vectors."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        kind: PoolingKind | None = None,
+        normalize: bool | None = None,
+        layer: int = -1,
+        max_length: int | None = None,
+    ) -> None:
+        self.encoder: Encoder = predictor.model.encoder
+        self.tokenizer, self.device = predictor.tokenizer, predictor.device
+        config = self.encoder.config
+        self.size = config.hidden_size
+        if not -config.num_layers - 1 <= layer <= config.num_layers:
+            raise UserError(f"--layer {layer}: the model has layers 0 (embeddings) to {config.num_layers}, or -1 back")
+        self.layer = layer % (config.num_layers + 1)
+        saved = read_pooling(predictor.folder)
+        self.pooling = saved or Pooling()
+        if kind is not None and kind != self.pooling.kind:  # another vector: what the folder says of its length is void
+            self.pooling = replace(self.pooling, kind=kind, normalize=False)
+        if normalize is not None:
+            self.pooling = replace(self.pooling, normalize=normalize)
+        self.max_length = max_length or min(self.pooling.max_length or config.max_positions, config.max_positions)
+        if not 2 < self.max_length <= config.max_positions:
+            raise UserError(f"--max-length {max_length} is not between 3 and the model's {config.max_positions}")
+        self.shortened = 0
+
+    def vectors(self, texts: Sequence[str]) -> Vectors:
+        """A row a text (n, H), in their order; batches hold texts of similar length."""
+        if self.pooling.lowercase:
+            texts = [text.lower() for text in texts]
+        examples = self._examples(texts)
+        order = sorted(range(len(examples)), key=lambda i: -len(examples[i].tokens))
+        found = np.empty((len(examples), self.size), dtype=np.float32)
+        for begin in range(0, len(order), BATCH_SIZE):
+            chosen = order[begin : begin + BATCH_SIZE]
+            found[chosen] = self._run(collate([examples[i] for i in chosen], packed=True))
+        return found
+
+    def _examples(self, texts: Sequence[str]) -> list[Example]:
+        first, last, room = self.tokenizer.id("[CLS]"), self.tokenizer.id("[SEP]"), self.max_length - 2
+        encoded = self.tokenizer.encode(texts)
+        self.shortened += sum(len(ids) > room for ids in encoded)
+        tokens = [np.array([first, *ids[:room], last]) for ids in encoded]
+        return [Example(ids, np.zeros(len(ids), dtype=np.int64)) for ids in tokens]
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch) -> Vectors:
+        self.encoder.eval()
+        batch = batch.to(self.device)
+        pooled = pool(hidden_states(self.encoder, batch, self.layer).float(), batch.layout, self.pooling.kind)
+        return (F.normalize(pooled, dim=-1) if self.pooling.normalize else pooled).cpu().numpy()
+
+
+def pool(hidden: Tensor, layout: Layout, kind: PoolingKind) -> Tensor:
+    """One vector a sequence (B, H): of `[CLS]`, or the mean or the largest over all its tokens."""
+    if kind == "cls":
+        return layout.first(hidden)
+    if kind == "max":
+        return layout.pad(hidden, float("-inf")).amax(1)
+    lengths = layout.pad(torch.ones_like(hidden[..., :1])).sum(1)
+    return layout.pad(hidden).sum(1) / lengths
+
+
+def hidden_states(encoder: Encoder, batch: Batch, layer: int) -> Tensor:
+    """The output of a layer, 0 for the embeddings; without the attention weights that a trace would hold."""
+    if layer == encoder.config.num_layers:
+        return encoder(batch)
+    outputs: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        outputs.append(output if len(outputs) == layer else output.new_empty(0))
+
+    parts = dict.fromkeys([encoder.embeddings, *encoder.layers])  # a part that serves several layers runs several times
+    hooks = [part.register_forward_hook(keep) for part in parts]
+    try:
+        encoder(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return outputs[layer]
+
+
+def _check_out(out: Path, keep: Sequence[str]) -> None:
+    if out.suffix.lower() not in KINDS:
+        raise UserError(f"--out {out}: unknown kind of file {out.suffix!r}; {', '.join(KINDS)}")
+    if keep and out.suffix.lower() == ".npy":
+        raise UserError(f"--keep {','.join(keep)}: a .npy file holds vectors alone; --out a .parquet or .jsonl file")
+    if "vector" in keep:
+        raise UserError("--keep vector: the vectors have this name; rename the column")
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder; give a file: {', '.join(KINDS)}")
+
+
+@contextmanager
+def _writer(kind: str, file: IO[bytes], size: int) -> Iterator[Write]:
+    if kind == ".jsonl":
+        yield lambda rows, vectors: _write_json(file, rows, vectors)
+    elif kind == ".parquet":
+        yield from _parquet(file, size)
+    else:
+        yield from _npy(file, size)
+
+
+def _npy(file: IO[bytes], size: int) -> Iterator[Write]:
+    """The header is written last: how many rows there are is known only then, and numpy leaves room for the number."""
+    count = 0
+
+    def header() -> int:
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (count, size)}
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, shape)
+        return file.tell()
+
+    def write(rows: Sequence[Row], vectors: Vectors) -> None:
+        nonlocal count
+        file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+        count += len(vectors)
+
+    begin = header()
+    yield write
+    assert header() == begin
+
+
+def _parquet(file: IO[bytes], size: int) -> Iterator[Write]:
+    """A row group a window; the types of the columns that are kept are those of the first one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer: Any = None
+
+    def write(rows: Sequence[Row], vectors: Vectors) -> None:
+        nonlocal writer
+        columns = {name: [row.kept[name] for row in rows] for name in rows[0].kept}
+        try:
+            table = pa.table(columns, schema=writer and pa.schema(list(writer.schema)[:-1]))
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UserError(f"{rows[0].place} and after: a column that is kept changes its type: {error}") from None
+        if writer is None:  # a column without a value so far may get text
+            table = table.cast(
+                pa.schema([f.with_type(pa.string()) if f.type == pa.null() else f for f in table.schema])
+            )
+        values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), size)
+        table = table.append_column("vector", values) if columns else pa.table({"vector": values})
+        writer = writer or pq.ParquetWriter(file, table.schema)
+        writer.write_table(table)
+
+    try:
+        yield write
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def _write_json(file: IO[bytes], rows: Sequence[Row], vectors: Vectors) -> None:
+    for row, vector in zip(rows, vectors, strict=True):
+        short = [float(str(value)) for value in vector]  # as many digits as 32 bits have
+        line = json.dumps({**row.kept, "vector": short}, ensure_ascii=False, default=str)
+        file.write(line.encode() + b"\n")

@@ -1,0 +1,101 @@
+"""What `sentence-transformers` adds to a model folder: how the states of the tokens become one vector a text.
+
+It is written in the terms of its early releases, which later ones read as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from bertsmith.config import read_json
+from bertsmith.errors import UserError, suggestion
+
+PoolingKind = Literal["mean", "cls", "max"]
+MODULES, ENCODER, FACTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
+MODES: dict[str, PoolingKind] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+}
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """One vector out of the states of a text's tokens, `[CLS]` and `[SEP]` among them."""
+
+    kind: PoolingKind = "mean"
+    normalize: bool = False
+    max_length: int | None = None
+    lowercase: bool = False  # of the text, before the tokenizer sees it
+
+
+def pooling_kind(name: str) -> PoolingKind:
+    """A kind of pooling by its name."""
+    for kind in get_args(PoolingKind):
+        if name == kind:
+            return kind
+    near = suggestion(name, get_args(PoolingKind))
+    raise UserError(f"--pooling {name!r} is not one of {', '.join(get_args(PoolingKind))}{near}")
+
+
+def read_pooling(folder: Path) -> Pooling | None:
+    """What a folder of `sentence-transformers` says; nothing for a plain model folder."""
+    if not (folder / MODULES).exists():
+        return None
+    modules = _modules(folder / MODULES)
+    kinds = [name for name, _ in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise UserError(f"{folder / MODULES}: {', '.join(kinds)} is not Transformer, Pooling and perhaps Normalize")
+    encoder = read_json(folder / ENCODER) if (folder / ENCODER).exists() else {}
+    length = encoder.get("max_seq_length")
+    kind = _kind(folder / modules[1][1] / "config.json")
+    return Pooling(
+        kind, len(kinds) == 3, int(length) if length is not None else None, bool(encoder.get("do_lower_case"))
+    )
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """The modules' classes without their packages, which move between releases, and their folders."""
+    try:
+        listed = json.loads(path.read_text(encoding="utf-8"))
+        found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in listed]
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is not a list of modules with type and path") from None
+    if any(Path(place).name != place for _, place in found):
+        raise UserError(f"{path}: a module's path is not a folder beside it")
+    return found
+
+
+def _kind(path: Path) -> PoolingKind:
+    values = read_json(path)
+    mode = values.get("pooling_mode") or [name for name in values if name.startswith("pooling_mode_") and values[name]]
+    modes = [mode] if isinstance(mode, str) else list(mode)
+    known = [MODES.get(name, name) for name in modes]
+    if len(known) != 1 or known[0] not in MODES.values():
+        raise UserError(f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not one of mean, cls, max")
+    return pooling_kind(known[0])
+
+
+def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
+    """Put the modules beside an encoder."""
+    modules = [("Transformer", ""), ("Pooling", POOLING), *([("Normalize", NORMALIZE)] if pooling.normalize else [])]
+    for _, name in modules:
+        (folder / name).mkdir(exist_ok=True)
+    package = "sentence_transformers.models"
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{package}.{kind}"} for i, (kind, path) in enumerate(modules)
+    ]
+    (folder / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+    modes = {name: kind == pooling.kind for name, kind in MODES.items()}
+    _write(folder / POOLING / "config.json", {"word_embedding_dimension": hidden_size, **modes})
+    _write(folder / ENCODER, {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase})
+    _write(folder / FACTS, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
