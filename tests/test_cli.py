@@ -392,5 +392,14 @@ def test_domain_words_and_the_doctor(run_command, world: Path, tmp_path: Path) -
 
 
 def test_settings_of_the_model_do_nothing_beside_a_model(refused, world: Path, tmp_path: Path) -> None:
-    pretrain = ["pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "run", "--model", world / "run"]
+    pretrain = [
+        "pretrain",
+        "bert-tiny",
+        "--data",
+        world / "shards",
+        "--out",
+        tmp_path / "run",
+        "--model",
+        world / "run",
+    ]
     refused(*pretrain, "--set", "model.num_layers=3", says="--set model.num_layers=3: with --model")

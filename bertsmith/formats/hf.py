@@ -81,7 +81,7 @@ def save_folder(
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     _write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
     _write_json(folder / NOTES, {name: value for name, value in asdict(notes).items() if name != "kept"})
-    tokenizer.save(folder)
+    tokenizer.save(folder, model.encoder.config.max_positions)
 
 
 def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sentence: bool | None = None) -> Loaded:

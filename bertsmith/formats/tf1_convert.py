@@ -63,7 +63,14 @@ def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
     """Convert a model folder, a run or a hub name to the released TensorFlow format; gives a report."""
     folder = find_model(source)
     settings = read_config(folder)
-    config_in(settings, folder)  # refuses what is not BERT's
+    if config_in(settings, folder).norm_first:
+        raise UserError(
+            f"{folder}: a pre-norm encoder; the released TensorFlow format is BERT's, whose norms come after"
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(
+            f"{folder} has no {WEIGHTS}; write its weights into one file first: bertsmith convert {folder} DST --to hf"
+        )
     tokenizer = Tokenizer.load(folder)
     tokens = _vocab_of(tokenizer, folder)
     lowercase, notes = _clean_up(tokenizer)

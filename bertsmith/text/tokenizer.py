@@ -68,20 +68,20 @@ class Tokenizer:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
         return cls(backend, _lowercases(backend))
 
-    def save(self, folder: str | Path) -> None:
-        """Write the three files of a tokenizer folder."""
+    def save(self, folder: str | Path, max_length: int = 512) -> None:
+        """Write the three files of a tokenizer folder; `max_length` is for other programs, which cut texts by it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in self.files().items():
+        for name, data in self.files(max_length).items():
             (folder / name).write_bytes(data)
 
-    def files(self) -> dict[str, bytes]:
+    def files(self, max_length: int = 512) -> dict[str, bytes]:
         """The files of a tokenizer folder, by name."""
         vocab = sorted(self.backend.get_vocab(), key=self.backend.get_vocab().__getitem__)
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
-            "model_max_length": 512,
+            "model_max_length": max_length,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **{f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS},
         }
