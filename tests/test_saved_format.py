@@ -147,14 +147,19 @@ def test_ours_through_transformers_is_ours_again(kind, variant, tmp_path, tiny_t
 def test_they_open_our_tokenizer(options, variant, tmp_path):
     texts = ["The École of 東京, 한국어 서울", "", "a [MASK] over 7 crèmes", unicodedata.normalize("NFD", "école 한국")]
     tokenizer = train_wordpiece(texts * 3, 150, **options)
-    save_folder(tmp_path, make_model("mlm", tokenizer.vocab_size, variant), tokenizer, Notes())
+    model = make_model("mlm", tokenizer.vocab_size, variant)
+    save_folder(tmp_path, model, tokenizer, Notes())
     theirs, ids = transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizer.encode(texts, special=True)
     assert theirs(texts)["input_ids"] == ids == Tokenizer.load(tmp_path).encode(texts, special=True)
     assert not any(tokenizer.id("[UNK]") in row for row in ids[:3])
     pair = theirs(texts[0], texts[2])
     assert pair["input_ids"] == ids[0] + ids[2][1:]
     assert pair["token_type_ids"] == [0] * len(ids[0]) + [1] * (len(ids[2]) - 1)
-    assert (theirs.pad_token, theirs.mask_token, theirs.model_max_length) == ("[PAD]", "[MASK]", 512)
+    assert (theirs.pad_token, theirs.mask_token, theirs.model_max_length) == (
+        "[PAD]",
+        "[MASK]",
+        model.encoder.config.max_positions,
+    )
 
 
 @theirs_of_all
