@@ -54,7 +54,7 @@ class TorchEngine:
                 raise UserError(f"int8 is computed on a CPU, not on {device.type}; leave --device or the precision out")
             model = quantised(model)
         elif precision == "bfloat16":
-            model = _copy(model).bfloat16()
+            model = copy.deepcopy(model).bfloat16()
         self.model = model.to(device)
 
     def run(self, examples: Sequence[Example]) -> list[Scores]:
@@ -71,7 +71,8 @@ class TorchEngine:
 
     def _rows(self, scores: Scores, batch: Batch) -> list[Scores]:
         """Scores cut into examples."""
-        assert isinstance(self.model, TaskModel) and isinstance(batch.layout, Packed)
+        assert isinstance(self.model, TaskModel)
+        assert isinstance(batch.layout, Packed)
         if self.model.head_config.kind not in ("tags", "span"):
             return list(scores)
         return np.split(scores, batch.layout.starts[1:-1].cpu().numpy())
@@ -200,7 +201,8 @@ def check_settings(engine: str | None, threads: int | None, precision: str | Non
     ):
         if value is not None and value not in known:
             raise UserError(f"unknown {what} {value!r}{suggestion(value, known) or '; one of: ' + ', '.join(known)}")
-    if threads is not None and not 1 <= threads <= (limit := max(64, os.cpu_count() or 1)):
+    limit = max(64, os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= limit:
         raise UserError(f"threads must be between 1 and {limit}, not {threads}")
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from variants import KINDS, VARIANTS, randomise
 
-from bertsmith.batch import Example
 from bertsmith.errors import UserError
 from bertsmith.formats import onnx as module
 from bertsmith.formats.hf import Loaded, Notes
@@ -65,3 +64,45 @@ def test_every_encoder(name, tmp_path, tiny_tokenizer):
     assert report["outputs"] == ["last_hidden_state"]
     (found,), (expected,) = run(tmp_path / "out" / "model.onnx", 3, 21, loaded.model, encoder_alone=True)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_int8_is_written_beside_and_is_smaller(tmp_path, tiny_tokenizer):
+    loaded = make("single", tiny_tokenizer, hidden_size=128, intermediate_size=512)
+    report = module.export_onnx(loaded, tmp_path / "out", int8=True)
+    sizes = {name: entry["bytes"] for name, entry in report["files"].items()}
+    assert sizes["model_int8.onnx"] < 0.5 * sizes["model.onnx"]
+    (found,), (expected,) = run(tmp_path / "out" / "model_int8.onnx", 7, 30, loaded.model)
+    assert 1e-6 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
+    import onnx
+
+    kinds = {node.op_type for node in onnx.load(tmp_path / "out" / "model_int8.onnx").graph.node}
+    assert {"MatMulInteger", "MultiHeadAttention"} <= kinds
+    assert "MatMul" not in kinds
+    domains = {node.domain for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
+    assert domains <= {""}  # the float32 graph is for every runtime
+
+
+def test_an_export_that_differs_leaves_nothing(tmp_path, tiny_tokenizer, monkeypatch):
+    export = module._export
+
+    def spoilt(flat, path, *, fused):
+        with torch.no_grad():
+            flat.model.head.output.bias.add_(0.01)
+        export(flat, path, fused=fused)
+        with torch.no_grad():
+            flat.model.head.output.bias.sub_(0.01)
+
+    monkeypatch.setattr(module, "_export", spoilt)
+    with pytest.raises(UserError, match="differs from PyTorch: logits by"):
+        module.export_onnx(make("single", tiny_tokenizer), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_without_weights_is_refused_and_an_encoder_goes_alone(tmp_path, tiny_tokenizer):
+    from dataclasses import replace
+
+    with pytest.raises(UserError, match=r"no weights for head\.output\.weight"):
+        module.export_onnx(replace(make("single", tiny_tokenizer), missing=("head.output.weight",)), tmp_path / "out")
+    bare = replace(make("mlm", tiny_tokenizer), missing=("masked_lm.transform.weight",))
+    assert module.export_onnx(bare, tmp_path / "out")["outputs"] == ["last_hidden_state"]
+    assert module.open_onnx(tmp_path / "out").outputs == ("last_hidden_state",)

@@ -143,9 +143,7 @@ def open_onnx(folder: str | Path) -> Exported:
     path = folder / NOTES
     notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
     outputs = tuple(read_json(folder / REPORT)["outputs"]) if (folder / REPORT).exists() else ()
-    return Exported(
-        folder, config_in(values, folder), head_in(values, folder), Tokenizer.load(folder), notes, outputs
-    )
+    return Exported(folder, config_in(values, folder), head_in(values, folder), Tokenizer.load(folder), notes, outputs)
 
 
 def is_onnx(folder: Path) -> bool:
@@ -208,7 +206,7 @@ def _export(flat: Flat, path: Path, *, fused: bool) -> None:
             path,
             input_names=INPUTS,
             output_names=flat.outputs,
-            dynamic_shapes=dict.fromkeys(INPUTS, {0: "batch", 1: "length"}),
+            dynamic_shapes={name: {0: "batch", 1: "length"} for name in INPUTS},
             opset_version=OPSET,
             dynamo=True,
             external_data=weights > LARGEST,
@@ -279,8 +277,8 @@ def _inputs(config: EncoderConfig, rows: int, length: int, seed: int) -> tuple[T
     mask = np.arange(length) < lengths[:, None]
     segments = np.minimum((np.arange(length) > lengths[:, None] // 2), config.num_segments - 1) * mask
     values = (rng.integers(0, config.vocab_size, (rows, length)) * mask, mask, segments)
-    tokens, seen, segments = (torch.from_numpy(value.astype(np.int64)) for value in values)
-    return tokens, seen, segments  # type: ignore[return-value]
+    first, second, third = (torch.from_numpy(value.astype(np.int64)) for value in values)
+    return first, second, third
 
 
 def _choices(model: Model) -> int:
