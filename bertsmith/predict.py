@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertsmith.batch import Batch, Example, collate
+from bertsmith.batch import Example
+from bertsmith.engines import Engine, EngineName, OnnxEngine, Precision, TorchEngine, check_settings
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
+from bertsmith.formats.onnx import FLOAT32, Exported, is_onnx, open_onnx, require, write_quality
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance
@@ -22,38 +24,71 @@ from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.task import Task, encode_rows, find_task, score, target
 from bertsmith.training.settings import pick_device
 
-BATCH_SIZE = 64
 WINDOW = 4096  # rows that are sorted by length together
 
 
 class Predictor:
     """A model with its tokenizer, ready to answer."""
 
-    def __init__(self, loaded: Loaded, device: str | torch.device | None = None) -> None:
-        self.device = device if isinstance(device, torch.device) else pick_device(device)
-        self.model = loaded.model.to(self.device)
-        self.tokenizer = loaded.tokenizer
-        self.notes = loaded.notes
-        self.folder = loaded.folder
-        self.missing = loaded.missing
-        positions = loaded.model.encoder.config.max_positions
+    def __init__(
+        self,
+        loaded: Loaded | Exported,
+        device: str | torch.device | None = None,
+        *,
+        threads: int | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        check_settings(None, threads, precision)
+        self.tokenizer, self.notes, self.folder = loaded.tokenizer, loaded.notes, loaded.folder
+        self.engine: Engine
+        self.missing: tuple[str, ...] = ()
+        if isinstance(loaded, Exported):
+            if str(device or "cpu") != "cpu":
+                raise UserError(f"onnxruntime is used on the CPU, not on {device}; leave --device out")
+            self.engine = OnnxEngine(loaded, threads, precision or "float32")
+            positions = loaded.config.max_positions
+            self._head, self._fills = loaded.head, "mlm_logits" in loaded.outputs
+        else:
+            where = device if isinstance(device, torch.device) else pick_device(device)
+            self.engine = TorchEngine(loaded.model, where, threads, precision or "float32")
+            self.missing, positions = loaded.missing, loaded.model.encoder.config.max_positions
+            self._head = loaded.model.head_config if isinstance(loaded.model, TaskModel) else None
+            self._fills = isinstance(loaded.model, MaskedLM)
+        self.positions = positions
         self.max_length = min(loaded.notes.max_length or positions, positions)
         self.shortened = 0
 
     @classmethod
-    def load(cls, name: str | Path, device: str | None = None) -> Predictor:
-        """Open a model folder, a run or a hub name."""
-        return cls(load_folder(find_model(name)), device)
+    def load(
+        cls,
+        name: str | Path,
+        device: str | None = None,
+        *,
+        engine: EngineName | None = None,
+        threads: int | None = None,
+        precision: Precision | None = None,
+    ) -> Predictor:
+        """Open a model folder, a run or a hub name; an ONNX folder is computed by ONNX Runtime, others by PyTorch."""
+        check_settings(engine, threads, precision)
+        folder = find_model(name)
+        if engine is None:
+            engine = "onnxruntime" if is_onnx(folder) and not any(folder.glob("*.safetensors")) else "torch"
+        if engine == "torch":
+            return cls(load_folder(folder), device, threads=threads, precision=precision)
+        require("onnxruntime")
+        if not is_onnx(folder):
+            raise UserError(f"{folder} holds no {FLOAT32}, which onnxruntime needs; export it to ONNX first")
+        return cls(open_onnx(folder), device, threads=threads, precision=precision)
 
     @property
     def head(self) -> HeadConfig:
         """The output layer, or an error where the model has none."""
-        if not isinstance(self.model, TaskModel):
+        if self._head is None:
             raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` puts one on it")
-        if self.model.head_config.kind not in ("single", "multi", "regression"):
-            raise UserError(f"{self.folder} has a head for {self.model.head_config.kind!r}, not for whole texts")
+        if self._head.kind not in ("single", "multi", "regression"):
+            raise UserError(f"{self.folder} has a head for {self._head.kind!r}, not for whole texts")
         self._refuse_random("head.")
-        return self.model.head_config
+        return self._head
 
     @property
     def task(self) -> Task:
@@ -98,39 +133,23 @@ class Predictor:
         return score(self.task, [head.labels[g] for g in gold], [a["label"] for a in answers])
 
     def logits(self, examples: Sequence[Example]) -> NDArray[np.float32]:
-        """Scores of examples, in their order; batches hold texts of similar length."""
-        order = sorted(range(len(examples)), key=lambda i: -len(examples[i].tokens))
-        rows: list[Any] = [None] * len(examples)
-        for begin in range(0, len(order), BATCH_SIZE):
-            chosen = order[begin : begin + BATCH_SIZE]
-            scores = self._run(collate([examples[i] for i in chosen], packed=True))
-            for i, row in zip(chosen, scores, strict=True):
-                rows[i] = row
-        return np.stack(rows)
+        """Scores of examples, in their order."""
+        return np.stack(self.engine.run(examples))
 
-    @torch.inference_mode()
-    def _run(self, batch: Batch) -> NDArray[np.float32]:
-        assert isinstance(self.model, TaskModel)
-        self.model.eval()
-        return self.model.logits(batch.to(self.device)).float().cpu().numpy()
-
-    @torch.inference_mode()
     def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest words for each `[MASK]` of a text, with their probabilities."""
-        if not isinstance(self.model, MaskedLM):
+        if not self._fills:
             raise UserError(f"{self.folder} was fine-tuned and cannot fill masks; take the model it was started from")
         self._refuse_random("masked_lm.")
         ids = self.tokenizer.encode([text], special=True)[0]
-        if len(ids) > self.model.encoder.config.max_positions:
-            limit = self.model.encoder.config.max_positions
+        if len(ids) > self.positions:
+            limit = self.positions
             raise UserError(f"the text has {len(ids)} tokens, more than the model's {limit} positions; shorten it")
         masked = np.flatnonzero(np.array(ids) == self.tokenizer.id("[MASK]"))
         if not masked.size:
             raise UserError(f"no [MASK] in {text!r}; write [MASK] where a word is to be filled in")
-        batch = collate([Example(np.array(ids), np.zeros(len(ids), dtype=np.int64))], packed=True)
-        batch.labels["masked"] = torch.from_numpy(masked)
-        self.model.eval()
-        probabilities = self.model.logits(batch.to(self.device))["mlm"].softmax(-1).cpu()
+        scores = self.engine.masked_words(Example(np.array(ids), np.zeros(len(ids), dtype=np.int64)), masked)
+        probabilities = torch.from_numpy(scores).softmax(-1)
         best = probabilities.topk(min(top, probabilities.shape[-1]))
         return [
             [{"token": self.tokenizer.token(i), "probability": p} for p, i in zip(ps, ids, strict=True)]
@@ -151,3 +170,13 @@ def decode(logits: NDArray[np.float32], head: HeadConfig) -> dict[str, Any]:
     best = int(scores.argmax())
     by_label = dict(zip(head.labels, map(float, scores), strict=True))
     return {"label": head.labels[best], "score": float(scores[best]), "scores": by_label}
+
+
+def measure_int8(folder: str | Path, rows: Sequence[Row]) -> dict[str, Any]:
+    """The task's scores of an ONNX folder in float32 and in int8 on labelled rows; `onnx.json` keeps them."""
+    scores: dict[str, dict[str, float]] = {}
+    precisions: tuple[Precision, ...] = ("float32", "int8")
+    for precision in precisions:
+        predictor = Predictor.load(folder, engine="onnxruntime", precision=precision)
+        scores[precision] = predictor.evaluate(rows)
+    return write_quality(predictor.folder, predictor.task.name, len(rows), scores)

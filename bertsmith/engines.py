@@ -1,0 +1,216 @@
+"""What computes a model's scores on texts of mixed length: PyTorch, or ONNX Runtime on an exported graph.
+
+Both sort by length and cut batches by tokens. PyTorch takes them packed; ONNX Runtime takes rectangles of nearly equal
+lengths. T tokens, V vocabulary, K classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bertsmith.batch import Batch, Example, Packed, collate
+from bertsmith.errors import UserError, suggestion
+from bertsmith.formats.hf import Model
+from bertsmith.formats.onnx import FLOAT32, INPUTS, INT8, Exported, has_vnni, session
+from bertsmith.model.encoder import Block
+from bertsmith.model.heads import TaskModel
+
+EngineName = Literal["torch", "onnxruntime"]
+Precision = Literal["float32", "bfloat16", "int8"]
+Scores = NDArray[np.float32]
+TOKENS = {"cpu": 2048, "cuda": 16384, "mps": 8192}  # of one batch: enough to fill the device, little enough for caches
+LARGEST_PADDING = 1 / 8  # of a rectangle's longest row
+
+
+class Engine(Protocol):
+    """A loaded model that scores examples."""
+
+    def run(self, examples: Sequence[Example]) -> list[Scores]:
+        """Scores of each example, in order: (K,) of a text or an ending, (n, K) of its tokens."""
+
+    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
+        """Scores of all words (places, V) at some tokens of an example."""
+
+
+class TorchEngine:
+    """PyTorch, on packed batches."""
+
+    def __init__(
+        self, model: Model, device: torch.device, threads: int | None = None, precision: Precision = "float32"
+    ) -> None:
+        self.device, self.threads, self.precision = device, threads, precision
+        if precision == "int8":
+            if device.type != "cpu":
+                raise UserError(f"int8 is computed on a CPU, not on {device.type}; leave --device or the precision out")
+            model = quantised(model)
+        elif precision == "bfloat16":
+            model = copy.deepcopy(model).bfloat16()
+        self.model = model.to(device)
+
+    def run(self, examples: Sequence[Example]) -> list[Scores]:
+        assert isinstance(self.model, TaskModel)
+        self.model.eval()
+        results: list[Any] = [None] * len(examples)
+        with torch.inference_mode(), threads_of(self.threads):
+            for chosen in batches(examples, TOKENS.get(self.device.type, 2048)):
+                batch = collate([_bare(examples[i]) for i in chosen], packed=True).to(self.device)
+                scores = self.model.head(self.model.encoder(batch), batch.layout).float().cpu().numpy()
+                for i, row in zip(chosen, self._rows(scores, batch), strict=True):
+                    results[i] = row
+        return results
+
+    def _rows(self, scores: Scores, batch: Batch) -> list[Scores]:
+        """Scores cut into examples."""
+        assert isinstance(self.model, TaskModel)
+        assert isinstance(batch.layout, Packed)
+        if self.model.head_config.kind not in ("tags", "span"):
+            return list(scores)
+        return np.split(scores, batch.layout.starts[1:-1].cpu().numpy())
+
+    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
+        assert not isinstance(self.model, TaskModel)
+        self.model.eval()
+        with torch.inference_mode(), threads_of(self.threads):
+            batch = collate([_bare(example)], packed=True)
+            batch.labels["masked"] = torch.from_numpy(places)
+            return self.model.logits(batch.to(self.device))["mlm"].cpu().numpy()
+
+
+class OnnxEngine:
+    """ONNX Runtime, on rectangles of nearly equal lengths."""
+
+    def __init__(self, exported: Exported, threads: int | None = None, precision: Precision = "float32") -> None:
+        if precision == "bfloat16":
+            raise UserError("onnxruntime computes in float32 or int8, not in bfloat16; choose another precision")
+        self.head, self.pad = exported.head, exported.config.pad_token_id
+        self.session = session(exported.folder / (INT8 if precision == "int8" else FLOAT32), threads)
+
+    def run(self, examples: Sequence[Example]) -> list[Scores]:
+        assert self.head is not None
+        results: list[Any] = [None] * len(examples)
+        of_tokens = self.head.kind in ("tags", "span")
+        for chosen in batches(examples, TOKENS["cpu"], LARGEST_PADDING):
+            scores = self._scores([examples[i] for i in chosen])
+            for i, row in zip(chosen, scores, strict=True):
+                results[i] = row[: len(examples[i].tokens)] if of_tokens else row
+        return results
+
+    def _scores(self, examples: list[Example]) -> Scores:
+        """Scores of a rectangle, one row an example."""
+        count = len(examples)
+        if self.head is not None and self.head.kind == "choice":  # the graph takes whole questions
+            missing = -count % max(1, self.head.num_choices)
+            return self._call(examples + examples[:1] * missing).reshape(-1, 1)[:count]
+        return self._call(examples)
+
+    def _call(self, examples: Sequence[Example]) -> Scores:
+        longest = max(len(e.tokens) for e in examples)
+        tokens, mask, segments = (np.zeros((len(examples), longest), dtype=np.int64) for _ in range(3))
+        tokens.fill(self.pad)
+        for row, example in enumerate(examples):
+            size = len(example.tokens)
+            tokens[row, :size], segments[row, :size], mask[row, :size] = example.tokens, example.segments, 1
+        return self.session.run(None, dict(zip(INPUTS, (tokens, mask, segments), strict=True)))[0]
+
+    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
+        return self._call([example])[0][places]
+
+
+def batches(examples: Sequence[Example], tokens: int, padding: float = 1.0) -> Iterator[list[int]]:
+    """Places of examples, longest first, at most `tokens` in a batch and no row shorter by more than `padding`."""
+    lengths = np.array([len(example.tokens) for example in examples])
+    chosen: list[int] = []
+    longest = 0
+    for i in np.argsort(-lengths, kind="stable").tolist():
+        if chosen and ((len(chosen) + 1) * longest > tokens or lengths[i] < longest * (1 - padding)):
+            yield chosen
+            chosen = []
+        if not chosen:
+            longest = int(lengths[i])
+        chosen.append(i)
+    if chosen:
+        yield chosen
+
+
+class Int8Linear(nn.Module):
+    """A linear layer with 8-bit weights, scaled by row; its input is quantised as it comes."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight, bias = linear.weight.detach().float(), linear.bias
+        scales = weight.abs().amax(1).clamp_min(1e-12) / 127
+        zeros = torch.zeros_like(scales, dtype=torch.int64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            quantised = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        self.packed = torch.ops.quantized.linear_prepack(quantised, None if bias is None else bias.detach().float())
+        self.reduce_range = not has_vnni()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(x, self.packed, self.reduce_range)
+
+
+def quantised(model: Model) -> Model:
+    """The same model with the encoder's matrices in 8 bits; embeddings, norms and the head stay in float32."""
+    available = [name for name in ("onednn", "x86", "fbgemm") if name in torch.backends.quantized.supported_engines]
+    if not available:
+        raise UserError("this build of torch has no int8 kernels for this CPU; export to ONNX and use onnxruntime")
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = available[0]  # read where weights are packed
+    try:
+        model = _copy(model.cpu())
+        for block in model.encoder.layers:
+            assert isinstance(block, Block)
+            for part, names in ((block.attention, ("qkv", "output")), (block.feed_forward, ("inner", "outer"))):
+                for name in names:
+                    setattr(part, name, Int8Linear(getattr(part, name)))
+    finally:
+        torch.backends.quantized.engine = before
+    return model
+
+
+@contextmanager
+def threads_of(threads: int | None) -> Iterator[None]:
+    """PyTorch on so many threads inside the block."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check_settings(engine: str | None, threads: int | None, precision: str | None) -> None:
+    """Refuse what no engine knows."""
+    for what, value, known in (
+        ("engine", engine, get_args(EngineName)),
+        ("precision", precision, get_args(Precision)),
+    ):
+        if value is not None and value not in known:
+            raise UserError(f"unknown {what} {value!r}{suggestion(value, known) or '; one of: ' + ', '.join(known)}")
+    limit = max(64, os.cpu_count() or 1)
+    if threads is not None and not 1 <= threads <= limit:
+        raise UserError(f"threads must be between 1 and {limit}, not {threads}")
+
+
+def _copy(model: Model) -> Model:
+    """Modules of its own around the same parameters."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def _bare(example: Example) -> Example:
+    """Without what was to be learnt: rows of one batch need not agree on that."""
+    return example if example.label is None and example.tags is None else Example(example.tokens, example.segments)

@@ -1,0 +1,329 @@
+"""Export to ONNX: the padded layout with any batch and length, checked against PyTorch, in float32 and int8.
+
+A folder holds `model.onnx` (standard operators only), where asked for `model_int8.onnx` (for ONNX Runtime), the
+configuration and the tokenizer as every model folder, and `onnx.json`: what was exported, how far it is from PyTorch,
+and what int8 costs on a task once that was measured. B sequences, L padded length.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bertsmith.batch import Batch, Padded
+from bertsmith.config import from_dict, read_json
+from bertsmith.errors import UserError
+from bertsmith.folders import new_file, new_folder
+from bertsmith.formats.hf import CONFIG, NOTES, Loaded, Model, Notes, config_in, config_out, head_in, read_config
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.text.tokenizer import Tokenizer
+
+FLOAT32, INT8, REPORT = "model.onnx", "model_int8.onnx", "onnx.json"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+TOLERANCE = {FLOAT32: 1e-4, INT8: 0.5}  # the largest difference from PyTorch, as a share of the largest output
+OPSET = 20
+LARGEST = 1_800_000_000  # bytes of weights in one file; a protobuf message ends at 2 GiB
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """An ONNX folder without its weights: `head` is None for masked words and for the encoder alone."""
+
+    folder: Path
+    config: EncoderConfig
+    head: HeadConfig | None
+    tokenizer: Tokenizer
+    notes: Notes
+    outputs: tuple[str, ...]
+
+
+class Flat(nn.Module):
+    """A model as a function of tensors, as ONNX wants it."""
+
+    def __init__(self, model: Model, encoder_alone: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.encoder_alone = encoder_alone
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        if self.encoder_alone:
+            return ("last_hidden_state",)
+        if isinstance(self.model, TaskModel):
+            return ("logits",)
+        return ("mlm_logits",) if self.model.next_sentence is None else ("mlm_logits", "nsp_logits")
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
+        batch = Batch(input_ids, token_type_ids, positions, Padded(attention_mask.bool()))
+        if isinstance(self.model, TaskModel) and not self.encoder_alone:
+            return (self.model.logits(batch),)
+        hidden = self.model.encoder(batch)
+        if self.encoder_alone or isinstance(self.model, TaskModel):
+            return (hidden,)
+        words = self.model.masked_lm(hidden)  # (B, L, V): a graph has no list of the masked places
+        pair = self.model.next_sentence
+        return (words,) if pair is None else (words, pair(hidden, batch.layout))
+
+
+def export_onnx(
+    loaded: Loaded, folder: str | Path, *, int8: bool = False, encoder_alone: bool = False
+) -> dict[str, Any]:
+    """Write an ONNX folder and give its report; an export that differs from PyTorch is an error and leaves nothing.
+
+    `encoder_alone` leaves the head out; so it is for a folder that has no weights for masked words.
+    """
+    require("onnx"), require("onnxscript"), require("onnxruntime")
+    if isinstance(loaded.model, TaskModel) and not encoder_alone:
+        if lacking := [name for name in loaded.missing if name.startswith("head.")]:
+            raise UserError(f"{loaded.folder} has no weights for {', '.join(lacking)}; fine-tune it first")
+    elif any(name.startswith("masked_lm.") for name in loaded.missing):
+        encoder_alone = True
+    model = loaded.model.cpu().float().eval()
+    flat = Flat(model, encoder_alone).eval()
+    with new_folder(folder) as work:
+        _write_description(loaded, work, encoder_alone)
+        _export(flat, work / FLOAT32, fused=False)
+        files = [FLOAT32]
+        if int8:
+            _export(flat, work / "fused.onnx", fused=True)
+            _quantise(work / "fused.onnx", work / INT8)
+            for path in work.glob("fused.onnx*"):
+                path.unlink()
+            files.append(INT8)
+        report = {
+            "inputs": list(INPUTS),
+            "outputs": list(flat.outputs),
+            "opset": OPSET,
+            "files": {name: {"bytes": _size(work, name), **check(flat, work / name)} for name in files},
+        }
+        _write_json(work / REPORT, report)
+    return report
+
+
+def check(flat: Flat, path: Path) -> dict[str, Any]:
+    """How far an exported file is from PyTorch on shapes that it was not traced with; too far is an error."""
+    run, worst = session(path, threads=1), 0.0
+    limit = flat.model.encoder.config.max_positions
+    choices = _choices(flat.model)
+    shapes = [(choices, limit), (3 * choices, min(5, limit)), (2 * choices, 1), (5 * choices, min(33, limit))]
+    for number, (rows, length) in enumerate(shapes):
+        inputs = _inputs(flat.model.encoder.config, rows, length, seed=number + 1)
+        with torch.inference_mode():
+            expected = [t.numpy() for t in flat(*inputs)]
+        found = run.run(None, dict(zip(INPUTS, (t.numpy() for t in inputs), strict=True)))
+        for name, ours, theirs in zip(flat.outputs, expected, found, strict=True):
+            difference = _difference(ours, theirs)
+            if not difference <= TOLERANCE[path.name]:
+                raise UserError(
+                    f"{path.name} differs from PyTorch: {name} by {difference:.2g} of its largest value on "
+                    f"{rows} × {length} tokens, and {TOLERANCE[path.name]:g} is allowed; this model cannot be exported"
+                )
+            worst = max(worst, difference)
+    return {"shapes_checked": [list(shape) for shape in shapes], "largest_relative_difference": worst}
+
+
+def open_onnx(folder: str | Path) -> Exported:
+    """The description of an ONNX folder: everything but the graph."""
+    folder = Path(folder)
+    values = read_config(folder)
+    path = folder / NOTES
+    notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
+    outputs = tuple(read_json(folder / REPORT)["outputs"]) if (folder / REPORT).exists() else ()
+    return Exported(folder, config_in(values, folder), head_in(values, folder), Tokenizer.load(folder), notes, outputs)
+
+
+def is_onnx(folder: Path) -> bool:
+    """Whether a model folder holds an exported graph."""
+    return (folder / FLOAT32).exists()
+
+
+def session(path: Path, threads: int | None = None) -> Any:
+    """An ONNX Runtime session on the CPU; `threads` None takes the cores there are."""
+    runtime = require("onnxruntime")
+    if not path.exists():
+        hint = "; export it again with int8" if path.name == INT8 else ""
+        raise UserError(f"{path} is missing{hint}")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime's errors share no class
+        raise UserError(f"{path} is not a graph that ONNX Runtime opens: {error}") from None
+
+
+def write_quality(folder: Path, task: str, rows: int, scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Add to `onnx.json` what a task's scores are by precision, and what int8 loses of each."""
+    loss = {name: scores["float32"][name] - scores["int8"][name] for name in scores["float32"]}
+    quality = {"task": task, "rows": rows, **{name: dict(values) for name, values in scores.items()}, "loss": loss}
+    report = read_json(folder / REPORT)
+    with new_file(folder / REPORT) as work:
+        _write_json(work, {**report, "quality": quality})
+    return quality
+
+
+def require(package: str) -> Any:
+    """An optional package, or an error that says how to get it."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise UserError(f"the package {package} is not installed; `pip install 'bertsmith[onnx]'`") from None
+
+
+def has_vnni() -> bool:
+    """Whether the CPU adds products of 8-bit numbers in 32 bits; without it sums of full range may overflow 16."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(
+        capabilities.get("avx512_vnni") or capabilities.get("avx_vnni") or capabilities["architecture"] != "x86_64"
+    )
+
+
+def _export(flat: Flat, path: Path, *, fused: bool) -> None:
+    """Trace the model once; `fused` says attention with ONNX Runtime's own operator, one node a layer."""
+    config = flat.model.encoder.config
+    inputs = _inputs(config, 2 * _choices(flat.model), min(8, config.max_positions), seed=0)
+    weights = sum(p.numel() * p.element_size() for p in flat.parameters())
+    table = {torch.ops.aten.scaled_dot_product_attention.default: _fused_attention} if fused else None
+    with _quiet():
+        torch.onnx.export(
+            flat,
+            inputs,
+            path,
+            input_names=INPUTS,
+            output_names=flat.outputs,
+            dynamic_shapes={name: {0: "batch", 1: "length"} for name in INPUTS},
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=weights > LARGEST,
+            custom_translation_table=table,  # type: ignore[arg-type]
+            verbose=False,
+        )
+
+
+def _fused_attention(q: Any, k: Any, v: Any, attn_mask: Any, *rest: Any, **options: Any) -> Any:
+    """`scaled_dot_product_attention` as ONNX Runtime's MultiHeadAttention; half the time of int8 goes without it."""
+    from onnx.defs import OpSchema
+    from onnxscript import opset20 as op
+    from onnxscript import values
+
+    kind, optional = OpSchema.FormalParameter, OpSchema.FormalParameterOption.Optional
+    schema = OpSchema(
+        "MultiHeadAttention",
+        "com.microsoft",
+        1,
+        inputs=[
+            *(kind(name, "T") for name in ("query", "key", "value")),
+            kind("bias", "T", param_option=optional),
+            kind("key_padding_mask", "M", param_option=optional),
+        ],
+        outputs=[kind("output", "T")],
+        type_constraints=[("T", ["tensor(float)"], ""), ("M", ["tensor(int32)"], "")],
+        attributes=[OpSchema.Attribute("num_heads", OpSchema.AttrType.INT, "", required=True)],
+    )
+    attention = values.Op(values.Opset("com.microsoft", 1), "MultiHeadAttention", schema)
+    heads, size = q.shape[1], q.shape[3]
+    joined = op.Constant(value_ints=[0, 0, heads * size])
+    q, k, v = (op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), joined) for x in (q, k, v))  # (B, L, A·D)
+    mask = op.Cast(op.Squeeze(attn_mask, op.Constant(value_ints=[1, 2])), to=6)  # (B, L) int32
+    mixed = op.Reshape(attention(q, k, v, None, mask, num_heads=heads), op.Constant(value_ints=[0, 0, heads, size]))
+    return op.Transpose(mixed, perm=[0, 2, 1, 3])
+
+
+def _quantise(source: Path, path: Path) -> None:
+    """Dynamic quantisation of the matrices of the encoder: 8-bit weights by column, inputs measured as they come.
+
+    The products inside attention and the small layers of the heads stay in float32.
+    """
+    onnx, quantization = require("onnx"), require("onnxruntime.quantization")
+    graph = onnx.load(str(source))
+    graph.graph.ClearField("value_info")  # shapes that the quantiser would find contradicted by its own weights
+    with _quiet():
+        quantization.quantize_dynamic(
+            graph,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=not has_vnni(),
+            weight_type=quantization.QuantType.QInt8,
+            use_external_data_format=_size(source.parent, source.name) > 4 * LARGEST,
+            extra_options={
+                "MatMulConstBOnly": True,
+                "WeightSymmetric": True,
+                "DefaultTensorType": onnx.TensorProto.FLOAT,  # what attention gives: its operator is unknown to ONNX
+            },
+        )
+
+
+def _inputs(config: EncoderConfig, rows: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random tokens (B, L) of unequal length, with both segments."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, length + 1, rows)
+    lengths[0] = length
+    mask = np.arange(length) < lengths[:, None]
+    segments = np.minimum((np.arange(length) > lengths[:, None] // 2), config.num_segments - 1) * mask
+    values = (rng.integers(0, config.vocab_size, (rows, length)) * mask, mask, segments)
+    first, second, third = (torch.from_numpy(value.astype(np.int64)) for value in values)
+    return first, second, third
+
+
+def _choices(model: Model) -> int:
+    """A batch is a multiple of this many sequences."""
+    return max(1, model.head_config.num_choices) if isinstance(model, TaskModel) else 1
+
+
+def _difference(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+    """The largest difference as a share of the largest value; infinite where the forms or the infinities differ."""
+    finite = np.isfinite(ours)
+    if ours.shape != theirs.shape or not np.array_equal(finite, np.isfinite(theirs)):
+        return float("inf")
+    return float(np.abs(ours[finite] - theirs[finite]).max() / max(np.abs(ours[finite]).max(), 1e-6))
+
+
+def _write_description(loaded: Loaded, folder: Path, encoder_alone: bool) -> None:
+    """The configuration, the notes and the tokenizer, as in every model folder."""
+    values = {**loaded.notes.kept, **config_out(loaded.model)}
+    if encoder_alone:
+        values["architectures"] = [values["architectures"][0].split("For")[0] + "Model"]
+    _write_json(folder / CONFIG, values)
+    _write_json(folder / NOTES, {name: value for name, value in asdict(loaded.notes).items() if name != "kept"})
+    loaded.tokenizer.save(folder)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the libraries' remarks on their own making."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def _size(folder: Path, name: str) -> int:
+    """The bytes of a graph with the weights beside it."""
+    return sum(path.stat().st_size for path in folder.glob(f"{name}*"))
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,182 @@
+"""Both engines give what the model gives text by text, in order, whatever the lengths."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_onnx import make
+
+from bertsmith.batch import Example, collate
+from bertsmith.engines import OnnxEngine, TorchEngine, batches
+from bertsmith.errors import UserError
+from bertsmith.formats.hf import save_folder
+from bertsmith.formats.onnx import export_onnx, open_onnx
+from bertsmith.predict import Predictor, measure_int8
+from bertsmith.tasks.rows import Row
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+TEXTS = [
+    "the quick brown fox",
+    "dog",
+    "",
+    "a lazy dog barks at the foxes 012 " * 8,
+    "jumps over 7",
+    ("the fox", "dogs"),
+]
+
+
+@pytest.fixture(scope="module", params=["single", "regression", "tags", "span", "choice"])
+def exported(request, tmp_path_factory, tiny_tokenizer):
+    """A model of every kind of output, and its ONNX folder."""
+    loaded = make(request.param, tiny_tokenizer)
+    folder = tmp_path_factory.mktemp("onnx") / request.param
+    export_onnx(loaded, folder, int8=True)
+    return loaded, folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, tiny_tokenizer) -> tuple[Path, Path]:
+    """A classifier as a model folder and as an ONNX folder."""
+    root = tmp_path_factory.mktemp("saved")
+    loaded = make("single", tiny_tokenizer)
+    save_folder(root / "model", loaded.model, loaded.tokenizer, loaded.notes)
+    export_onnx(loaded, root / "onnx", int8=True)
+    return root / "model", root / "onnx"
+
+
+def some_examples(vocab_size: int, count: int = 53) -> list[Example]:
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(2, 49, count)
+    return [Example(rng.integers(0, vocab_size, n), (np.arange(n) > n // 2).astype(np.int64)) for n in lengths]
+
+
+@torch.inference_mode()
+def one_by_one(model, examples: list[Example]) -> list[np.ndarray]:
+    """The reference: each text alone, in the padded layout."""
+    results = []
+    for example in examples:
+        batch = collate([example], packed=False)
+        scores = model.head(model.encoder(batch), batch.layout)
+        results.append(scores[0].numpy())
+    return results
+
+
+def test_float32_is_the_same_in_both_engines(exported):
+    loaded, folder = exported
+    examples = some_examples(loaded.tokenizer.vocab_size)
+    expected = one_by_one(loaded.model, examples)
+    for engine in (TorchEngine(loaded.model, torch.device("cpu")), OnnxEngine(open_onnx(folder), threads=1)):
+        found = engine.run(examples)
+        assert [f.shape for f in found] == [e.shape for e in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_int8_is_near(exported):
+    loaded, folder = exported
+    examples = some_examples(loaded.tokenizer.vocab_size)
+    expected = np.concatenate([e.ravel() for e in one_by_one(loaded.model, examples)])
+    before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
+    for engine in (
+        TorchEngine(loaded.model, torch.device("cpu"), precision="int8"),
+        OnnxEngine(open_onnx(folder), threads=1, precision="int8"),
+        TorchEngine(loaded.model, torch.device("cpu"), precision="bfloat16"),
+    ):
+        found = np.concatenate([f.ravel() for f in engine.run(examples)])
+        difference = np.abs(found - expected).mean() / expected.std()
+        assert 1e-6 < difference < 0.1, type(engine)  # it is not float32, and not far from it
+    after = loaded.model.state_dict()
+    assert all(value.dtype == torch.float32 and torch.equal(value, before[name]) for name, value in after.items())
+
+
+def test_batches_are_full_and_nearly_equal():
+    examples = some_examples(50, 500)
+    lengths = np.array([len(e.tokens) for e in examples])
+    found = list(batches(examples, 512, 1 / 8))
+    assert sorted(i for chosen in found for i in chosen) == list(range(500))
+    for chosen in found:
+        assert len(chosen) * lengths[chosen].max() <= 512
+        assert lengths[chosen].min() >= lengths[chosen].max() * 7 / 8
+    rectangles = sum(len(chosen) * lengths[chosen].max() for chosen in found)
+    assert rectangles < 1.05 * lengths.sum()
+    assert [len(c) for c in batches(some_examples(50, 3), 1)] == [1, 1, 1]  # a long text goes alone
+    assert list(batches([], 512)) == []
+
+
+@pytest.mark.parametrize("threads", [None, 1, 2])
+def test_a_folder_without_torch_weights_answers_the_same(saved, threads):
+    model, onnx = saved
+    assert not list(onnx.glob("*.safetensors"))
+    threads_before = torch.get_num_threads()
+    ours = Predictor.load(model, "cpu", threads=threads)
+    theirs = Predictor.load(onnx, threads=threads)
+    assert isinstance(ours.engine, TorchEngine)
+    assert isinstance(theirs.engine, OnnxEngine)
+    for a, b in zip(ours.predict(TEXTS), theirs.predict(TEXTS), strict=True):
+        assert a["label"] == b["label"]
+        assert a["scores"] == pytest.approx(b["scores"], abs=1e-4)
+    alone = [next(ours.predict([text])) for text in TEXTS]
+    assert [a["scores"] for a in ours.predict(TEXTS)] == [pytest.approx(a["scores"], abs=1e-5) for a in alone]
+    assert torch.get_num_threads() == threads_before
+
+
+def test_threads_are_those_asked_for(saved, monkeypatch):
+    seen = []
+    predictor = Predictor.load(saved[0], "cpu", threads=3)
+    encoder = predictor.engine.model.encoder
+    encoder.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    list(predictor.predict(TEXTS))
+    assert set(seen) == {3}
+    options = Predictor.load(saved[1], threads=2).engine.session.get_session_options()
+    assert options.intra_op_num_threads == 2
+
+
+def test_masks_are_filled_by_both(tmp_path, tiny_tokenizer):
+    loaded = make("mlm+nsp", tiny_tokenizer)
+    export_onnx(loaded, tmp_path / "onnx")
+    text = "the [MASK] jumps over the [MASK]"
+    ours, theirs = Predictor(loaded, "cpu").fill(text), Predictor.load(tmp_path / "onnx").fill(text)
+    assert [[c["token"] for c in row] for row in ours] == [[c["token"] for c in row] for row in theirs]
+    assert ours[0][0]["probability"] == pytest.approx(theirs[0][0]["probability"], abs=1e-4)
+    with pytest.raises(UserError, match="no output layer"):
+        list(Predictor.load(tmp_path / "onnx").predict(["fox"]))
+
+
+def test_the_loss_of_int8_is_written_into_the_folder(tmp_path, saved, tiny_tokenizer):
+    import json
+    import shutil
+
+    folder = tmp_path / "onnx"
+    shutil.copytree(saved[1], folder)
+    texts = [f"{a} {b} fox" for a in ("the", "lazy", "brown") for b in ("dog", "0", "barks", "quick")]
+    labels = [answer["label"] for answer in Predictor.load(folder).predict(texts)]
+    wrong = next(name for name in ("red", "green", "blue") if name != labels[0])
+    rows = [Row(t, None, label, "here") for t, label in zip(texts, [wrong, *labels[1:]], strict=True)]
+    quality = measure_int8(folder, rows)
+    assert quality["float32"]["accuracy"] == pytest.approx(11 / 12)
+    assert quality["loss"]["accuracy"] == pytest.approx(11 / 12 - quality["int8"]["accuracy"])
+    report = json.loads((folder / "onnx.json").read_text())
+    assert report["quality"] == quality
+    assert report["files"].keys() == {"model.onnx", "model_int8.onnx"}
+
+
+def test_errors_say_what_to_do(saved, monkeypatch):
+    model, onnx = saved
+    with pytest.raises(UserError, match="did you mean 'onnxruntime'"):
+        Predictor.load(onnx, engine="onnxruntim")
+    with pytest.raises(UserError, match="unknown precision 'int4'"):
+        Predictor.load(onnx, precision="int4")
+    with pytest.raises(UserError, match="threads must be between 1"):
+        Predictor.load(onnx, threads=0)
+    with pytest.raises(UserError, match=r"holds no model\.onnx"):
+        Predictor.load(model, engine="onnxruntime")
+    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
+        Predictor.load(onnx, engine="torch")
+    with pytest.raises(UserError, match="not in bfloat16"):
+        Predictor.load(onnx, precision="bfloat16")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"pip install 'bertsmith\[onnx\]'"):
+        Predictor.load(onnx)

@@ -1,0 +1,108 @@
+"""Exported graphs give what PyTorch gives, for every head, on shapes that they were not traced with."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from variants import KINDS, VARIANTS, randomise
+
+from bertsmith.errors import UserError
+from bertsmith.formats import onnx as module
+from bertsmith.formats.hf import Loaded, Notes
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make(kind: str, tokenizer, **changes) -> Loaded:
+    """A small model with wide random weights."""
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 48}
+    encoder = Encoder(EncoderConfig(**{"vocab_size": tokenizer.vocab_size, **sizes, **changes}))
+    if kind in ("mlm", "mlm+nsp"):
+        model = MaskedLM(encoder, kind == "mlm+nsp")
+    else:
+        labels = ("red", "green", "blue") if kind in ("single", "multi", "tags") else ()
+        model = TaskModel(encoder, HeadConfig(kind, labels, 4 if kind == "choice" else 0))
+    return Loaded(Path("here"), randomise(model).eval(), tokenizer, Notes())
+
+
+def run(path: Path, rows: int, length: int, model, encoder_alone: bool = False):
+    """What the graph gives and what PyTorch gives, on a shape that the export itself did not try."""
+    flat = module.Flat(model, encoder_alone)
+    inputs = module._inputs(model.encoder.config, rows, length, seed=99)
+    with torch.inference_mode():
+        expected = [t.numpy() for t in flat(*inputs)]
+    feed = {name: t.numpy() for name, t in zip(module.INPUTS, inputs, strict=True)}
+    return module.session(path, 1).run(None, feed), expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_head(kind, tmp_path, tiny_tokenizer):
+    loaded = make(kind, tiny_tokenizer)
+    report = module.export_onnx(loaded, tmp_path / "out")
+    names = {"mlm": ["mlm_logits"], "mlm+nsp": ["mlm_logits", "nsp_logits"]}
+    assert report["outputs"] == names.get(kind, ["logits"])
+    assert json.loads((tmp_path / "out" / "onnx.json").read_text()) == report
+    for rows, length in [(4, 17), (8, 48), (12, 2)]:
+        found, expected = run(tmp_path / "out" / "model.onnx", rows, length, loaded.model)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_encoder(name, tmp_path, tiny_tokenizer):
+    loaded = make("mlm", tiny_tokenizer, **VARIANTS[name].ours)
+    report = module.export_onnx(loaded, tmp_path / "out", encoder_alone=True)
+    assert report["outputs"] == ["last_hidden_state"]
+    (found,), (expected,) = run(tmp_path / "out" / "model.onnx", 3, 21, loaded.model, encoder_alone=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_int8_is_written_beside_and_is_smaller(tmp_path, tiny_tokenizer):
+    loaded = make("single", tiny_tokenizer, hidden_size=128, intermediate_size=512)
+    report = module.export_onnx(loaded, tmp_path / "out", int8=True)
+    sizes = {name: entry["bytes"] for name, entry in report["files"].items()}
+    assert sizes["model_int8.onnx"] < 0.5 * sizes["model.onnx"]
+    (found,), (expected,) = run(tmp_path / "out" / "model_int8.onnx", 7, 30, loaded.model)
+    assert 1e-6 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
+    import onnx
+
+    kinds = {node.op_type for node in onnx.load(tmp_path / "out" / "model_int8.onnx").graph.node}
+    assert {"MatMulInteger", "MultiHeadAttention"} <= kinds
+    assert "MatMul" not in kinds
+    domains = {node.domain for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
+    assert domains <= {""}  # the float32 graph is for every runtime
+
+
+def test_an_export_that_differs_leaves_nothing(tmp_path, tiny_tokenizer, monkeypatch):
+    export = module._export
+
+    def spoilt(flat, path, *, fused):
+        with torch.no_grad():
+            flat.model.head.output.bias.add_(0.01)
+        export(flat, path, fused=fused)
+        with torch.no_grad():
+            flat.model.head.output.bias.sub_(0.01)
+
+    monkeypatch.setattr(module, "_export", spoilt)
+    with pytest.raises(UserError, match="differs from PyTorch: logits by"):
+        module.export_onnx(make("single", tiny_tokenizer), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_without_weights_is_refused_and_an_encoder_goes_alone(tmp_path, tiny_tokenizer):
+    from dataclasses import replace
+
+    with pytest.raises(UserError, match=r"no weights for head\.output\.weight"):
+        module.export_onnx(replace(make("single", tiny_tokenizer), missing=("head.output.weight",)), tmp_path / "out")
+    bare = replace(make("mlm", tiny_tokenizer), missing=("masked_lm.transform.weight",))
+    assert module.export_onnx(bare, tmp_path / "out")["outputs"] == ["last_hidden_state"]
+    assert module.open_onnx(tmp_path / "out").outputs == ("last_hidden_state",)
