@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from bertsmith.answers import say_shortened
 from bertsmith.batch import Batch, Example, Layout, collate
+from bertsmith.engines import TOKENS, TorchEngine, batches
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file
 from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
 from bertsmith.model.encoder import Encoder
-from bertsmith.predict import BATCH_SIZE, WINDOW, Predictor
+from bertsmith.predict import WINDOW, Predictor
 from bertsmith.progress import progress_bar
 from bertsmith.tasks.rows import Columns, Row, read_rows
 
@@ -90,8 +91,10 @@ class Embedder:
         layer: int = -1,
         max_length: int | None = None,
     ) -> None:
-        self.encoder: Encoder = predictor.model.encoder
-        self.tokenizer, self.device = predictor.tokenizer, predictor.device
+        if not isinstance(predictor.engine, TorchEngine):
+            raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")
+        self.encoder: Encoder = predictor.engine.model.encoder
+        self.tokenizer, self.device = predictor.tokenizer, predictor.engine.device
         config = self.encoder.config
         self.size = config.hidden_size
         if not -config.num_layers - 1 <= layer <= config.num_layers:
@@ -113,10 +116,8 @@ class Embedder:
         if self.pooling.lowercase:
             texts = [text.lower() for text in texts]
         examples = self._examples(texts)
-        order = sorted(range(len(examples)), key=lambda i: -len(examples[i].tokens))
         found = np.empty((len(examples), self.size), dtype=np.float32)
-        for begin in range(0, len(order), BATCH_SIZE):
-            chosen = order[begin : begin + BATCH_SIZE]
+        for chosen in batches(examples, TOKENS.get(self.device.type, 2048)):
             found[chosen] = self._run(collate([examples[i] for i in chosen], packed=True))
         return found
 

@@ -30,6 +30,7 @@ SAME_LAYER = {
     ("finetune", "pretrain"),
     ("answers", "predict"),
     ("embed", "predict"),
+    ("embed", "engines"),
     ("embed", "answers"),
     ("convert", "verify"),
     ("demo", "demo_text"),
