@@ -17,11 +17,13 @@ from bertsmith.errors import UserError
 from bertsmith.folders import new_file
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance, progress_bar, say
-from bertsmith.tasks.rows import Columns, Row, read_rows
-from bertsmith.tasks.task import Task, encode_rows, find_task, score, target
+from bertsmith.tasks.description import Limits, Task
+from bertsmith.tasks.reading import read_task
+from bertsmith.tasks.rows import Columns, Row
+from bertsmith.tasks.task import KINDS, find_task, plain_task
 from bertsmith.training.settings import pick_device
 
 BATCH_SIZE = 64
@@ -52,16 +54,20 @@ class Predictor:
         """The output layer, or an error where the model has none."""
         if not isinstance(self.model, TaskModel):
             raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` puts one on it")
-        if self.model.head_config.kind not in ("single", "multi", "regression"):
-            raise UserError(f"{self.folder} has a head for {self.model.head_config.kind!r}, not for whole texts")
         self._refuse_random("head.")
         return self.model.head_config
 
     @property
     def task(self) -> Task:
         """The task that the model was trained for, or the plain one of its head."""
-        names = {"single": "classify", "multi": "classify", "regression": "regress"}
-        return find_task(self.notes.task or names[self.head.kind])
+        plain = plain_task(self.head.kind)  # first, since it says where a model has no head
+        return find_task(self.notes.task) if self.notes.task else plain
+
+    @property
+    def limits(self) -> Limits:
+        """How long inputs and answers may be, as in training."""
+        values = {name: int(value) if name != "threshold" else value for name, value in self.notes.limits.items()}
+        return Limits(**{**values, "max_length": self.max_length})  # type: ignore[arg-type]
 
     @property
     def columns(self) -> Columns:
@@ -80,35 +86,38 @@ class Predictor:
 
     def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         """Answers for rows, a window of them at a time."""
-        rows, head = iter(rows), self.head
+        rows, head, limits = iter(rows), self.head, self.limits
+        kind = KINDS[head.kind]
         while window := list(islice(rows, WINDOW)):
-            examples, shortened = encode_rows(window, self.tokenizer, self.max_length, head, labelled=False)
-            self.shortened += shortened
-            for logits in self.logits(examples):
-                yield decode(logits, head)
+            encoded = kind.encode(window, self.tokenizer, limits, head, labelled=False)
+            self.shortened += encoded.shortened
+            yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
         """The task's metrics on labelled rows; `advance` is told how many are done."""
         head = self.head
-        gold = [target(row, head) for row in rows]
+        for row in rows:
+            KINDS[head.kind].check(row, head)
         answers = []
         for answer in self.predict_rows(rows):
             answers.append(answer)
             advance(len(answers), "")
-        if head.kind == "regression":
-            return score(self.task, gold, [a["value"] for a in answers])
-        return score(self.task, [head.labels[g] for g in gold], [a["label"] for a in answers])
+        return KINDS[head.kind].score(self.task, rows, answers, head, self.limits)
 
-    def logits(self, examples: Sequence[Example]) -> NDArray[np.float32]:
-        """Scores of examples, in their order; batches hold texts of similar length."""
+    def logits(self, examples: Sequence[Example]) -> list[NDArray[np.float32]]:
+        """Scores of each example, in their order: (K,), or (n, K) for tokens; batches hold texts of similar length."""
         order = sorted(range(len(examples)), key=lambda i: -len(examples[i].tokens))
         rows: list[Any] = [None] * len(examples)
-        for begin in range(0, len(order), BATCH_SIZE):
-            chosen = order[begin : begin + BATCH_SIZE]
+        choices = max(1, self.head.num_choices)
+        size = max(1, BATCH_SIZE // choices) * choices
+        for begin in range(0, len(order), size):
+            chosen = order[begin : begin + size]
             scores = self._run(collate([examples[i] for i in chosen], packed=True))
-            for i, row in zip(chosen, scores, strict=True):
+            for i, row in zip(
+                chosen, by_example(scores, [len(examples[i].tokens) for i in chosen], self.head.kind), strict=True
+            ):
                 rows[i] = row
-        return np.stack(rows)
+        return rows
 
     @torch.inference_mode()
     def _run(self, batch: Batch) -> NDArray[np.float32]:
@@ -140,19 +149,13 @@ class Predictor:
         ]
 
 
-def decode(logits: NDArray[np.float32], head: HeadConfig) -> dict[str, Any]:
-    """Scores as an answer in plain Python values."""
-    if head.kind == "regression":
-        return {"value": float(logits[0])}
-    if head.kind == "multi":
-        scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        chosen = [name for name, s in zip(head.labels, scores, strict=True) if s >= 0.5]
-        return {"labels": chosen, "scores": dict(zip(head.labels, map(float, scores), strict=True))}
-    shifted = np.exp(logits.astype(np.float64) - logits.max())
-    scores = shifted / shifted.sum()
-    best = int(scores.argmax())
-    by_label = dict(zip(head.labels, map(float, scores), strict=True))
-    return {"label": head.labels[best], "score": float(scores[best]), "scores": by_label}
+def by_example(scores: NDArray[np.float32], lengths: Sequence[int], kind: HeadKind) -> list[NDArray[np.float32]]:
+    """The scores of a batch as one array an example."""
+    if kind == "span":  # padded
+        return [row[:length] for row, length in zip(scores, lengths, strict=True)]
+    if kind == "tags":  # packed
+        return np.split(scores, np.cumsum(lengths)[:-1])
+    return list(scores.reshape(len(lengths), -1))  # endings stand in rows of several
 
 
 def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
@@ -163,7 +166,7 @@ def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = Non
 def evaluate(model: str | Path, data: str | Path, *, device: str | None = None) -> dict[str, Any]:
     """Score a fine-tuned model on a labelled file."""
     predictor = Predictor.load(model, device)
-    rows = list(read_rows(data, predictor.columns, labelled=True))
+    rows = list(read_task(predictor.task, data, predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
         scores = predictor.evaluate(rows, advance)
     _say_shortened(predictor)
@@ -179,7 +182,7 @@ def predict(model: str | Path, data: str | Path, out: str | Path, *, device: str
 
         def counted() -> Iterator[Row]:
             nonlocal read
-            for row in read_rows(data, predictor.columns, labelled=False):
+            for row in read_task(predictor.task, data, predictor.columns, labelled=False):
                 read += len(row.text.encode()) + len((row.pair or "").encode())
                 yield row
 
