@@ -110,7 +110,9 @@ def _finetune(
     limits = Limits(max_length, config.data.stride, config.data.max_query, config.data.max_answer)
     encoded = kind.encode(rows, loaded.tokenizer, limits, head, labelled=True)
     if encoded.shortened:
-        said.append(f"{encoded.shortened} of {len(rows)} texts were cut to {max_length} tokens; see data.max_length")
+        said.append(
+            f"{encoded.shortened} of {len(rows)} texts did not fit whole into {max_length} tokens; see data.max_length"
+        )
     for line in said:
         say(f"note: {line}")
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}

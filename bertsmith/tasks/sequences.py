@@ -23,16 +23,16 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
         return HeadConfig("regression")
     if task.labels:
         return HeadConfig(task.head, task.labels)
-    kind = _same_type(rows)
-    several = kind == "list"
+    several = _same_type(rows) == "list"
     found = {name for row in rows for name in (labels_of(row) if several else [label_of(row)])}
     labels = sorted(found, key=lambda x: (not _is_int(x), int(x) if _is_int(x) else 0, x))
     if several and not labels:
         raise UserError("no row has a label: there is nothing to learn")
     if not several and len(labels) < 2:
         raise UserError(f"all rows have the label {labels[0]!r}: there is nothing to tell apart")
-    if not several and kind == "float" and len(labels) > len(rows) / 2:
-        raise UserError(f"{rows[0].place}: label {labels[0]!r} is a number out of many; use the task regress")
+    fraction = next((row for row in rows if isinstance(row.label, float) and not row.label.is_integer()), None)
+    if fraction is not None and len(labels) > len(rows) / 2:
+        raise UserError(f"{fraction.place}: label {fraction.label!r} is a number out of many; use the task regress")
     return HeadConfig("multi" if several else task.head, tuple(labels))
 
 

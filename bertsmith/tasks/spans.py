@@ -116,7 +116,10 @@ def find_answer(text: str, start: int | None, context: str) -> int | None:
 
 
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
-    """`[CLS] question [SEP] context [SEP]`, as many windows of the context as it takes; cut questions are counted."""
+    """`[CLS] question [SEP] context [SEP]`, in as many windows as the context takes.
+
+    What is lost is counted: the ends of long questions, and answers that no window holds whole.
+    """
     for row in rows:
         _refuse_lacking(row)
     questions = tokenizer.encode([row.text for row in rows])
@@ -135,6 +138,8 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
         answer = _tokens_of_answer(row, offsets) if labelled else None
         room = limits.max_length - len(first) - 1
         spans = windows(len(tokens), room, limits.stride)
+        if answer is not None and not any(begin <= answer[0] and answer[1] < end for begin, end in spans):
+            shortened += 1
         best = most_context(spans, len(tokens))
         for index, (begin, end) in enumerate(spans):
             whole = np.concatenate([first, tokens[begin:end], [tokenizer.id("[SEP]")]])
