@@ -1,6 +1,7 @@
 """Words and their tags: schemes, document context, first sub-tokens, and a model that learns."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,9 +95,11 @@ def test_context_is_on_both_sides(world) -> None:
     middle = Row("e f", None, None, "", "", words[4:6], words, 4)
     (example,) = tagging.encode([middle], tokenizer, Limits(8), head, labelled=False).examples
     assert example.tokens[1:-1].tolist() == [i for w in "cdefgh" for i in tokenizer.encode([w])[0]]
-    first = Row("a b", None, None, "", "", words[:2], words, 0)
-    (example,) = tagging.encode([first], tokenizer, Limits(8), head, labelled=False).examples
-    assert example.tokens[1:-1].tolist() == [i for w in "abcdef" for i in tokenizer.encode([w])[0]]
+    for begin, around in ((0, "abcdef"), (8, "efghij")):  # what one side does not need, the other takes
+        edge = Row("", None, None, "", "", words[begin : begin + 2], words, begin)
+        edge = replace(edge, text=" ".join(edge.parts))
+        (example,) = tagging.encode([edge], tokenizer, Limits(8), head, labelled=False).examples
+        assert example.tokens[1:-1].tolist() == [i for w in around for i in tokenizer.encode([w])[0]]
 
 
 def test_entities_are_characters_of_the_text() -> None:
