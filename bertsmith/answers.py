@@ -27,7 +27,9 @@ from bertsmith.folders import new_file, sync
 from bertsmith.formats.hub import FILES
 from bertsmith.predict import Predictor
 from bertsmith.progress import progress_bar, say
-from bertsmith.tasks.rows import STDIN, Columns, Row, read_rows
+from bertsmith.tasks.reading import read_task
+from bertsmith.tasks.records import STDIN
+from bertsmith.tasks.rows import Columns, Row
 
 FACTS, ANSWERS = "facts.json", "answers.jsonl"
 KINDS = (".jsonl", ".csv", ".parquet")
@@ -42,7 +44,7 @@ def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = Non
 def evaluate(model: str | Path, data: str | Path, *, device: str | None = None) -> dict[str, Any]:
     """Score a fine-tuned model on a labelled file."""
     predictor = Predictor.load(model, device)
-    rows = list(read_rows(data, predictor.columns, labelled=True))
+    rows = list(read_task(predictor.task, data, predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
         scores = predictor.evaluate(rows, advance)
     say_shortened(predictor.shortened, predictor.max_length)
@@ -124,7 +126,7 @@ def write_answers(
         share = now
 
     def rows() -> Iterator[Row]:
-        for number, row in enumerate(read_rows(data, columns, labelled=False, keep=keep, told=told)):
+        for number, row in enumerate(read_task(predictor.task, data, columns, labelled=False, keep=keep, told=told)):
             if number >= skip:
                 waiting.append((row.kept, share))
                 yield row

@@ -20,8 +20,9 @@ from bertsmith.formats.onnx import FLOAT32, Exported, is_onnx, open_onnx, requir
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance
+from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.rows import Columns, Row
-from bertsmith.tasks.task import Task, encode_rows, find_task, score, target
+from bertsmith.tasks.task import KINDS, find_task, plain_task
 from bertsmith.training.settings import pick_device
 
 WINDOW = 4096  # rows that are sorted by length together
@@ -85,16 +86,20 @@ class Predictor:
         """The output layer, or an error where the model has none."""
         if self._head is None:
             raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` puts one on it")
-        if self._head.kind not in ("single", "multi", "regression"):
-            raise UserError(f"{self.folder} has a head for {self._head.kind!r}, not for whole texts")
         self._refuse_random("head.")
         return self._head
 
     @property
     def task(self) -> Task:
         """The task that the model was trained for, or the plain one of its head."""
-        names = {"single": "classify", "multi": "classify", "regression": "regress"}
-        return find_task(self.notes.task or names[self.head.kind])
+        plain = plain_task(self.head.kind)  # first, since it says where a model has no head
+        return find_task(self.notes.task) if self.notes.task else plain
+
+    @property
+    def limits(self) -> Limits:
+        """How long inputs and answers may be, as in training."""
+        values = {name: int(value) if name != "threshold" else value for name, value in self.notes.limits.items()}
+        return Limits(**{**values, "max_length": self.max_length})  # type: ignore[arg-type]
 
     @property
     def columns(self) -> Columns:
@@ -113,28 +118,27 @@ class Predictor:
 
     def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         """Answers for rows, a window of them at a time."""
-        rows, head = iter(rows), self.head
+        rows, head, limits = iter(rows), self.head, self.limits
+        kind = KINDS[head.kind]
         while window := list(islice(rows, WINDOW)):
-            examples, shortened = encode_rows(window, self.tokenizer, self.max_length, head, labelled=False)
-            self.shortened += shortened
-            for logits in self.logits(examples):
-                yield decode(logits, head)
+            encoded = kind.encode(window, self.tokenizer, limits, head, labelled=False)
+            self.shortened += encoded.shortened
+            yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
         """The task's metrics on labelled rows; `advance` is told how many are done."""
         head = self.head
-        gold = [target(row, head) for row in rows]
+        for row in rows:
+            KINDS[head.kind].check(row, head)
         answers = []
         for answer in self.predict_rows(rows):
             answers.append(answer)
             advance(len(answers), "")
-        if head.kind == "regression":
-            return score(self.task, gold, [a["value"] for a in answers])
-        return score(self.task, [head.labels[g] for g in gold], [a["label"] for a in answers])
+        return KINDS[head.kind].score(self.task, rows, answers, head, self.limits)
 
-    def logits(self, examples: Sequence[Example]) -> NDArray[np.float32]:
-        """Scores of examples, in their order."""
-        return np.stack(self.engine.run(examples))
+    def logits(self, examples: Sequence[Example]) -> list[NDArray[np.float32]]:
+        """Scores of each example, in their order: (K,), or (n, K) for its tokens."""
+        return self.engine.run(examples)
 
     def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest words for each `[MASK]` of a text, with their probabilities."""
@@ -155,21 +159,6 @@ class Predictor:
             [{"token": self.tokenizer.token(i), "probability": p} for p, i in zip(ps, ids, strict=True)]
             for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
-
-
-def decode(logits: NDArray[np.float32], head: HeadConfig) -> dict[str, Any]:
-    """Scores as an answer in plain Python values."""
-    if head.kind == "regression":
-        return {"value": float(logits[0])}
-    if head.kind == "multi":
-        scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        chosen = [name for name, s in zip(head.labels, scores, strict=True) if s >= 0.5]
-        return {"labels": chosen, "scores": dict(zip(head.labels, map(float, scores), strict=True))}
-    shifted = np.exp(logits.astype(np.float64) - logits.max())
-    scores = shifted / shifted.sum()
-    best = int(scores.argmax())
-    by_label = dict(zip(head.labels, map(float, scores), strict=True))
-    return {"label": head.labels[best], "score": float(scores[best]), "scores": by_label}
 
 
 def measure_int8(folder: str | Path, rows: Sequence[Row]) -> dict[str, Any]:

@@ -335,7 +335,7 @@ def test_rows_that_cannot_be_used(refused, world: Path, tmp_path: Path) -> None:
         "text,label\na,x\nb,x\n": "all rows have the label 'x'",
         "text,label\na,x,y\n": "rows.csv, line 2: more fields than the header names",
         "text,label\na\n": "rows.csv, line 2: nothing in column 'label'",
-        "sentence,label\na,x\n": "no column 'text'; the columns are: sentence, label",
+        "phrase,label\na,x\n": "no column 'text'; the columns are: phrase, label",
     }
     for content, message in cases.items():
         (tmp_path / "rows.csv").write_text(content)

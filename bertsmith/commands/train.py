@@ -46,21 +46,26 @@ def pretrain(
 
 
 def finetune(
-    task: Annotated[str, typer.Argument(help="What to learn: classify or regress")],
+    task: Annotated[
+        str, typer.Argument(help="A data set (cola, mnli, squad2, …), or classify, pair, regress, tag, answer, choose")
+    ],
     model: Annotated[str, typer.Option("--model", help="A model folder, a run or a hub name")],
-    data: Annotated[Path, typer.Option("--data", help="Training rows: .csv, .tsv, .jsonl or .parquet")],
+    data: Annotated[
+        Path, typer.Option("--data", help="A data set's folder, or training rows: .csv, .tsv, .jsonl, .parquet")
+    ],
     out: Out,
-    dev: Annotated[Path | None, typer.Option("--dev", help="Rows to score on")] = None,
+    dev: Annotated[Path | None, typer.Option("--dev", help="Rows to score on; of a folder its own dev file")] = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    r"""Fine-tune a model on labelled rows (columns text and label, unless data.columns says otherwise).
+    r"""Fine-tune a model on a data set or on rows of your own (columns are guessed unless data.columns names them).
 
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
+    A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
     """
     from bertsmith.finetune import FinetuneConfig
     from bertsmith.finetune import finetune as function

@@ -49,7 +49,7 @@ PROBLEM_TYPES: dict[str, HeadKind] = {
 
 @dataclass(frozen=True)
 class Notes:
-    """What `bertsmith.json` adds to a folder: how the model's data was read and encoded.
+    """What `bertsmith.json` adds to a folder: how the model's data was read, encoded (`limits`) and decoded.
 
     `kept` are the fields of `config.json` that change nothing for us; they are written back into it.
     """
@@ -58,6 +58,7 @@ class Notes:
     columns: dict[str, str] = field(default_factory=dict)
     max_length: int | None = None
     recipe: str = ""
+    limits: dict[str, float] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
 
 

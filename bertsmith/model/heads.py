@@ -143,6 +143,7 @@ class TaskModel(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head_config = head
+        self.class_weights: list[float] | None = None  # how much each class counts in training, where not alike
         self.head = make_head(encoder.config, head)
 
     def logits(self, batch: Batch) -> Tensor:
@@ -161,11 +162,12 @@ class TaskModel(nn.Module):
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss of these scores, summed over what the batch counts."""
         kind, labels = self.head_config.kind, batch.labels
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
         if kind == "regression":
             return F.mse_loss(logits.squeeze(-1), labels["label"].to(logits.dtype), reduction="sum")
         if kind == "multi":
             target = labels["label"].to(logits.dtype)
-            return F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(-1).sum()
+            return F.binary_cross_entropy_with_logits(logits, target, weights, reduction="none").mean(-1).sum()
         if kind == "tags":
             return F.cross_entropy(
                 logits.flatten(0, -2), labels["tags"].flatten(), ignore_index=IGNORE, reduction="sum"
@@ -174,4 +176,4 @@ class TaskModel(nn.Module):
             starts, ends = labels["label"].unbind(-1)
             sums = [F.cross_entropy(logits[..., i], t, reduction="sum") for i, t in enumerate((starts, ends))]
             return (sums[0] + sums[1]) / 2
-        return F.cross_entropy(logits, labels["label"].long(), reduction="sum")
+        return F.cross_entropy(logits, labels["label"].long(), weights, reduction="sum")

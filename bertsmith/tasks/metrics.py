@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from bertsmith.errors import UserError
 
-def accuracy(gold: Sequence[str], predicted: Sequence[str]) -> float:
+
+def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
     """The share of rows whose label is right."""
     return float(np.mean([g == p for g, p in zip(gold, predicted, strict=True)]))
+
+
+def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
+    """F1 of the label `1`, as GLUE scores paraphrases."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score([g == "1" for g in gold], [p == "1" for p in predicted], zero_division=0.0))
 
 
 def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
@@ -47,12 +57,36 @@ def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
     return 0.0 if _constant(gold) or _constant(predicted) else float(spearmanr(gold, predicted)[0])
 
 
+def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Precision, recall and F1 of whole entities, as conlleval (by seqeval)."""
+    metrics = seqeval_metrics()
+    sides = [list(map(list, gold)), list(map(list, predicted))]
+    return {
+        name: float(function(*sides, zero_division=0))
+        for name, function in (
+            ("f1", metrics.f1_score),
+            ("precision", metrics.precision_score),
+            ("recall", metrics.recall_score),
+        )
+    }
+
+
+def seqeval_metrics() -> Any:
+    """The library of the entity scores, or an error that says how to get it."""
+    try:
+        import seqeval.metrics
+    except ImportError:
+        raise UserError("scores of entities need seqeval: pip install 'bertsmith[tag]'") from None
+    return seqeval.metrics
+
+
 def _constant(values: Sequence[float]) -> bool:
     return len(set(values)) < 2
 
 
 METRICS: dict[str, Callable[..., float]] = {
     "accuracy": accuracy,
+    "f1": f1,
     "macro_f1": macro_f1,
     "micro_f1": micro_f1,
     "matthews": matthews,

@@ -1,47 +1,60 @@
-"""Rows of files: CSV, TSV, JSON lines, parquet, plain text and standard input. Imports without torch.
-
-Nothing here holds a whole file: rows come one at a time, of parquet a thousand.
-"""
+"""Rows of files: which column is what. Imports without torch."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from bertsmith.errors import UserError, suggestion
+from bertsmith.tasks.records import STDIN, Form, Record, Told, read_records
 
-csv.field_size_limit(sys.maxsize)
-
-STDIN = "-"
-KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
-Record = tuple[str, dict[str, Any]]
-Told = Callable[[float], None]
+# Where each role's column is looked for, unless a task or the user names it.
+NAMES: dict[str, tuple[str, ...]] = {
+    "text": ("text", "sentence", "document", "review", "content", "comment", "title"),
+    "label": ("label", "labels", "class", "category", "target", "score", "sentiment", "rating"),
+}
+ENDINGS = re.compile(r"(ending|choice|option|answer)[_ -]?([0-9]|[a-e])$", re.I)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns: a text, for pairs a second one, and what is to be learnt."""
+    """The names of the columns; where one is not given, it is guessed from the names that the file has.
 
-    text: str = "text"
+    A text, for pairs a second one, and what is to be learnt. `endings` are the endings of a choice: a column with a
+    list, or several columns, separated by commas. `start` says where an answer begins, `key` names the rows.
+    `separator` is no column: it divides the labels where a text file gives a row several.
+    """
+
+    text: str = ""
     pair: str = ""
-    label: str = "label"
+    label: str = ""
+    endings: str = ""
+    start: str = ""
+    key: str = ""
+    separator: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its texts, its label as written, its place for error messages, and the columns that are kept."""
+    """One row: its texts, its label as written, and its place for error messages.
+
+    `text` is a question where `pair` is the context of its answer. `parts` are the endings of a choice, or the words
+    of a sentence; `document` has the words around them too, from `begin` on this row's. `kept` are columns to carry
+    along.
+    """
 
     text: str
     pair: str | None
     label: Any
     place: str
+    key: str = ""
+    parts: tuple[str, ...] = ()
+    document: tuple[str, ...] = ()
+    begin: int = 0
     kept: dict[str, Any] = field(default_factory=dict)
 
 
@@ -50,139 +63,116 @@ def read_rows(
     columns: Columns,
     *,
     labelled: bool,
+    names: Mapping[str, tuple[str, ...]] = NAMES,
+    literal: bool = False,
+    header: tuple[str, ...] = (),
+    left_out: list[str] | None = None,
     keep: Sequence[str] = (),
     told: Told = lambda share: None,
 ) -> Iterator[Row]:
     """The rows of a file, one at a time; a missing column or label is an error that names file and line.
 
-    `keep` names columns to carry along; `told` hears which share of the file has been read (of standard input, 0).
+    `names` says where the columns are looked for that are not given. `literal` and `header`: see `separated`. With
+    `left_out` rows that cannot be used are left out, and their places put there. `keep` names columns to carry along;
+    `told` hears which share of the file has been read.
     """
-    needed = [columns.text, *([columns.pair] if columns.pair else []), *([columns.label] if labelled else [])]
-    count = 0
-    for place, record in _records(path, columns, [*needed, *keep], told):
-        for name in needed:
-            if record.get(name) is None:
-                _refuse(place, name, record)
-        for name in keep:
-            if name not in record:
-                _refuse(place, name, record)
-        if labelled and record[columns.label] == "":
-            raise UserError(f"{place}: no label in column {columns.label!r}")
-        count += 1
-        pair = str(record[columns.pair]) if columns.pair else None
-        kept = {name: record[name] for name in keep}
-        yield Row(str(record[columns.text]), pair, record.get(columns.label), place, kept)
-    if not count:
-        raise UserError(f"{_name(path)} is empty: it holds no rows")
+
+    def used(there: Sequence[str], place: str) -> list[str]:
+        """Of a file's columns those that are needed."""
+        record = dict.fromkeys(there)
+        chosen = find_columns(columns, names, record, place, labelled=labelled)
+        _check_kept(record, keep, place)
+        wanted = [chosen.text, chosen.pair, chosen.label, *chosen.endings.split(","), chosen.start, chosen.key, *keep]
+        return [name for name in there if name in wanted]
+
+    known = tuple(name for each in names.values() for name in each)
+    form = Form(literal, header, known, columns.text or names.get("text", ("text",))[0], used, told)
+    found: Columns | None = None
+    for place, record in read_records(path, form):
+        try:
+            if not isinstance(record, Mapping):
+                raise UserError(f"{place}: more fields than the header names; quote the text")
+            if found is None:
+                found = find_columns(columns, names, record, place, labelled=labelled)
+                _check_kept(record, keep, place)
+            row = _row(record, found, place, labelled=labelled, own=left_out is None)
+        except UserError:
+            if left_out is None or found is None:
+                raise
+            left_out.append(place)
+            continue
+        yield replace(row, kept={name: record.get(name) for name in keep}) if keep else row
+    if found is None:
+        raise UserError(f"{'standard input' if str(path) == STDIN else path} is empty: it holds no rows")
 
 
-def _refuse(place: str, name: str, record: dict[str, Any]) -> None:
-    if name in record:
-        raise UserError(f"{place}: nothing in column {name!r}")
+def _check_kept(record: Record, keep: Sequence[str], place: str) -> None:
+    for name in keep:
+        if name not in record:
+            _refuse(place, name, record)
+
+
+def first_record(path: Path) -> tuple[str, Record]:
+    """The first record of a file that has a header, with its place."""
+    for place, record in read_records(path, Form()):
+        if isinstance(record, Mapping):
+            return place, record
+        raise UserError(f"{place}: more fields than the header names; quote the text")
+    raise UserError(f"{path} is empty: it holds no rows")
+
+
+def find_columns(
+    columns: Columns, names: Mapping[str, tuple[str, ...]], record: Record, place: str, *, labelled: bool
+) -> Columns:
+    """The columns as given and, where not given, as guessed; a role in `names` that has none is an error."""
+    optional = {"start", "key", *(["pair"] if "endings" in names else []), *([] if labelled else ["label"])}
+    chosen = {}
+    for role in (each.name for each in fields(Columns) if each.name != "separator"):
+        given, candidates = getattr(columns, role), names.get(role, ())
+        if role == "endings" and candidates and not given:
+            given = ",".join(name for name in record if ENDINGS.match(name))
+        given = given or next((name for name in candidates if name in record), "")
+        if not given and candidates and role not in optional:
+            _refuse(place, candidates[0], record)
+        for name in given.split(",") if role == "endings" and given else [given]:
+            if name and name not in record and (labelled or role not in optional):
+                _refuse(place, name, record)
+        chosen[role] = given
+    return replace(columns, **chosen)
+
+
+def _row(record: Record, columns: Columns, place: str, *, labelled: bool, own: bool) -> Row:
+    for role in ("text", "pair", "label"):
+        name = getattr(columns, role)
+        if name and record.get(name) is None and (labelled or role != "label"):
+            raise UserError(f"{place}: nothing in column {name!r}")
+    label = record.get(columns.label)
+    if columns.separator and isinstance(label, str):
+        label = [name.strip() for name in label.split(columns.separator) if name.strip()]
+    if labelled and (label == "" or (isinstance(label, float) and math.isnan(label))):
+        raise UserError(f"{place}: no label in column {columns.label!r}")
+    text, pair = record[columns.text], record[columns.pair] if columns.pair else None
+    parts = _endings(record, columns.endings, place) if columns.endings else ()
+    if isinstance(text, (list, tuple)):
+        parts, text = tuple(map(str, text)), " ".join(map(str, text))
+    if labelled and own and not str(text).strip():
+        raise UserError(f"{place}: the text in column {columns.text!r} is empty; remove the row")
+    if columns.start and isinstance(label, str):
+        label = {"text": [label], "answer_start": [record.get(columns.start)]}
+    key = str(record[columns.key]) if columns.key and record.get(columns.key) is not None else ""
+    return Row(str(text), None if pair is None else str(pair), label, place, key, parts)
+
+
+def _endings(record: Record, names: str, place: str) -> tuple[str, ...]:
+    values = [record.get(name) for name in names.split(",")]
+    if len(values) == 1:
+        values = list(values[0]) if isinstance(values[0], (list, tuple)) else [None]
+    if len(values) < 2 or any(value is None or not str(value).strip() for value in values):
+        raise UserError(f"{place}: an ending is empty or missing in {names!r}")
+    return tuple(map(str, values))
+
+
+def _refuse(place: str, name: str, record: Record) -> None:
     raise UserError(
         f"{place}: no column {name!r}{suggestion(name, record)}; the columns are: {', '.join(map(str, record))}"
     )
-
-
-def _name(path: str | Path) -> str:
-    return "standard input" if str(path) == STDIN else str(path)
-
-
-def _records(path: str | Path, columns: Columns, names: Sequence[str], told: Told) -> Iterator[Record]:
-    if str(path) == STDIN:
-        return _lines_or_json(_decoded(sys.stdin.buffer), columns.text)
-    path = Path(path)
-    if not path.exists():
-        raise UserError(f"no such file: {path}")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give a file: {KINDS}")
-    kind = path.suffix.lower()
-    if kind == ".parquet":
-        return _parquet(path, names, told)
-    if kind in (".csv", ".tsv"):
-        return _opened(path, told, lambda lines: _separated(lines, path, "\t" if kind == ".tsv" else ","))
-    if kind in (".jsonl", ".ndjson", ".json"):
-        return _opened(path, told, lambda lines: _json_lines(enumerate(lines, 1), str(path)))
-    if kind == ".txt":
-        return _opened(path, told, lambda lines: _texts(enumerate(lines, 1), str(path), columns.text))
-    raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}")
-
-
-def _opened(path: Path, told: Told, records: Callable[[io.TextIOWrapper], Iterator[Record]]) -> Iterator[Record]:
-    """The records of a file of lines, with word of how far it has been read."""
-    size = max(1, path.stat().st_size)
-    with path.open("rb") as file:
-        for record in records(_decoded(file)):
-            told(min(1.0, file.tell() / size))
-            yield record
-
-
-def _decoded(file: BinaryIO) -> io.TextIOWrapper:
-    """Lines as they stand, also those inside the quotes of a CSV file."""
-    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
-
-
-def _separated(lines: io.TextIOWrapper, path: Path, delimiter: str) -> Iterator[Record]:
-    reader = csv.DictReader(lines, delimiter=delimiter)
-    try:
-        for record in reader:
-            if None in record:
-                raise UserError(f"{path}, line {reader.line_num}: more fields than the header names; quote the text")
-            yield f"{path}, line {reader.line_num}", record
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
-
-
-def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Record]:
-    for number, line in lines:
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{name}, line {number}: not valid JSON: {error.msg}") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{name}, line {number}: expected an object, found {type(record).__name__}")
-        yield f"{name}, line {number}", record
-
-
-def _texts(lines: Iterator[tuple[int, str]], name: str, column: str) -> Iterator[Record]:
-    """A text a line; an empty line is an empty text, so that answers stand beside their lines."""
-    for number, line in lines:
-        yield f"{name}, line {number}", {column: line.rstrip("\r\n")}
-
-
-def _lines_or_json(file: io.TextIOWrapper, column: str) -> Iterator[Record]:
-    """Standard input: JSON lines where the first line is an object, else a text a line."""
-    lines = enumerate(file, 1)
-    for first in lines:
-        both = chain([first], lines)
-        if _is_object(first[1]):
-            return _json_lines(both, _name(STDIN))
-        return _texts(both, _name(STDIN), column)
-    return iter(())
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except json.JSONDecodeError:
-        return False
-
-
-def _parquet(path: Path, names: Sequence[str], told: Told) -> Iterator[Record]:
-    """The named columns alone, so that what nobody asked for takes no memory."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path} is not a parquet file: {error}") from None
-    there, rows, number = table.schema_arrow.names, max(1, table.metadata.num_rows), 0
-    whole = not set(names) <= set(there)  # an error will name the columns
-    for chunk in table.iter_batches(batch_size=1024, columns=None if whole else list(dict.fromkeys(names))):
-        for record in chunk.to_pylist():
-            number += 1
-            told(number / rows)
-            yield f"{path}, row {number}", record

@@ -1,38 +1,102 @@
-"""A task: how rows become examples, which head learns them, and what is scored."""
+"""Every task by its name, and what each kind of head does: the one place that tells the kinds apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from bertsmith.batch import Example
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.heads import HeadConfig, HeadKind
-from bertsmith.tasks.metrics import METRICS
-from bertsmith.tasks.rows import Columns, Row
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.tasks import choice, sequences, spans, tagging
+from bertsmith.tasks.description import DEV, Encoded, Limits, Task
+from bertsmith.tasks.glue import GLUE, KOREAN
+from bertsmith.tasks.rows import NAMES, Row
+from bertsmith.tasks.sequences import encode_rows, shorten, target
 
+__all__ = ["KINDS", "OWN", "TASKS", "Encoded", "Limits", "Task", "encode_rows", "find_task", "shorten", "target"]
 
-@dataclass(frozen=True)
-class Task:
-    """A description of a labelled data set."""
-
-    name: str
-    head: HeadKind
-    columns: Columns
-    metrics: tuple[str, ...]
-
-
-TASKS = {
-    task.name: task
-    for task in (
-        Task("classify", "single", Columns(), ("accuracy", "macro_f1")),
-        Task("regress", "regression", Columns(), ("pearson", "spearman")),
-    )
+PAIRS = {
+    "text": ("text1", "sentence1", "premise", "question1", "question", "text_a", "text"),
+    "pair": ("text2", "sentence2", "hypothesis", "question2", "sentence", "text_b", "pair"),
+    "label": NAMES["label"],
 }
+QUESTIONS = {
+    "text": ("question",),
+    "pair": ("context", "passage", "text"),
+    "label": ("answers", "answer"),
+    "start": ("answer_start",),
+    "key": ("id",),
+}
+CHOICES = {
+    "text": ("sent1", "question", "context", "question_propmt", "text", "ctx"),
+    "endings": ("endings", "choices", "options", "candidate_answers"),
+    "label": ("label", "correct_answer_idx", "answer"),
+}
+WORDS = {"text": ("tokens", "words", "text"), "label": ("ner_tags", "tags", "labels", "label")}
+NER = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")  # the hub's order of numbers
+OWN = (
+    Task("classify", "single", ("accuracy", "macro_f1"), NAMES, own=True),
+    Task("pair", "single", ("accuracy", "macro_f1"), PAIRS, own=True),
+    Task("regress", "regression", ("pearson", "spearman"), NAMES, own=True),
+    Task("tag", "tags", ("f1", "precision", "recall", "accuracy"), WORDS, own=True),
+    Task("answer", "span", ("f1", "exact_match"), QUESTIONS, own=True, no_answer=True, max_length=384),
+    Task("choose", "choice", ("accuracy",), CHOICES, own=True),
+)
+OTHERS = (
+    Task(
+        "squad1",
+        "span",
+        ("f1", "exact_match"),
+        QUESTIONS,
+        train=("train-v1.1", "train"),
+        dev={"": ("dev-v1.1", *DEV)},
+        max_length=384,
+    ),
+    Task(
+        "squad2",
+        "span",
+        ("f1", "exact_match"),
+        QUESTIONS,
+        train=("train-v2.0", "train"),
+        dev={"": ("dev-v2.0", *DEV)},
+        no_answer=True,
+        max_length=384,
+    ),
+    Task(
+        "korquad",
+        "span",
+        ("f1", "exact_match"),
+        QUESTIONS,
+        train=("KorQuAD_v1.0_train", "train"),
+        dev={"": ("KorQuAD_v1.0_dev", *DEV)},
+        letters=True,
+        max_length=384,
+    ),
+    Task(
+        "swag",
+        "choice",
+        ("accuracy",),
+        {**CHOICES, "pair": ("sent2",)},
+        train=("train", "fold_0_train"),
+        dev={"": (*DEV, "fold_0_dev")},
+        test={"SWAG": ("test", "fold_0_test")},
+        header=("category", "question", "choice0", "choice1", "choice2", "choice3", "label"),
+    ),
+    Task(
+        "conll2003",
+        "tags",
+        ("f1", "precision", "recall", "accuracy"),
+        WORDS,
+        train=("eng.train", "train"),
+        dev={"": ("eng.testa", *DEV)},
+        test={"conll2003": ("eng.testb", "test")},
+        labels=NER,
+        max_length=512,
+    ),
+)
+TASKS = {task.name: task for task in (*OWN, *GLUE, *OTHERS, *KOREAN)}
+PLAIN = {"single": "classify", "multi": "classify", "regression": "regress", "choice": "choose", "tags": "tag"}
 
 
 def find_task(name: str) -> Task:
@@ -42,64 +106,33 @@ def find_task(name: str) -> Task:
     return TASKS[name]
 
 
-def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
-    """The head that a task's training rows ask for."""
-    if task.head == "regression":
-        return HeadConfig("regression")
-    labels = sorted({str(row.label) for row in rows}, key=lambda x: (not _is_int(x), int(x) if _is_int(x) else 0, x))
-    if len(labels) < 2:
-        raise UserError(f"all rows have the label {labels[0]!r}: there is nothing to tell apart")
-    return HeadConfig(task.head, tuple(labels))
+def plain_task(kind: HeadKind) -> Task:
+    """The task for the user's own files of a head's kind."""
+    return TASKS[PLAIN.get(kind, "answer")]
 
 
-def encode_rows(
-    rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, head: HeadConfig, *, labelled: bool
-) -> tuple[list[Example], int]:
-    """Examples of rows, `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, and how many had to be shortened."""
-    firsts = tokenizer.encode([row.text for row in rows])
-    seconds = tokenizer.encode([row.pair for row in rows if row.pair is not None])
-    following = iter(seconds)
-    cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
-    examples, shortened = [], 0
-    for row, first in zip(rows, firsts, strict=True):
-        second = next(following) if row.pair is not None else None
-        kept_first, kept_second = shorten(first, second, max_length - (2 if second is None else 3))
-        shortened += len(kept_first) < len(first) or (second is not None and len(kept_second or []) < len(second))
-        tokens = [cls_id, *kept_first, sep_id]
-        segments = [0] * len(tokens)
-        if kept_second is not None:
-            tokens += [*kept_second, sep_id]
-            segments += [1] * (len(kept_second) + 1)
-        label = target(row, head) if labelled else None
-        examples.append(Example(np.array(tokens), np.array(segments), label))
-    return examples, shortened
+@dataclass(frozen=True)
+class Kind:
+    """What tells one kind of head from another.
+
+    `head_for(task, rows)` is the head that training rows ask for; `check(row, head)` refuses a row whose label the head
+    cannot learn; `encode` makes examples, `decode` plain answers out of one array of scores an example, and `score`
+    compares them with the rows' labels.
+    """
+
+    head_for: Callable[[Task, Sequence[Row]], HeadConfig]
+    check: Callable[[Row, HeadConfig], Any]
+    encode: Callable[..., Encoded]
+    decode: Callable[..., list[dict[str, Any]]]
+    score: Callable[[Task, Sequence[Row], Sequence[dict[str, Any]], HeadConfig, Limits], dict[str, float]]
 
 
-def shorten(first: list[int], second: list[int] | None, room: int) -> tuple[list[int], list[int] | None]:
-    """Cut the end of a text, or of the longer one of a pair, until both fit."""
-    if second is None:
-        return first[:room], None
-    kept = second[: max(room - len(first), room // 2)]
-    return first[: room - len(kept)], kept
-
-
-def target(row: Row, head: HeadConfig) -> Any:
-    """What the model has to learn of a row."""
-    if head.kind == "regression":
-        try:
-            value = float(row.label)
-        except (TypeError, ValueError):
-            raise UserError(f"{row.place}: label {row.label!r} is not a number") from None
-        if not np.isfinite(value):
-            raise UserError(f"{row.place}: label {row.label!r} is not a finite number")
-        return value
-    return head.label_index(str(row.label), f"{row.place}: ")
-
-
-def score(task: Task, gold: Sequence[Any], predicted: Sequence[Any]) -> dict[str, float]:
-    """The task's metrics."""
-    return {name: METRICS[name](gold, predicted) for name in task.metrics}
-
-
-def _is_int(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+SEQUENCES = Kind(sequences.head_for, target, sequences.encode, sequences.decode, sequences.score)
+KINDS: dict[HeadKind, Kind] = {
+    "single": SEQUENCES,
+    "multi": SEQUENCES,
+    "regression": SEQUENCES,
+    "choice": Kind(choice.head_for, choice.check, choice.encode, choice.decode, choice.score),
+    "tags": Kind(tagging.head_for, tagging.check, tagging.encode, tagging.decode, tagging.score),
+    "span": Kind(spans.head_for, spans.check, spans.encode, spans.decode, spans.score),
+}

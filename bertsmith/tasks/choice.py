@@ -1,0 +1,88 @@
+"""Tasks that choose one of several endings, as SWAG (section 4.4): `[CLS] A [SEP] ending [SEP]`, one score each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.errors import UserError
+from bertsmith.model.heads import HeadConfig
+from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.metrics import METRICS
+from bertsmith.tasks.rows import Row
+from bertsmith.tasks.sequences import join, softmax
+from bertsmith.text.tokenizer import Tokenizer
+
+
+def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
+    """A head for as many endings as the rows have."""
+    head = HeadConfig("choice", num_choices=len(rows[0].parts))
+    for row in rows:
+        check(row, head)
+    return head
+
+
+def check(row: Row, head: HeadConfig) -> int:
+    """The number of a row's right ending, from 0; a row that does not fit the model is refused."""
+    _count(row, head)
+    text = str(row.label).strip()
+    if text in row.parts:
+        return row.parts.index(text)
+    number = ord(text.upper()) - ord("A") if len(text) == 1 and text.isascii() and text.isalpha() else -1
+    number = int(text) if text.isdecimal() else number
+    if not 0 <= number < len(row.parts):
+        raise UserError(
+            f"{row.place}: label {row.label!r} is none of the {len(row.parts)} endings; "
+            f"write a number from 0 to {len(row.parts) - 1}, a letter, or the ending itself"
+        )
+    return number
+
+
+def _count(row: Row, head: HeadConfig) -> None:
+    if len(row.parts) < 2:
+        raise UserError(f"{row.place or repr(row.text)}: no endings to choose from; see data.columns.endings")
+    if head.num_choices and len(row.parts) != head.num_choices:
+        raise UserError(f"{row.place}: {len(row.parts)} endings, where the others have {head.num_choices}")
+
+
+def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
+    """As many examples a row as it has endings; the first of them carries the label."""
+    for row in rows:
+        _count(row, head)
+    firsts = tokenizer.encode([row.text for row in rows])
+    seconds = iter(tokenizer.encode([f"{row.pair} {e}" if row.pair else e for row in rows for e in row.parts]))
+    examples, owners, shortened = [], [], 0
+    for number, (row, first) in enumerate(zip(rows, firsts, strict=True)):
+        label, cut = check(row, head) if labelled else None, False
+        for _ in row.parts:
+            example, shorter = join(first, next(seconds), tokenizer, limits.max_length, label)
+            label, cut = None, cut or shorter
+            examples.append(example)
+            owners.append(number)
+        shortened += cut
+    return Encoded(examples, owners, shortened=shortened)
+
+
+def decode(
+    rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
+) -> list[dict[str, Any]]:
+    """The likeliest ending of each row."""
+    answers = []
+    for number, row in enumerate(rows):
+        scores = softmax(np.array([logits[i][0] for i in encoded.parts_of(number)]))
+        best = int(scores.argmax())
+        answers.append(
+            {"choice": best, "text": row.parts[best], "score": float(scores[best]), "scores": scores.tolist()}
+        )
+    return answers
+
+
+def score(
+    task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
+) -> dict[str, float]:
+    """The share of rows whose ending is right."""
+    gold = [check(row, head) for row in rows]
+    return {name: METRICS[name](gold, [a["choice"] for a in answers]) for name in task.metrics}

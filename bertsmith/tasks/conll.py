@@ -1,0 +1,90 @@
+"""Files with one word a line, as CoNLL-2003: the word first, its tag last, a blank line between sentences.
+
+Imports without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.tasks.rows import Row
+
+DOCUMENT = "-DOCSTART-"
+BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # other schemes' names
+
+
+def read_conll(path: str | Path, *, labelled: bool) -> Iterator[Row]:
+    """The sentences of a file, each with the words of its document around it."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no such file: {path}")
+    yield from with_documents(_sentences(path, labelled))
+
+
+def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
+    words: list[str] = []
+    tags: list[str] = []
+    begin = width = 0
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        for number, line in enumerate([*file, ""], 1):
+            fields = line.split("\t") if "\t" in line else line.split()
+            if not line.strip():
+                if words:
+                    yield _sentence(words, tags, f"{path}, line {begin}", labelled)
+                words, tags = [], []
+                continue
+            begin = begin if words else number
+            width = width or len(fields)
+            if len(fields) != width and fields[0] != DOCUMENT:
+                raise UserError(f"{path}, line {number}: {len(fields)} columns, where the lines before have {width}")
+            if labelled and len(fields) < 2:
+                raise UserError(f"{path}, line {number}: a word without a tag: {line.strip()!r}")
+            words.append(fields[0].strip())
+            tags.append(fields[-1].strip())
+    if not width:
+        raise UserError(f"{path} is empty: it holds no rows")
+
+
+def _sentence(words: list[str], tags: list[str], place: str, labelled: bool) -> Row:
+    return Row(" ".join(words), None, tags if labelled else None, place, parts=tuple(words))
+
+
+def with_documents(rows: Iterable[Row]) -> Iterator[Row]:
+    """Sentences with the words of their document: it begins at `-DOCSTART-`; without that, a sentence is alone."""
+    document: list[Row] = []
+    inside = False
+    for row in rows:
+        if row.parts and row.parts[0] == DOCUMENT:
+            yield from _together(document)
+            document, inside = [], True
+        elif inside:
+            document.append(row)
+        else:
+            yield from _together([row])
+    yield from _together(document)
+
+
+def _together(sentences: list[Row]) -> Iterator[Row]:
+    words = tuple(word for row in sentences for word in row.parts)
+    begin = 0
+    for row in sentences:
+        yield Row(row.text, None, row.label, row.place, row.key, row.parts, words, begin)
+        begin += len(row.parts)
+
+
+def to_bio(tags: Iterable[Any]) -> list[str]:
+    """Tags in which every entity begins with B: IOB1 (B only between neighbours), BIO and BIOES are read."""
+    found: list[str] = []
+    before = "O"
+    for tag in map(str, tags):
+        head, dash, kind = tag.partition("-")
+        if dash and head in ("B", "I", *BEGINS):
+            head = BEGINS.get(head, head)
+            goes_on = head == "I" and before in (f"B-{kind}", f"I-{kind}")
+            tag = f"{'I' if goes_on else 'B'}-{kind}"
+        found.append(tag)
+        before = tag
+    return found

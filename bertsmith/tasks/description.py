@@ -1,0 +1,70 @@
+"""What a task is: a description of a labelled data set. Its head's kind says how it is encoded, decoded and scored."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import Any
+
+from bertsmith.batch import Example
+from bertsmith.model.heads import HeadKind
+
+Names = dict[str, tuple[str, ...]]
+DEV = ("dev", "validation", "valid", "val")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A description of a labelled data set.
+
+    `names` are the columns it may be found in, by role: text, pair, label, endings, start, key. `train`, `dev` and
+    `test` are the beginnings of its files' names in a folder; `dev` and `test` may be several, `dev` by the prefix of
+    their scores, `test` by the name of the file with their answers. `labels` are the classes in the order of the hub's
+    numbers, `header` the columns of a file that has no header line.
+    """
+
+    name: str
+    head: HeadKind
+    metrics: tuple[str, ...]
+    names: Names
+    train: tuple[str, ...] = ("train",)
+    dev: dict[str, tuple[str, ...]] = field(default_factory=lambda: {"": DEV})
+    test: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
+    own: bool = False  # the user's own file: what is wrong in it is refused, not left out
+    scale: tuple[float, float] | None = None  # the numbers that a regression may give
+    no_answer: bool = False  # some questions have none
+    letters: bool = False  # answers are compared letter by letter (Korean)
+    max_length: int = 128
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long inputs and answers may be: what encoding and decoding have to agree on.
+
+    A context longer than `max_length` is read in windows that begin `stride` tokens apart; a question keeps `max_query`
+    tokens, an answer has at most `max_answer`. No answer is given where that scores more than `threshold` better than
+    the best one (the paper's -τ); None: there is always an answer.
+    """
+
+    max_length: int = 128
+    stride: int = 128
+    max_query: int = 64
+    max_answer: int = 30
+    n_best: int = 20
+    threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows as examples: `owners` says which row each belongs to (in order), `details` what decoding needs of it."""
+
+    examples: list[Example]
+    owners: list[int]
+    details: list[Any] = field(default_factory=list)
+    shortened: int = 0  # rows of which something was cut off
+
+    def parts_of(self, row: int) -> range:
+        """The examples of a row."""
+        return range(bisect_left(self.owners, row), bisect_right(self.owners, row))

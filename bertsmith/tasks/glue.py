@@ -1,0 +1,87 @@
+"""GLUE: nine rows of a table, in its own files' layouts and the hub's, and the files that its server takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bertsmith.model.heads import HeadKind
+from bertsmith.tasks.description import DEV, Task
+
+YES_NO, ENTAILS = ("0", "1"), ("entailment", "not_entailment")
+NLI = ("entailment", "neutral", "contradiction")  # the hub's order of numbers
+PAIR = (("sentence1",), ("sentence2",), ("label",))
+SINGLE = (("sentence",), (), ("label",))
+
+
+def _task(
+    name: str,
+    server: str,
+    metrics: tuple[str, ...],
+    columns: tuple[tuple[str, ...], ...],
+    labels: tuple[str, ...] = (),
+    **changes: Any,
+) -> Task:
+    names = {role: each for role, each in zip(("text", "pair", "label"), columns, strict=True) if each}
+    head: HeadKind = "single" if labels else "regression"
+    values: dict[str, Any] = {"test": {server: ("test",)}, **changes}
+    return Task(name, head, metrics, {**names, "key": ("index", "id", "idx")}, labels=labels, **values)
+
+
+MRPC = (("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label"))
+QQP = (("question1",), ("question2",), ("is_duplicate", "label"))
+MNLI = (("sentence1", "premise"), ("sentence2", "hypothesis"), ("gold_label", "label"))
+STSB = (("sentence1",), ("sentence2",), ("score", "label"))
+MNLI_FILES = {
+    "dev": {"": ("dev_matched", "validation_matched"), "mismatched": ("dev_mismatched", "validation_mismatched")},
+    "test": {"MNLI-m": ("test_matched",), "MNLI-mm": ("test_mismatched",), "AX": ("diagnostic", "AX", "ax")},
+}
+GLUE = (
+    _task("cola", "CoLA", ("matthews", "accuracy"), SINGLE, YES_NO, header=("source", "label", "star", "sentence")),
+    _task("sst2", "SST-2", ("accuracy",), SINGLE, YES_NO),
+    _task("mrpc", "MRPC", ("f1", "accuracy"), MRPC, YES_NO),
+    _task("stsb", "STS-B", ("spearman", "pearson"), STSB, scale=(0.0, 5.0)),
+    _task("qqp", "QQP", ("f1", "accuracy"), QQP, YES_NO),
+    _task("mnli", "MNLI-m", ("accuracy",), MNLI, NLI, **MNLI_FILES),
+    _task("qnli", "QNLI", ("accuracy",), (("question",), ("sentence",), ("label",)), ENTAILS),
+    _task("rte", "RTE", ("accuracy",), PAIR, ENTAILS),
+    _task("wnli", "WNLI", ("accuracy",), PAIR, YES_NO),
+)
+KOREAN = (
+    Task(
+        "nsmc",
+        "single",
+        ("accuracy", "macro_f1"),
+        {"text": ("document", "text"), "label": ("label",), "key": ("id",)},
+        train=("ratings_train", "train"),
+        dev={"": ("ratings_test", *DEV, "test")},
+        labels=YES_NO,
+    ),
+    Task(
+        "korsts",
+        "regression",
+        ("spearman", "pearson"),
+        {"text": ("sentence1",), "pair": ("sentence2",), "label": ("score", "label"), "key": ("id",)},
+        train=("sts-train", "train"),
+        dev={"": ("sts-dev", *DEV)},
+        test={"KorSTS": ("sts-test", "test")},
+        scale=(0.0, 5.0),
+    ),
+)
+
+
+def write_server_file(path: Path, answers: Iterable[dict[str, Any]], task: Task) -> None:
+    """Answers as GLUE's server takes them: `index` and `prediction`, in the order of the test file."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write("index\tprediction\n")
+        for index, answer in enumerate(answers):
+            file.write(
+                f"{index}\t{answer['label'] if task.labels else format(clipped(answer['value'], task), '.3f')}\n"
+            )
+
+
+def clipped(value: float, task: Task) -> float:
+    """A number inside the task's scale."""
+    low, high = task.scale or (value, value)
+    return min(max(value, low), high)

@@ -1,0 +1,157 @@
+"""The files of a task: found in a folder, read as rows in whatever form they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.progress import say
+from bertsmith.tasks.conll import read_conll, with_documents
+from bertsmith.tasks.description import Task
+from bertsmith.tasks.records import Told
+from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_record, read_rows
+from bertsmith.tasks.sequences import named
+from bertsmith.tasks.spans import place_answers
+
+ENDS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt", ".conll", "")
+COLUMN_FILES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The files of a data set: training, dev by the prefix of their scores, test by the name of their answers."""
+
+    train: list[Path] = field(default_factory=list)
+    dev: dict[str, list[Path]] = field(default_factory=dict)
+    test: dict[str, list[Path]] = field(default_factory=dict)
+
+
+def find_splits(task: Task, data: str | Path, dev: str | Path | None = None) -> Splits:
+    """The files behind `--data` and `--dev`: a file each, or a folder in the form of the data set or of the hub."""
+    data = Path(data)
+    if not data.exists():
+        raise UserError(f"no such file: {data}")
+    splits = _in_folder(task, data) if data.is_dir() else Splits([data])
+    if data.is_dir() and not splits.train:
+        there = ", ".join(sorted(path.name for path in data.iterdir())[:20]) or "nothing"
+        raise UserError(f"{data} has no training file of {task.name} ({task.train[0]}.*); it holds: {there}")
+    if dev is None:
+        return splits
+    if not Path(dev).exists():
+        raise UserError(f"no such file: {dev}")
+    found = _in_folder(task, Path(dev)).dev if Path(dev).is_dir() else {"": [Path(dev)]}
+    if not found:
+        raise UserError(f"{dev} has no dev file of {task.name} ({next(iter(task.dev.values()))[0]}.*)")
+    return replace(splits, dev=found)
+
+
+def _in_folder(task: Task, folder: Path) -> Splits:
+    dev = {name: _files(folder, stems) for name, stems in task.dev.items()}
+    test = {name: _files(folder, stems) for name, stems in task.test.items()}
+    return Splits(
+        _files(folder, task.train),
+        {name: files for name, files in dev.items() if files},
+        {name: files for name, files in test.items() if files},
+    )
+
+
+def _files(folder: Path, stems: Sequence[str]) -> list[Path]:
+    """The file of a split under the first name that is there, or its numbered parts."""
+    for stem in stems:
+        for end in ENDS:
+            if (folder / f"{stem}{end}").is_file():
+                return [folder / f"{stem}{end}"]
+        if parts := sorted([*folder.glob(f"{stem}-*-of-*.parquet"), *folder.glob(f"{stem}/*.parquet")]):
+            return parts
+    return []
+
+
+def read_task(
+    task: Task,
+    paths: Path | str | Iterable[Path | str],
+    columns: Columns,
+    *,
+    labelled: bool,
+    left_out: list[str] | None = None,
+    keep: Sequence[str] = (),
+    told: Told = lambda share: None,
+) -> Iterator[Row]:
+    """The rows of a task's files; `keep` names columns to carry along, `told` hears how far a file has been read.
+
+    What is wrong in the user's own file is refused; of a data set, labelled rows that lack something are left out, and
+    told in `left_out` or, where that is not given, in a line.
+    """
+    skipped: list[str] | None = [] if left_out is None else left_out
+    if task.own or not labelled:
+        skipped = None
+    for path in [paths] if isinstance(paths, (str, Path)) else paths:
+        if task.head == "tags" and Path(path).suffix.lower() in COLUMN_FILES:
+            yield from read_conll(path, labelled=labelled)
+            continue
+        names, literal = names_for(task, columns), not task.own
+        settings: dict[str, Any] = {"names": names, "literal": literal, "header": task.header, "left_out": skipped}
+        rows: Iterator[Row] = read_rows(path, columns, labelled=labelled, **settings, keep=keep, told=told)
+        if task.head == "tags":
+            rows = with_documents(_worded(rows, task, labelled))
+        elif labelled and task.labels:
+            rows = (replace(row, label=named(row, task)) for row in rows)
+        yield from rows
+    if skipped and left_out is None:
+        say(f"note: {_lacking(skipped)}")
+
+
+def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:
+    """Where the columns are looked for that the user has not named; a pair that was named has a column of its own."""
+    if task.head == "regression" and task.own and columns.pair:
+        return {**NAMES, "pair": (columns.pair,)}
+    return task.names
+
+
+def guessed_columns(task: Task, path: Path, columns: Columns) -> Columns:
+    """The columns of the user's own file, guessed where they were not named, and shown."""
+    if not task.own or path.suffix.lower() in COLUMN_FILES:
+        return columns
+    names = names_for(task, columns)
+    place, record = first_record(path)
+    found = find_columns(columns, names, record, place, labelled=True)
+    chosen = {role: name for role, name in asdict(found).items() if name and name != getattr(columns, role)}
+    if chosen:
+        say("columns: " + ", ".join(f"{role} = {name!r}" for role, name in chosen.items()))
+    return found
+
+
+def _worded(rows: Iterable[Row], task: Task, labelled: bool) -> Iterator[Row]:
+    """Sentences of a table: words as given or, where there are tags, between spaces; the hub's numbers as tags."""
+    for row in rows:
+        if not row.parts and not labelled:
+            yield row
+            continue
+        parts = row.parts or tuple(row.text.split())
+        label = row.label.split() if isinstance(row.label, str) else row.label
+        if isinstance(label, list):
+            label = [task.labels[n] if isinstance(n, int) and 0 <= n < len(task.labels) else n for n in label]
+        yield replace(row, parts=parts, label=label, text=" ".join(parts))
+
+
+def training_rows(task: Task, paths: Sequence[Path], columns: Columns) -> tuple[list[Row], list[str]]:
+    """The rows to train on, and a line on each thing that was mended or left out."""
+    left_out: list[str] = []
+    moved: list[str] = []
+    rows = list(read_task(task, paths, columns, labelled=True, left_out=left_out))
+    if task.head == "span":
+        rows = place_answers(rows, left_out=None if task.own else left_out, moved=moved)
+    if not rows:
+        raise UserError(f"{paths[0]} holds no rows that can be used; the first that cannot: {left_out[0]}")
+    said = []
+    if moved:
+        said.append(f"{len(moved)} answers were found at another place than they name; the first: {moved[0]}")
+    if left_out:
+        said.append(_lacking(left_out))
+    return rows, said
+
+
+def _lacking(places: list[str]) -> str:
+    return f"{len(places)} rows were left out: they lack something; the first: {places[0]}"

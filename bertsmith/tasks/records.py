@@ -1,0 +1,166 @@
+"""Records of files: CSV, TSV, JSON, JSON lines, parquet, plain text and standard input. Imports without torch.
+
+Nothing here holds a whole file, apart from JSON that is one list: records come one at a time, of parquet a thousand.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bertsmith.errors import UserError
+from bertsmith.tasks.separated import separated
+
+STDIN = "-"
+KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
+Record = Mapping[str, Any]
+Placed = tuple[str, Record | list[str]]  # a list where a line has more fields than the header
+Told = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a file is read: `literal`, `header` and `known` as `separated` takes them; the column of a plain text.
+
+    `used` gives the columns that are wanted of those that a parquet file has, so that no others take memory; `told`
+    hears which share of the file has been read (of standard input, none).
+    """
+
+    literal: bool = False
+    header: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    text: str = "text"
+    used: Callable[[Sequence[str], str], list[str]] = lambda there, place: list(there)
+    told: Told = lambda share: None
+
+
+def read_records(path: str | Path, form: Form) -> Iterator[Placed]:
+    """Each record of a file with its place."""
+    if str(path) == STDIN:
+        return _lines_or_json(_decoded(sys.stdin.buffer), form.text)
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"no such file: {path}")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give a file: {KINDS}")
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv") or (kind == ".txt" and form.literal):
+        options: dict[str, Any] = {"literal": form.literal, "header": form.header, "known": form.known}
+        delimiter = "," if kind == ".csv" else "\t"
+        return _opened(path, form.told, lambda lines: separated(lines, path, delimiter, **options))
+    if kind in (".jsonl", ".ndjson") or (kind == ".json" and _has_lines(path)):
+        return _opened(path, form.told, lambda lines: _json_lines(enumerate(lines, 1), str(path)))
+    if kind == ".json":
+        return _json(path)
+    if kind == ".parquet":
+        return _parquet(path, form)
+    if kind == ".txt":
+        return _opened(path, form.told, lambda lines: _texts(enumerate(lines, 1), str(path), form.text))
+    raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}")
+
+
+def _opened(path: Path, told: Told, records: Callable[[io.TextIOWrapper], Iterator[Placed]]) -> Iterator[Placed]:
+    """The records of a file of lines, with word of how far it has been read."""
+    size = max(1, path.stat().st_size)
+    with path.open("rb") as file:
+        for record in records(_decoded(file)):
+            told(min(1.0, file.tell() / size))
+            yield record
+
+
+def _decoded(file: BinaryIO) -> io.TextIOWrapper:
+    """Lines as they stand, also those inside the quotes of a CSV file."""
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+
+
+def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Placed]:
+    for number, line in lines:
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{name}, line {number}: not valid JSON: {error.msg}") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{name}, line {number}: expected an object, found {type(record).__name__}")
+        yield f"{name}, line {number}", record
+
+
+def _texts(lines: Iterator[tuple[int, str]], name: str, column: str) -> Iterator[Placed]:
+    """A text a line; an empty line is an empty text, so that answers stand beside their lines."""
+    for number, line in lines:
+        yield f"{name}, line {number}", {column: line.rstrip("\r\n")}
+
+
+def _lines_or_json(file: io.TextIOWrapper, column: str) -> Iterator[Placed]:
+    """Standard input: JSON lines where the first line is an object, else a text a line."""
+    lines = enumerate(file, 1)
+    for first in lines:
+        both = chain([first], lines)
+        if isinstance(_loaded(first[1]), dict):
+            return _json_lines(both, "standard input")
+        return _texts(both, "standard input", column)
+    return iter(())
+
+
+def _loaded(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
+
+
+def _has_lines(path: Path) -> bool:
+    """Whether a `.json` file is JSON lines: its first line is an object by itself, or no JSON at all."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline().strip()
+    start = _loaded(first)
+    if start is None:
+        return bool(first) and first[0] not in "[{"
+    return isinstance(start, dict) and "data" not in start
+
+
+def _json(path: Path) -> Iterator[Placed]:
+    """A list of objects, or SQuAD's own form."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8-sig", errors="replace") or "[]")
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    values = values.get("data") if isinstance(values, dict) else values
+    if not isinstance(values, list):
+        raise UserError(f"{path}: expected a list of objects, or an object with such a list as 'data'")
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, dict):
+            raise UserError(f"{path}, item {number}: expected an object, found {type(value).__name__}")
+        yield from _questions(path, value) if "paragraphs" in value else [(f"{path}, item {number}", value)]
+
+
+def _questions(path: Path, article: Record) -> Iterator[Placed]:
+    """The questions of an article in SQuAD's own form."""
+    for paragraph in article["paragraphs"]:
+        for question in paragraph.get("qas", []):
+            place = f"{path}, question {question.get('id', question.get('question'))!r}"
+            answers = [] if question.get("is_impossible") else question.get("answers")
+            yield place, {**question, "context": paragraph.get("context"), "answers": answers}
+
+
+def _parquet(path: Path, form: Form) -> Iterator[Placed]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{path} is not a parquet file: {error}") from None
+    columns, rows, number = form.used(table.schema_arrow.names, f"{path}, row 1"), max(1, table.metadata.num_rows), 0
+    for chunk in table.iter_batches(batch_size=1024, columns=columns):
+        for record in chunk.to_pylist():
+            number += 1
+            form.told(number / rows)
+            yield f"{path}, row {number}", record

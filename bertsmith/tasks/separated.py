@@ -1,0 +1,131 @@
+"""Records of CSV and TSV files, whatever wrote them. Imports without torch.
+
+A TSV may be plain, with quotation marks that mean nothing (GLUE), or as spreadsheets and pandas write it, with fields
+in quotes. A line that has as many fields as the header is taken as it stands, and a field is unquoted where it is
+quoted as a whole; only a line that has too few is read on to the closing quote.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+from typing import TextIO
+
+from bertsmith.errors import UserError
+
+csv.field_size_limit(sys.maxsize)
+Fields = tuple[int, list[str]]  # the number of the line, and what stands in it
+LONGEST = 1000  # lines that one quoted field may go over
+
+
+def separated(
+    file: TextIO,
+    path: Path,
+    delimiter: str,
+    *,
+    literal: bool = False,
+    header: Sequence[str] = (),
+    known: Sequence[str] = (),
+) -> Iterator[tuple[str, dict[str, str | None] | list[str]]]:
+    """Each record with its place, None in the columns that a short line lacks; a line with too many fields is a list.
+
+    `literal` takes quotes as plain characters. A file of as many columns as `header` that has none of the `known`
+    names in its first line has no header line of its own.
+    """
+    rows = _tab_rows(file, literal) if delimiter == "\t" else _comma_rows(file, path)
+    first = next(rows, None)
+    if first is None:
+        return
+    names = first[1]
+    if header and len(names) == len(header) and not set(names) & set(known):
+        names, rows = list(header), chain([first], rows)
+    elif len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{path}, line 1: two columns are named {double!r}; rename one")
+    for line, fields in rows:
+        place = f"{path}, line {line}"
+        yield place, fields if len(fields) > len(names) else dict(zip_longest(names, fields))
+
+
+def _comma_rows(file: TextIO, path: Path) -> Iterator[Fields]:
+    reader = csv.reader(file, strict=True)
+    line = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield line, fields
+            line = reader.line_num + 1
+    except csv.Error as error:
+        hint = "; a quotation mark is never closed" if "unexpected end" in str(error) else ""
+        raise UserError(f"{path}, line {line}: {error}{hint}") from None
+
+
+def _tab_rows(file: TextIO, literal: bool) -> Iterator[Fields]:
+    lines = _Lines(file)
+    width = 0
+    while (line := lines.take()) is not None:
+        number, fields = lines.number, line.split("\t")
+        if not line:
+            continue
+        width = width or len(fields)
+        if literal:
+            yield number, fields
+        elif _goes_on(fields, width, lines) and (whole := _read_on(line, lines, width)):
+            yield number, whole
+        else:
+            yield number, [_unquoted(field) for field in fields]
+
+
+class _Lines:
+    """The lines of a file, which can be looked at before they are taken."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.rest = (line.rstrip("\r\n") for line in file)
+        self.ahead: deque[str] = deque()
+        self.number = 0
+
+    def look(self, count: int) -> list[str]:
+        self.ahead.extend(islice(self.rest, max(0, count - len(self.ahead))))
+        return list(islice(self.ahead, count))
+
+    def take(self) -> str | None:
+        if not self.look(1):
+            return None
+        self.number += 1
+        return self.ahead.popleft()
+
+
+def _goes_on(fields: list[str], width: int, lines: _Lines) -> bool:
+    """Whether a record may hold a tab or go over several lines, in quotes."""
+    if len(fields) != width:
+        return any(_opens(field) for field in fields)
+    return _opens(fields[-1]) and any(line.count("\t") != width - 1 for line in lines.look(1))
+
+
+def _read_on(line: str, lines: _Lines, width: int) -> list[str] | None:
+    """The record that begins in this line, to its closing quotes; None where that is no record of the file's width."""
+    following = lines.look(LONGEST)
+    reader = csv.reader([f"{text}\n" for text in [line, *following]], delimiter="\t", strict=True)
+    try:
+        fields = next(reader)
+    except csv.Error:
+        return None
+    if len(fields) != width:
+        return None
+    for _ in range(reader.line_num - 1):
+        lines.take()
+    return fields
+
+
+def _opens(field: str) -> bool:
+    """Whether a field begins with a quote that it does not close."""
+    return field.startswith('"') and _unquoted(field) == field
+
+
+def _unquoted(field: str) -> str:
+    whole = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in field[1:-1].replace('""', "")
+    return field[1:-1].replace('""', '"') if whole else field

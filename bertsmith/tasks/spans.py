@@ -1,0 +1,281 @@
+"""Tasks that find an answer in a text (sections 4.2 and 4.3): windows with stride, answers as characters, n-best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.batch import Example
+from bertsmith.errors import UserError
+from bertsmith.model.heads import HeadConfig
+from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.rows import Row
+from bertsmith.tasks.sequences import softmax
+from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
+from bertsmith.text.tokenizer import Tokenizer
+
+NOTHING: dict[str, Any] = {"text": "", "start": None, "end": None}
+CERTAIN = 1e6  # the odds of no answer where the context has no words
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a context, before which `shift` tokens stand in the example.
+
+    `offsets` are the characters of each of its tokens; `best` says which of them have more context here than elsewhere.
+    """
+
+    shift: int
+    offsets: NDArray[Any]  # (n, 2)
+    best: NDArray[np.bool_]  # (n,)
+
+
+def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
+    """A head for the start and the end of an answer."""
+    return HeadConfig("span")
+
+
+def answers_of(row: Row) -> list[tuple[str, int | None]]:
+    """The gold answers of a question with their places, in the hub's form, SQuAD's, or as a text alone; [] is none."""
+    value = row.label
+    if isinstance(value, str):
+        value = [{"text": value}] if value else []
+    if isinstance(value, dict) and isinstance(value.get("text"), (list, tuple)):
+        starts = value.get("answer_start")
+        starts = [None] * len(value["text"]) if starts is None else starts
+        if len(starts) != len(value["text"]):
+            raise UserError(f"{row.place}: {len(value['text'])} answers and {len(starts)} places")
+        value = [{"text": text, "answer_start": start} for text, start in zip(value["text"], starts, strict=True)]
+    value = [value] if isinstance(value, dict) else value
+    if not isinstance(value, (list, tuple)):
+        raise UserError(f"{row.place}: the answers are {row.label!r}, not a list of text and answer_start")
+    return [_answer(answer, row) for answer in value if answer not in ("", {"text": ""})]
+
+
+def _answer(answer: Any, row: Row) -> tuple[str, int | None]:
+    if isinstance(answer, str):
+        return answer, None
+    if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
+        raise UserError(f"{row.place}: an answer without a text: {answer!r}")
+    start = answer.get("answer_start")
+    try:
+        return answer["text"], None if start in (None, "") else int(start)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise UserError(f"{row.place}: answer_start {start!r} is not a number") from None
+
+
+def check(row: Row, head: HeadConfig) -> list[tuple[str, int | None]]:
+    """The gold answers, or an error where a row has no context."""
+    _refuse_lacking(row)
+    return answers_of(row)
+
+
+def _refuse_lacking(row: Row) -> None:
+    if row.pair is None:
+        raise UserError(f"{row.place or repr(row.text)}: a question needs a context to find its answer in")
+
+
+def place_answers(rows: Iterable[Row], *, left_out: list[str] | None = None, moved: list[str]) -> list[Row]:
+    """Rows whose first answer stands where it says; `moved` tells which had to be found again.
+
+    An answer that is not in its context is an error, or with `left_out` a row less.
+    """
+    kept = []
+    for row in rows:
+        answers = check(row, HeadConfig("span"))
+        if not answers:
+            kept.append(replace(row, label=[]))
+            continue
+        text, start = answers[0]
+        found = find_answer(text, start, row.pair or "")
+        if found is None and left_out is None:
+            raise UserError(f"{row.place}: the answer {text!r} is not in its context")
+        if found is None:
+            left_out.append(row.place)  # type: ignore[union-attr]
+            continue
+        if start is not None and found != start:
+            moved.append(row.place)
+        kept.append(replace(row, label=[{"text": text, "answer_start": found}]))
+    return kept
+
+
+def find_answer(text: str, start: int | None, context: str) -> int | None:
+    """Where an answer stands: at its place, else the nearest one to it; None where it is nowhere."""
+    if start is not None and start >= 0 and context.startswith(text, start):
+        return start
+    found = context.find(text)
+    places = []
+    while found >= 0:
+        places.append(found)
+        found = context.find(text, found + 1)
+    return min(places, key=lambda place: abs(place - (start or 0)), default=None)
+
+
+def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
+    """`[CLS] question [SEP] context [SEP]`, in as many windows as the context takes.
+
+    What is lost is counted: the ends of long questions, and answers that no window holds whole.
+    """
+    for row in rows:
+        _refuse_lacking(row)
+    questions = tokenizer.encode([row.text for row in rows])
+    contexts = list(dict.fromkeys(row.pair or "" for row in rows))
+    aligned = {
+        text: (np.array(e.ids, dtype=np.int64), np.array(e.offsets, dtype=np.int64).reshape(-1, 2))
+        for text, e in zip(contexts, tokenizer.encode_aligned(contexts), strict=True)
+    }
+    encoded = Encoded([], [], [])
+    shortened = 0
+    for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
+        most = min(limits.max_query, limits.max_length - 4)
+        shortened += len(question) > most
+        tokens, offsets = aligned[row.pair or ""]
+        first = np.array([tokenizer.id("[CLS]"), *question[:most], tokenizer.id("[SEP]")])
+        answer = _tokens_of_answer(row, offsets) if labelled else None
+        room = limits.max_length - len(first) - 1
+        spans = windows(len(tokens), room, limits.stride)
+        if answer is not None and not any(begin <= answer[0] and answer[1] < end for begin, end in spans):
+            shortened += 1
+        best = most_context(spans, len(tokens))
+        for index, (begin, end) in enumerate(spans):
+            whole = np.concatenate([first, tokens[begin:end], [tokenizer.id("[SEP]")]])
+            segments = (np.arange(len(whole)) >= len(first)).astype(np.int64)
+            label = None
+            if labelled:
+                inside = answer is not None and begin <= answer[0] and answer[1] < end
+                label = np.array(answer) - begin + len(first) if inside else np.array([0, 0])
+            encoded.examples.append(Example(whole, segments, label))
+            encoded.owners.append(number)
+            encoded.details.append(Window(len(first), offsets[begin:end], best[begin:end] == index))
+    return replace(encoded, shortened=shortened)
+
+
+def _tokens_of_answer(row: Row, offsets: NDArray[Any]) -> tuple[int, int] | None:
+    """The first and the last token of a row's answer, or None where it has none."""
+    answers = answers_of(row)
+    if not answers:
+        return None
+    text, start = answers[0]
+    start = find_answer(text, start, row.pair or "")
+    if start is None:
+        raise UserError(f"{row.place}: the answer {text!r} is not in its context")
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < start + len(text)))
+    return (int(inside[0]), int(inside[-1])) if inside.size else None
+
+
+def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
+    """Where windows of at most `room` tokens begin and end, `stride` apart, to the end of the text."""
+    spans = [(0, min(length, room))]
+    while spans[-1][1] < length:
+        begin = spans[-1][0] + min(room, stride)
+        spans.append((begin, min(length, begin + room)))
+    return spans
+
+
+def most_context(spans: Sequence[tuple[int, int]], length: int) -> NDArray[Any]:
+    """For each token the window in which it has most context on its poorer side; the first where several do."""
+    places = np.arange(length)
+    scores = [
+        np.where(
+            (places >= begin) & (places < end),
+            np.minimum(places - begin, end - 1 - places) + 0.01 * (end - begin),
+            -1.0,
+        )
+        for begin, end in spans
+    ]
+    return np.argmax(scores, axis=0)
+
+
+def decode(
+    rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
+) -> list[dict[str, Any]]:
+    """The best answers of each question over all its windows."""
+    answers = []
+    for number, row in enumerate(rows):
+        parts = [(logits[i], encoded.details[i]) for i in encoded.parts_of(number)]
+        answers.append(_decode_one(row.pair or "", parts, limits))
+    return answers
+
+
+def _decode_one(context: str, parts: Sequence[tuple[NDArray[np.float32], Window]], limits: Limits) -> dict[str, Any]:
+    found = [candidate for scores, window in parts for candidate in candidates(scores, window, limits)]
+    found.sort(key=lambda candidate: -candidate[0])
+    null = min(float(scores[0].sum()) for scores, _ in parts)
+    best: dict[str, tuple[float, int, int]] = {}
+    for total, begin, end in found:
+        best.setdefault(context[begin:end], (total, begin, end))
+        if len(best) == limits.n_best:
+            break
+    if not best:
+        return {**NOTHING, "score": 1.0, "null_odds": CERTAIN, "nbest": []}
+    chances = softmax(np.array([total for total, _, _ in best.values()]))
+    ranked = [
+        {"text": text, "start": begin, "end": end, "score": float(chance)}
+        for (text, (_, begin, end)), chance in zip(best.items(), chances, strict=True)
+    ]
+    odds = null - found[0][0]
+    silent = limits.threshold is not None and odds > limits.threshold
+    return {**ranked[0], **(NOTHING if silent else {}), "null_odds": odds, "nbest": ranked}
+
+
+def candidates(scores: NDArray[np.float32], window: Window, limits: Limits) -> list[tuple[float, int, int]]:
+    """Possible answers of a window: start + end, and characters; from the best starts and ends of the window."""
+    starts, ends = (np.argsort(-scores[:, i], kind="stable")[: limits.n_best] - window.shift for i in range(2))
+    count = len(window.offsets)
+    starts = starts[(starts >= 0) & (starts < count)]
+    starts, ends = starts[window.best[starts]], ends[(ends >= 0) & (ends < count)]
+    return [
+        (
+            float(scores[s + window.shift, 0]) + float(scores[e + window.shift, 1]),
+            int(window.offsets[s, 0]),
+            int(window.offsets[e, 1]),
+        )
+        for s in starts
+        for e in ends
+        if s <= e < s + limits.max_answer
+    ]
+
+
+def keys_of(rows: Sequence[Row]) -> list[str]:
+    """The questions' own names, or their numbers."""
+    keys = [row.key or str(number) for number, row in enumerate(rows)]
+    if len(set(keys)) < len(keys):
+        double = next(i for i, key in enumerate(keys) if key in keys[:i])
+        raise UserError(f"{rows[double].place}: a second question has the id {keys[double]!r}")
+    return keys
+
+
+def gold_texts(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The gold answers of each question, by its name."""
+    return {key: [text for text, _ in answers_of(row)] for key, row in zip(keys_of(rows), rows, strict=True)}
+
+
+def choose_threshold(task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> float | None:
+    """The threshold with the best F1 on these rows; None, so that there is always an answer, where all have one."""
+    if not task.no_answer or all(answers_of(row) for row in rows):
+        return None
+    return squad2_scores(gold_texts(rows), *_predictions(rows, answers))["best_f1_thresh"]
+
+
+def _predictions(rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> tuple[dict[str, str], dict[str, float]]:
+    """The best answer of each question, were there one, and the odds that there is none."""
+    keys = keys_of(rows)
+    return (
+        dict(zip(keys, [a["nbest"][0]["text"] if a["nbest"] else "" for a in answers], strict=True)),
+        dict(zip(keys, [a["null_odds"] for a in answers], strict=True)),
+    )
+
+
+def score(
+    task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
+) -> dict[str, float]:
+    """The official figures of SQuAD 1.1, 2.0 or KorQuAD."""
+    golds, (texts, odds) = gold_texts(rows), _predictions(rows, answers)
+    if not task.no_answer or all(golds.values()):
+        return squad1_scores(golds, texts, korean=task.letters)
+    scores = squad2_scores(golds, texts, odds, 0.0 if limits.threshold is None else limits.threshold)
+    return {**scores, "exact_match": scores["exact"]}

@@ -1,0 +1,136 @@
+"""Tasks that label every word (section 5.3): the tag is read at a word's first sub-token, in its document's context."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.batch import IGNORE, Example
+from bertsmith.errors import UserError
+from bertsmith.model.heads import HeadConfig
+from bertsmith.tasks.conll import to_bio
+from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.metrics import entities
+from bertsmith.tasks.rows import Row
+from bertsmith.text.tokenizer import Tokenizer
+
+WORD = re.compile(r"\w+|[^\w\s]")
+Pieces = dict[str, list[int]]  # the sub-tokens of each word
+
+
+def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
+    """A head for the tags of the rows, `O` first."""
+    found = {tag for row in rows for tag in tags_of(row)} | set(task.labels)
+    labels = task.labels if found == set(task.labels) else tuple(sorted(found, key=lambda tag: (tag != "O", tag)))
+    if len(labels) < 2:
+        raise UserError(f"all words have the tag {labels[0]!r}: there is nothing to tell apart")
+    return HeadConfig("tags", labels)
+
+
+def words_of(row: Row) -> list[tuple[int, int]]:
+    """Where the words of a row stand in its text: as they were given, else as letters and signs divide them."""
+    if not row.parts:
+        return [match.span() for match in WORD.finditer(row.text)]
+    ends = np.cumsum([len(word) + 1 for word in row.parts]) - 1
+    return [(int(end) - len(word), int(end)) for word, end in zip(row.parts, ends, strict=True)]
+
+
+def tags_of(row: Row) -> list[str]:
+    """The tags of a row's words, every entity with a B at its beginning."""
+    tags = row.label.split() if isinstance(row.label, str) else row.label
+    if not isinstance(tags, (list, tuple)):
+        raise UserError(f"{row.place}: the tags are {row.label!r}, not a list")
+    if len(tags) != len(row.parts):
+        raise UserError(f"{row.place}: {len(row.parts)} words and {len(tags)} tags; every word has one")
+    return to_bio(tags)
+
+
+def check(row: Row, head: HeadConfig) -> list[int]:
+    """The classes of a row's words."""
+    return [head.label_index(tag, f"{row.place}: ") for tag in tags_of(row)]
+
+
+def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
+    """One example a sentence, or several where it is longer than the model, each with all the context that fits."""
+    room = limits.max_length - 2
+    cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
+    texts = [[row.text[begin:end] for begin, end in words_of(row)] for row in rows]
+    pieces = _pieces([word for row in rows for word in row.document] + [w for words in texts for w in words], tokenizer)
+    examples, owners, details = [], [], []
+    for number, (row, words) in enumerate(zip(rows, texts, strict=True)):
+        classes = np.array(check(row, head) if labelled else [IGNORE] * len(words))
+        document, offset = (row.document, row.begin) if row.document else (tuple(words), 0)
+        sizes = np.minimum([len(pieces[word]) for word in document], room)
+        for first, end, left, right in _windows(sizes, offset, offset + len(words), room):
+            begins = 1 + sizes[left:first].sum() + np.cumsum([0, *sizes[first:end]])[:-1]
+            tokens = [piece for word in document[left:right] for piece in pieces[word][:room]]
+            tags = np.full(len(tokens) + 2, IGNORE)
+            tags[begins] = classes[first - offset : end - offset]
+            whole = np.array([cls_id, *tokens, sep_id])
+            examples.append(Example(whole, np.zeros(len(whole), dtype=np.int64), tags=tags if labelled else None))
+            owners.append(number)
+            details.append(begins)
+    return Encoded(examples, owners, details)
+
+
+def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:
+    """The sub-tokens of each word; one that vanishes in cleaning is unknown."""
+    distinct = list(dict.fromkeys(words))
+    unknown = [tokenizer.id("[UNK]")]
+    return {word: ids or unknown for word, ids in zip(distinct, tokenizer.encode(distinct), strict=True)}
+
+
+def _windows(sizes: NDArray[Any], begin: int, end: int, room: int) -> Iterator[tuple[int, int, int, int]]:
+    """The words from `begin` to `end` in parts that fit: where each begins and ends, and where its context does."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    first = begin
+    while True:
+        last = min(end, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
+        free = room - (ends[last] - ends[first])
+        after = ends[-1] - ends[last]
+        wanted = max(free // 2, free - after)  # before; what one side does not need, the other takes
+        left = int(np.searchsorted(ends, ends[first] - wanted, side="left"))
+        right = int(np.searchsorted(ends, ends[left] + room, side="right")) - 1
+        yield first, last, left, right
+        first = last
+        if first >= end:
+            return
+
+
+def decode(
+    rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
+) -> list[dict[str, Any]]:
+    """The tag of each word, and the entities that they make up, with their places in the text."""
+    answers = []
+    for number, row in enumerate(rows):
+        parts = encoded.parts_of(number)
+        tags = [head.labels[i] for part in parts for i in logits[part][encoded.details[part]].argmax(-1)]
+        answers.append({"tags": tags, "entities": find_entities(row.text, words_of(row), tags)})
+    return answers
+
+
+def find_entities(text: str, places: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[dict[str, Any]]:
+    """Entities as type, text and characters."""
+    found: list[dict[str, Any]] = []
+    for (begin, end), tag in zip(places, to_bio(tags), strict=True):
+        head, dash, kind = tag.partition("-")
+        if dash and head == "I":
+            found[-1]["end"] = end
+        elif dash and head == "B":
+            found.append({"type": kind, "start": begin, "end": end})
+    return [{**entity, "text": text[entity["start"] : entity["end"]]} for entity in found]
+
+
+def score(
+    task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
+) -> dict[str, float]:
+    """F1, precision and recall of entities, where tags are B and I; and the share of words that are right."""
+    gold, predicted = [tags_of(row) for row in rows], [a["tags"] for a in answers]
+    pairs = [(g, p) for one, other in zip(gold, predicted, strict=True) for g, p in zip(one, other, strict=True)]
+    scores = {"accuracy": sum(g == p for g, p in pairs) / max(1, len(pairs))}
+    has_entities = any(tag.startswith(("B-", "I-")) for tag in head.labels)
+    return {**(entities(gold, predicted) if has_entities else {}), **scores}

@@ -1,0 +1,219 @@
+"""What is wrong in labelled files: handled, or refused with file and line before anything is trained."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertsmith.config import override
+from bertsmith.errors import UserError
+from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.tasks.reading import guessed_columns, read_task, training_rows
+from bertsmith.tasks.rows import Columns, Row, read_rows
+from bertsmith.tasks.task import KINDS, find_task
+
+A, B = {"text": "a", "label": "x"}, {"text": "b", "label": "y"}
+GUESS = Columns()
+GOOD_QUESTION = {"question": "q", "context": "the fox", "answers": {"text": ["fox"], "answer_start": [4]}}
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+# task, file name, content, what the error says
+REFUSED = {
+    "wrong column": (
+        "classify",
+        "t.csv",
+        "phrase,tag\na,x\n",
+        "line 2: no column 'text'; the columns are: phrase, tag",
+    ),
+    "no label column": ("classify", "t.csv", "text,kind\na,x\n", "no column 'label'; the columns are: text, kind"),
+    "no second text": (
+        "pair",
+        "t.csv",
+        "sentence1,label\na,x\n",
+        "no column 'text2'; the columns are: sentence1, label",
+    ),
+    "two columns of one name": (
+        "classify",
+        "t.csv",
+        "text,text,label\na,b,x\n",
+        "line 1: two columns are named 'text'",
+    ),
+    "no label in a row": ("classify", "t.csv", "text,label\na,x\nb,\n", "line 3: no label in column 'label'"),
+    "null label": ("classify", "t.jsonl", lines(A, {"text": "b", "label": None}), "line 2: nothing in column 'label'"),
+    "NaN label": ("classify", "t.jsonl", lines(A, {"text": "b", "label": float("nan")}), "line 2: no label"),
+    "NaN target": ("regress", "t.csv", "text,label\na,1\nb,nan\n", "line 3: label 'nan' is not a finite number"),
+    "infinite target": ("regress", "t.csv", "text,label\na,1\nb,inf\n", "line 3: label 'inf' is not a finite number"),
+    "word as target": ("regress", "t.csv", "text,label\na,1\nb,two\n", "line 3: label 'two' is not a number"),
+    "list as target": ("regress", "t.jsonl", lines({"text": "a", "label": [1]}), "line 1: label .* is not a number"),
+    "empty text": ("classify", "t.csv", "text,label\na,x\n  ,y\n", "line 3: the text in column 'text' is empty"),
+    "mixed types": (
+        "classify",
+        "t.jsonl",
+        lines(A, {"text": "b", "label": 1}),
+        "line 2: the label 1 is of another type",
+    ),
+    "list and word": ("classify", "t.jsonl", lines(A, {"text": "b", "label": ["x"]}), "of another type than 'x'"),
+    "one label": ("classify", "t.csv", "text,label\na,x\nb,x\n", "all rows have the label 'x'"),
+    "numbers as labels": (
+        "classify",
+        "t.jsonl",
+        lines(*({"text": "a", "label": i / 7} for i in range(1, 7))),
+        "use the task regress",
+    ),
+    "too many fields": ("classify", "t.csv", "text,label\na,x\nb, c,y\n", "line 3: more fields than the header names"),
+    "too few fields": ("classify", "t.tsv", "text\tlabel\na\tx\nb\n", "line 3: nothing in column 'label'"),
+    "open quote": ("classify", "t.csv", 'text,label\na,x\n"b,y\nc,x\n', "line 3: unexpected end of data"),
+    "not JSON": ("classify", "t.jsonl", lines(A) + "{text: b}\n", "line 2: not valid JSON"),
+    "no object": ("classify", "t.jsonl", lines(A) + "[1]\n", "line 2: expected an object, found list"),
+    "broken JSON file": ("answer", "t.json", '{"data": [\n{"a": 1},\n}', "line 3: not valid JSON"),
+    "JSON without rows": ("answer", "t.json", '{"version": 1, "data": 3}', "expected a list of objects"),
+    "parquet that is none": ("classify", "t.parquet", "text", "is not a parquet file"),
+    "unknown kind": ("classify", "t.xlsx", "text", "unknown kind of file '.xlsx'"),
+    "empty": ("classify", "t.csv", "", "is empty"),
+    "header alone": ("classify", "t.tsv", "text\tlabel\n", "is empty"),
+    "answer elsewhere": (
+        "answer",
+        "t.jsonl",
+        lines(GOOD_QUESTION, {**GOOD_QUESTION, "answers": {"text": ["wolf"], "answer_start": [0]}}),
+        "line 2: the answer 'wolf' is not in its context",
+    ),
+    "places of answers": (
+        "answer",
+        "t.jsonl",
+        lines({**GOOD_QUESTION, "answers": {"text": ["fox"], "answer_start": []}}),
+        "line 1: 1 answers and 0 places",
+    ),
+    "place is no number": (
+        "answer",
+        "t.jsonl",
+        lines({**GOOD_QUESTION, "answers": [{"text": "fox", "answer_start": "four"}]}),
+        "line 1: answer_start 'four' is not a number",
+    ),
+    "answers are a number": ("answer", "t.jsonl", lines({**GOOD_QUESTION, "answers": 4}), "line 1: the answers are 4"),
+    "no context": ("answer", "t.jsonl", lines({"question": "q", "answers": []}), "no column 'context'"),
+    "null context": (
+        "answer",
+        "t.jsonl",
+        lines({**GOOD_QUESTION, "context": None}),
+        "line 1: nothing in column 'context'",
+    ),
+    "an empty ending": ("choose", "t.csv", "text,ending0,ending1,label\na,b,,0\n", "line 2: an ending is empty"),
+    "no endings": ("choose", "t.csv", "text,label\na,0\n", "no column 'endings'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_with_file_and_line(tmp_path: Path, case: str) -> None:
+    name, file, content, says = REFUSED[case]
+    (tmp_path / file).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=says) as caught:
+        learn(find_task(name), tmp_path / file)
+    if "all rows" not in says:
+        assert file in str(caught.value)
+
+
+def learn(task, path: Path, columns: Columns = GUESS) -> list[Row]:
+    """All that happens to rows before they are encoded."""
+    columns = guessed_columns(task, path, columns)
+    rows, _ = training_rows(task, [path], columns)
+    head = KINDS[task.head].head_for(task, rows)
+    for row in rows:
+        KINDS[head.kind].check(row, head)
+    return rows
+
+
+def test_a_column_that_is_named_wrongly_is_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na,x\n")
+    with pytest.raises(UserError, match=r"no column 'txet'; did you mean 'text'\?; the columns are: text, label"):
+        learn(find_task("classify"), tmp_path / "t.csv", Columns(text="txet"))
+
+
+# name, content, the texts and labels that are read
+READ = {
+    "byte order mark": ("t.csv", "\ufefftext,label\na,x\n", [("a", "x")]),
+    "Windows line ends": ("t.tsv", "text\tlabel\r\na\tx\r\nb\ty\r\n", [("a", "x"), ("b", "y")]),
+    "Windows line ends in CSV": ("t.csv", 'text,label\r\n"a\r\nb",x\r\n', [("a\r\nb", "x")]),
+    "blank lines": ("t.tsv", "text\tlabel\n\na\tx\n\n", [("a", "x")]),
+    "a stray quote in TSV": ("t.tsv", 'text\tlabel\n"a b\tx\nc"\ty\n', [('"a b', "x"), ('c"', "y")]),
+    "inner quotes in TSV": ("t.tsv", 'text\tlabel\nhe "said" so\tx\n', [('he "said" so', "x")]),
+    "a quoted field in TSV": ("t.tsv", 'text\tlabel\n"he ""said"" so"\tx\n', [('he "said" so', "x")]),
+    "a tab in quotes": ("t.tsv", 'text\tlabel\n"a\tb"\tx\nc\ty\n', [("a\tb", "x"), ("c", "y")]),
+    "a line break in quotes": ("t.tsv", 'text\tlabel\n"a\nb"\tx\nc\ty\n', [("a\nb", "x"), ("c", "y")]),
+    "a line break in the last field": ("t.tsv", 'label\ttext\nx\t"a\nb"\ny\tc\n', [("a\nb", "x"), ("c", "y")]),
+    "two quoted texts in TSV": ("t.tsv", 'text\tlabel\n"a" or "b"\tx\n', [('"a" or "b"', "x")]),
+    "commas in quotes": ("t.csv", 'text,label\n"a, b",x\n', [("a, b", "x")]),
+    "guessed names": ("t.csv", "id,review,sentiment\n1,a,x\n", [("a", "x")]),
+    "a list in JSON": ("t.json", json.dumps([A, B], indent=2), [("a", "x"), ("b", "y")]),
+    "JSON lines as .json": ("t.json", lines(A, B), [("a", "x"), ("b", "y")]),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_handled(tmp_path: Path, case: str) -> None:
+    file, content, expected = READ[case]
+    (tmp_path / file).write_bytes(content.encode("utf-8"))
+    rows = list(read_task(find_task("classify"), tmp_path / file, Columns(), labelled=True))
+    assert [(row.text, row.label) for row in rows] == expected
+
+
+def test_places_stay_right_after_quoted_lines(tmp_path: Path) -> None:
+    for name, tab in (("t.csv", ","), ("t.tsv", "\t")):
+        (tmp_path / name).write_text(f'text{tab}label\n"a\nb"{tab}x\nc{tab}y\n')
+        places = [row.place for row in read_rows(tmp_path / name, Columns(), labelled=True)]
+        assert [place.rsplit(" ", 1)[1] for place in places] == ["2", "4"]
+
+
+def test_the_guess_is_shown(tmp_path: Path, capfd) -> None:
+    (tmp_path / "t.csv").write_text("review,sentiment\na,x\n")
+    guessed_columns(find_task("classify"), tmp_path / "t.csv", Columns())
+    assert "columns: text = 'review', label = 'sentiment'" in capfd.readouterr().err
+
+
+def test_empty_texts_are_answered(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\n,x\na,\n")
+    rows = list(read_task(find_task("classify"), tmp_path / "t.csv", Columns(), labelled=False))
+    assert [row.text for row in rows] == ["", "a"]
+
+
+def test_long_texts_are_cut_and_counted(world: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "t.csv").write_text("text,label\n" + f"{'word ' * 99},x\nshort,y\n")
+    config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
+    finetune(config, world / "run", tmp_path / "t.csv", tmp_path / "run", device="cpu")
+    assert "1 of 2 texts did not fit whole into 16 tokens" in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "dev", "says"),
+    [
+        ("classify", lines(A, B), lines({"text": "a", "label": "z"}), "dev.jsonl, line 1: label 'z' is not one of"),
+        (
+            "regress",
+            lines({"text": "a", "label": 1}),
+            lines({"text": "a", "label": "z"}),
+            "dev.jsonl, line 1: label 'z'",
+        ),
+        (
+            "tag",
+            lines({"words": ["a", "b"], "tags": ["O", "B-X"]}),
+            lines({"words": ["a"], "tags": ["B-Y"]}),
+            "dev.jsonl, line 1: label 'B-Y' is not one of",
+        ),
+        (
+            "choose",
+            lines({"text": "a", "endings": ["x", "y"], "label": 0}),
+            lines({"text": "a", "endings": ["x", "y", "z"], "label": 0}),
+            "dev.jsonl, line 1: 3 endings, where the others have 2",
+        ),
+    ],
+)
+def test_dev_rows_are_looked_at_before_training(world, tmp_path: Path, name, train, dev, says) -> None:
+    (tmp_path / "train.jsonl").write_text(train)
+    (tmp_path / "dev.jsonl").write_text(dev)
+    files = {"data": tmp_path / "train.jsonl", "dev": tmp_path / "dev.jsonl"}
+    with pytest.raises(UserError, match=says):
+        finetune(FinetuneConfig(name), world / "run", **files, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,180 @@
+"""Words and their tags: schemes, document context, first sub-tokens, and a model that learns."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.batch import IGNORE
+from bertsmith.config import override
+from bertsmith.errors import UserError
+from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.model.heads import HeadConfig
+from bertsmith.predict import Predictor, evaluate
+from bertsmith.tasks import tagging
+from bertsmith.tasks.conll import read_conll, to_bio
+from bertsmith.tasks.files import score_file
+from bertsmith.tasks.reading import read_task
+from bertsmith.tasks.rows import Columns, Row
+from bertsmith.tasks.task import Limits, find_task
+from bertsmith.text.tokenizer import Tokenizer
+
+CONLL = """-DOCSTART- -X- -X- O
+
+Ada NNP I-NP I-PER
+Lovelace NNP I-NP I-PER
+met VBD I-VP O
+Bob NNP I-NP I-PER
+Babbage NNP B-NP B-PER
+. . O O
+
+London NNP I-NP I-LOC
+. . O O
+
+-DOCSTART- -X- -X- O
+
+Nothing NN I-NP O
+"""
+
+
+def test_schemes_become_one() -> None:
+    iob1 = "I-PER I-PER O I-PER B-PER I-LOC O I-LOC".split()
+    assert to_bio(iob1) == "B-PER I-PER O B-PER B-PER B-LOC O B-LOC".split()
+    bio = "B-PER I-PER O B-PER B-PER B-LOC I-LOC".split()
+    assert to_bio(bio) == bio
+    assert to_bio("B-PER E-PER S-LOC O B-ORG I-ORG E-ORG".split()) == "B-PER I-PER B-LOC O B-ORG I-ORG I-ORG".split()
+    assert to_bio(["NOUN", "B", "O"]) == ["NOUN", "B", "O"]
+
+
+def test_sentences_know_their_document(tmp_path: Path) -> None:
+    for ends in ("\n", "\r\n"):
+        (tmp_path / "train.txt").write_bytes(("\ufeff" + CONLL.replace("\n", ends)).encode())
+        rows = list(read_conll(tmp_path / "train.txt", labelled=True))
+        assert [row.parts[0] for row in rows] == ["Ada", "London", "Nothing"]
+        assert rows[1].document == (*rows[0].parts, *rows[1].parts)
+        assert [row.begin for row in rows] == [0, 6, 0]
+        assert rows[0].place.endswith("train.txt, line 3")
+        assert tagging.tags_of(rows[0]) == ["B-PER", "I-PER", "O", "B-PER", "B-PER", "O"]
+
+
+def document_rows(lengths: list[int]) -> list[Row]:
+    words = [f"word{i}" for i in range(sum(lengths))]
+    rows, begin = [], 0
+    for length in lengths:
+        own = tuple(words[begin : begin + length])
+        rows.append(Row(" ".join(own), None, ["O", *["B-X"] * (length - 1)], "", "", own, tuple(words), begin))
+        begin += length
+    return rows
+
+
+@pytest.mark.parametrize("max_length", [14, 30, 512])
+def test_every_word_is_learnt_once_at_its_first_piece_with_all_the_context_that_fits(world, max_length) -> None:
+    tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("tags", ("O", "B-X", "I-X"))
+    rows = document_rows([3, 9, 1, 5])
+    encoded = tagging.encode(rows, tokenizer, Limits(max_length), head, labelled=True)
+    pieces = {word: tokenizer.encode([word])[0] for word in rows[0].document}
+    sizes = sum(map(len, pieces.values()))
+    learnt = []
+    for example, owner, begins in zip(encoded.examples, encoded.owners, encoded.details, strict=True):
+        assert len(example.tokens) == len(example.tags) <= max_length
+        assert len(example.tokens) >= min(sizes + 2, max_length - max(map(len, pieces.values())) - 2)
+        assert np.flatnonzero(example.tags != IGNORE).tolist() == begins.tolist()
+        learnt += [(owner, int(example.tokens[i]), head.labels[example.tags[i]]) for i in begins]
+    expected = [(n, pieces[w][0], t) for n, row in enumerate(rows) for w, t in zip(row.parts, row.label, strict=True)]
+    assert learnt == expected
+    if max_length == 512:
+        assert len(encoded.examples) == 4
+        assert all(len(e.tokens) == sizes + 2 for e in encoded.examples)
+
+
+def test_context_is_on_both_sides(world) -> None:
+    tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("tags", ("O", "B-X"))
+    words = tuple("abcdefghij")
+    middle = Row("e f", None, None, "", "", words[4:6], words, 4)
+    (example,) = tagging.encode([middle], tokenizer, Limits(8), head, labelled=False).examples
+    assert example.tokens[1:-1].tolist() == [i for w in "cdefgh" for i in tokenizer.encode([w])[0]]
+    for begin, around in ((0, "abcdef"), (8, "efghij")):  # what one side does not need, the other takes
+        edge = Row("", None, None, "", "", words[begin : begin + 2], words, begin)
+        edge = replace(edge, text=" ".join(edge.parts))
+        (example,) = tagging.encode([edge], tokenizer, Limits(8), head, labelled=False).examples
+        assert example.tokens[1:-1].tolist() == [i for w in around for i in tokenizer.encode([w])[0]]
+
+
+def test_entities_are_characters_of_the_text() -> None:
+    text = "Ada Lovelace met Bob."
+    row = Row(text, None, None, "")
+    tags = ["B-PER", "I-PER", "O", "I-PER", "O"]
+    found = tagging.find_entities(text, tagging.words_of(row), tags)
+    assert [(e["type"], e["text"]) for e in found] == [("PER", "Ada Lovelace"), ("PER", "Bob")]
+    assert all(text[e["start"] : e["end"]] == e["text"] for e in found)
+    given = Row("Ada Lovelace met Bob .", None, None, "", parts=("Ada", "Lovelace", "met", "Bob", "."))
+    assert [given.text[a:b] for a, b in tagging.words_of(given)] == list(given.parts)
+
+
+def test_the_form_of_the_hub(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = {"tokens": [["-DOCSTART-"], ["Ada", "ran"], ["In", "Rome"]], "ner_tags": [[0], [1, 0], [0, 5]]}
+    pq.write_table(pa.table(table), tmp_path / "train-00000-of-00001.parquet")
+    rows = list(read_task(find_task("conll2003"), tmp_path / "train-00000-of-00001.parquet", Columns(), labelled=True))
+    assert [row.label for row in rows] == [["B-PER", "O"], ["O", "B-LOC"]]
+    assert rows[1].document == ("Ada", "ran", "In", "Rome")
+
+
+def test_a_model_learns_to_tag(world: Path, tmp_path: Path) -> None:
+    names, places, verbs = ["object", "class", "method"], ["file", "list"], ["is", "has"]
+    lines = ["-DOCSTART- O", ""]
+    for i in range(60):
+        lines += [f"the {'O'}", f"{names[i % 3]} I-PER", f"{verbs[i % 2]} O", f"{places[i % 2]} I-LOC", ". O", ""]
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    changes = ["train.epochs=8", "train.batch_size=8", "train.learning_rate=4e-3", "data.max_length=32"]
+    config = override(FinetuneConfig("conll2003"), changes)
+    scores = finetune(config, world / "run", tmp_path, tmp_path / "run", device="cpu")
+    assert scores["f1"] > 0.9
+    assert evaluate(tmp_path / "run", tmp_path / "valid.txt", device="cpu")["f1"] == pytest.approx(scores["f1"])
+    official = score_file(tmp_path / "run/predictions/conll2003.txt", "conll2003", tmp_path / "test.txt")
+    assert official["f1"] == pytest.approx(scores["f1"])
+    (answer,) = Predictor.load(tmp_path / "run", "cpu").predict(["the class is list ."])
+    assert len(answer["tags"]) == 5
+    assert [e["type"] for e in answer["entities"]] == ["PER", "LOC"]
+
+
+def test_own_rows_of_words_and_tags_that_are_no_entities(world: Path, tmp_path: Path) -> None:
+    rows = [{"words": ["the", "file", "is"], "tags": ["D", "N", "V"]}, {"words": ["a", "list"], "tags": ["D", "N"]}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows * 10)))
+    config = override(FinetuneConfig("tag"), ["train.epochs=10", "train.batch_size=4", "train.learning_rate=5e-3"])
+    data = tmp_path / "t.jsonl"
+    scores = finetune(config, world / "run", data, tmp_path / "run", dev=data, device="cpu")
+    assert scores["accuracy"] > 0.9
+    assert "f1" not in scores
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"words": ["a", "b"], "tags": ["O"]}, "line 1: 2 words and 1 tags"),
+        ({"words": ["a", "b"], "tags": 3}, "the tags are 3, not a list"),
+        ({"words": ["a", "b"], "tags": ["O", "O"]}, "all words have the tag 'O'"),
+    ],
+)
+def test_tags_that_do_not_fit(tmp_path: Path, row: dict, says: str) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(row))
+    rows = list(read_task(find_task("tag"), tmp_path / "t.jsonl", Columns(), labelled=True))
+    with pytest.raises(UserError, match=says):
+        tagging.head_for(find_task("tag"), rows)
+
+
+def test_lines_that_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("Ada NNP B-PER\nmet O\n")
+    with pytest.raises(UserError, match="line 2: 2 columns, where the lines before have 3"):
+        list(read_conll(tmp_path / "t.txt", labelled=True))
+    (tmp_path / "t.txt").write_text("Ada\n")
+    with pytest.raises(UserError, match="line 1: a word without a tag: 'Ada'"):
+        list(read_conll(tmp_path / "t.txt", labelled=True))
+    (tmp_path / "t.txt").write_text("\n\n")
+    with pytest.raises(UserError, match="is empty"):
+        list(read_conll(tmp_path / "t.txt", labelled=True))
