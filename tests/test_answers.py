@@ -20,6 +20,7 @@ from bertsmith import predict as predicting
 from bertsmith.answers import partial_folder, predict, predict_file
 from bertsmith.errors import UserError
 from bertsmith.tasks.rows import Columns, read_rows
+from bertsmith.tasks.task import find_task
 
 LABELS = ("files", "numbers")
 
@@ -27,7 +28,7 @@ LABELS = ("files", "numbers")
 class Stub:
     """Answers by the length of the text, and remembers how many rows each window had."""
 
-    columns, shortened, max_length = Columns(), 0, 16
+    columns, shortened, max_length, task = Columns(), 0, 16, find_task("classify")
 
     def __init__(self, folder: Path, fail_after: int | None = None) -> None:
         self.folder, self.fail_after, self.windows = folder, fail_after, []
@@ -190,7 +191,7 @@ def test_a_bad_row_can_be_gone_on_from_and_a_first_one_leaves_nothing(stub, tmp_
     rows = table()
     rows[17] = {"id": 17}
     data, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    with pytest.raises(UserError, match=r"in\.jsonl, line 18: no column 'text'"):
+    with pytest.raises(UserError, match=r"in\.jsonl, line 18: nothing in column 'text'"):
         predict("m", data, out)
     assert partial_folder(out).exists()
     write(data, [{"id": 0}])

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertsmith.answers import evaluate
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
-from bertsmith.predict import Predictor, evaluate
+from bertsmith.predict import Predictor
 from bertsmith.tasks import spans
 from bertsmith.tasks.files import score_file
 from bertsmith.tasks.reading import read_task, training_rows

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertsmith.answers import evaluate
 from bertsmith.batch import IGNORE
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
-from bertsmith.predict import Predictor, evaluate
+from bertsmith.predict import Predictor
 from bertsmith.tasks import tagging
 from bertsmith.tasks.conll import read_conll, to_bio
 from bertsmith.tasks.files import score_file
