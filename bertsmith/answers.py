@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from bertsmith import predict as predicting
 from bertsmith.config import read_json
+from bertsmith.engines import EngineName, Precision
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, sync
 from bertsmith.formats.hub import FILES
@@ -41,9 +42,17 @@ def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = Non
     return Predictor.load(model, device).fill(text, top)
 
 
-def evaluate(model: str | Path, data: str | Path, *, device: str | None = None) -> dict[str, Any]:
+def evaluate(
+    model: str | Path,
+    data: str | Path,
+    *,
+    device: str | None = None,
+    engine: EngineName | None = None,
+    threads: int | None = None,
+    precision: Precision | None = None,
+) -> dict[str, Any]:
     """Score a fine-tuned model on a labelled file."""
-    predictor = Predictor.load(model, device)
+    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision)
     rows = list(read_task(predictor.task, data, predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
         scores = predictor.evaluate(rows, advance)
@@ -61,6 +70,9 @@ def predict(
     pair: str = "",
     resume: bool = False,
     device: str | None = None,
+    engine: EngineName | None = None,
+    threads: int | None = None,
+    precision: Precision | None = None,
 ) -> int:
     """Answer every row of a file or of standard input (`-`), in order; gives the number of rows.
 
@@ -71,7 +83,7 @@ def predict(
         _check_out(Path(out), data, resume)
     elif resume:
         raise UserError("--resume goes on with a file; --out - has none")
-    predictor = Predictor.load(model, device)
+    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision)
     columns = replace(predictor.columns, **{k: v for k, v in (("text", text), ("pair", pair)) if v})
     if str(out) == STDIN:
         count = write_answers(predictor, data, columns, keep, sys.stdout)

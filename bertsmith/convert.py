@@ -23,10 +23,13 @@ from bertsmith.folders import new_folder, refuse_existing
 from bertsmith.formats.families import family_named
 from bertsmith.formats.hf import CONFIG, NOTES, load_folder, read_config
 from bertsmith.formats.hub import find_model
+from bertsmith.formats.onnx import export_onnx
 from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling, write_pooling
 from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
 from bertsmith.formats.weights import WEIGHTS, read_weights
+from bertsmith.predict import Predictor, measure_int8
+from bertsmith.tasks.reading import read_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.verify import need_transformers, parity
 
@@ -36,6 +39,7 @@ HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "num_choice
 ONLY_FOR: dict[str, tuple[str, ...]] = {  # options, and the targets that they mean something for
     "dtype": ("hf", "sentence-transformers"),
     "int8": ("onnx",),
+    "data": ("onnx",),
     "pooling": ("sentence-transformers",),
     "normalize": ("sentence-transformers",),
     "max_length": ("sentence-transformers",),
@@ -55,6 +59,7 @@ class Options:
     pooling: str | None = None
     normalize: bool | None = None
     max_length: int | None = None
+    data: Path | None = None  # labelled rows that show what int8 costs
 
 
 def convert(
@@ -69,6 +74,8 @@ def convert(
     target, options, released = Path(target), options or Options(), is_checkpoint(source)
     kind = _target(to, released)
     _check(options, kind, released)
+    if options.data is not None and not options.int8:
+        raise UserError("--data shows what int8 costs; add --int8")
     refuse_existing(target, option="DST")
     if verify:
         need_transformers()
@@ -180,10 +187,12 @@ def _write_tf1(folder: Path, target: Path, options: Options) -> dict[str, Any]:
 
 
 def _write_onnx(folder: Path, target: Path, options: Options) -> dict[str, Any]:
-    from bertsmith.formats.onnx import export_onnx  # type: ignore[import-not-found]
-
-    with new_folder(target, "DST") as work:
-        return dict(export_onnx(load_folder(folder), work, int8=bool(options.int8)))
+    report = export_onnx(load_folder(folder), target, int8=bool(options.int8))
+    if options.data is None:
+        return report
+    predictor = Predictor.load(target)
+    rows = list(read_task(predictor.task, options.data, predictor.columns, labelled=True))
+    return measure_int8(target, rows)
 
 
 WRITERS: dict[Target, Callable[[Path, Path, Options], dict[str, Any]]] = {

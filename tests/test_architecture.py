@@ -29,6 +29,7 @@ SAME_LAYER = {
     ("finetune", "predict"),
     ("finetune", "pretrain"),
     ("answers", "predict"),
+    ("answers", "engines"),
     ("embed", "predict"),
     ("embed", "engines"),
     ("embed", "answers"),

@@ -11,13 +11,16 @@ from rich.table import Table
 
 from bertsmith.commands.options import (
     Device,
+    Engine,
     Json,
     Keep,
     MaxLength,
     Model,
     Pooling,
+    Precision,
     Rows,
     TextColumn,
+    Threads,
     names,
     show,
 )
@@ -49,19 +52,36 @@ def fill(
 
 
 def evaluate(
-    model: Model,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|PREDICTIONS", help="A fine-tuned model or, with --task, its predictions")
+    ],
     data: Annotated[Path, typer.Option("--data", help="Labelled rows")],
+    task: Annotated[
+        str | None, typer.Option("--task", help="Score a file of predictions in the official form of this task")
+    ] = None,
+    null_odds: Annotated[
+        Path | None, typer.Option("--null-odds", help="squad2: the file with the odds that there is no answer")
+    ] = None,
+    engine: Engine = None,
+    threads: Threads = None,
+    precision: Precision = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Score a fine-tuned model on labelled rows.
+    r"""Score a fine-tuned model on labelled rows, or a file of predictions as the official script does.
 
     \b
     Example: bertsmith evaluate run2 --data dev.csv
+    Predictions: bertsmith evaluate predictions.json --task squad1 --data dev-v1.1.json
     """
     from bertsmith.answers import evaluate as function
+    from bertsmith.tasks.files import score_file
 
-    show(function(model, data, device=device), as_json)
+    if task is not None:
+        show(score_file(model, task, data, null_odds=null_odds), as_json)
+        return
+    options = {"engine": engine, "threads": threads, "precision": precision}
+    show(function(model, data, device=device, **options), as_json)  # type: ignore[arg-type]
 
 
 def predict(
@@ -72,6 +92,9 @@ def predict(
     text: TextColumn = "",
     pair: Annotated[str, typer.Option("--pair", help="The column of the second text, as --text")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a file that was not finished")] = False,
+    engine: Engine = None,
+    threads: Threads = None,
+    precision: Precision = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +107,10 @@ def predict(
     """
     from bertsmith.answers import predict as function
 
-    rows = function(model, data, out, keep=names(keep), text=text, pair=pair, resume=resume, device=device)
+    rows = function(
+        model, data, out, keep=names(keep), text=text, pair=pair, resume=resume, device=device,
+        engine=engine, threads=threads, precision=precision,  # type: ignore[arg-type]
+    )  # fmt: skip
     if out != "-":
         show({"predictions": out, "rows": rows}, as_json)
 

@@ -28,6 +28,9 @@ def convert(
     dtype: Annotated[str | None, typer.Option("--dtype", help="Weights as float32, float16 or bfloat16")] = None,
     half: Annotated[bool, typer.Option("--half", help="The same as --dtype float16")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="onnx: weights of 8 bits")] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="onnx: labelled rows; what int8 costs on them is measured and kept")
+    ] = None,
     pooling: Annotated[
         str | None, typer.Option("--pooling", help="sentence-transformers: mean, cls or max; mean by default")
     ] = None,
@@ -45,6 +48,7 @@ def convert(
     \b
     Example: bertsmith convert uncased_L-12_H-768_A-12 bert-base --verify
     Back: bertsmith convert run released --to tf1
+    For ONNX Runtime: bertsmith convert classifier exported --to onnx --int8 --data dev.csv
     For sentence vectors: bertsmith convert run encoder --to sentence-transformers --pooling mean --normalize
     """
     from bertsmith.convert import Options
@@ -52,7 +56,9 @@ def convert(
 
     if half and dtype not in (None, "float16"):
         raise UserError(f"--half is --dtype float16, and --dtype says {dtype!r}; give one of them")
-    options = Options(cased, config, vocab, "float16" if half else dtype, int8 or None, pooling, normalize, max_length)
+    options = Options(
+        cased, config, vocab, "float16" if half else dtype, int8 or None, pooling, normalize, max_length, data
+    )
     report = function(source, target, to, options, verify=verify)
     found = report.get("parity")
     if as_json or not found:

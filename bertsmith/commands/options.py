@@ -18,6 +18,11 @@ Out = Annotated[Path, typer.Option("--out", help="The folder to write; must be n
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The seed of everything random (train.seed)")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or mps; the best there is by default")]
+Engine = Annotated[
+    str | None, typer.Option("--engine", help="torch or onnxruntime; by default what the folder is made for")
+]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; all cores by default")]
+Precision = Annotated[str | None, typer.Option("--precision", help="float32, bfloat16 or int8; float32 by default")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of a table")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run")]
 Field = Annotated[str, typer.Option("--field", help="The field of JSON lines and parquet that holds the text")]
