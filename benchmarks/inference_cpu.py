@@ -33,7 +33,7 @@ from bertsmith.model.config import encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.predict import Predictor
-from bertsmith.tasks.rows import read_rows
+from bertsmith.tasks.reading import read_task
 
 BATCH = 32
 SHORT = "the quick brown fox jumps over the dog"
@@ -177,7 +177,7 @@ def measure(name: str, loaded: Loaded, count: int, rounds: int, threads: int) ->
 def quality(model: str, dev: str) -> dict[str, Any]:
     """A fine-tuned model's scores by precision, in both engines."""
     loaded = Predictor.load(model, "cpu")
-    rows = list(read_rows(dev, loaded.columns, labelled=True))
+    rows = list(read_task(loaded.task, dev, loaded.columns, labelled=True))
     found = {f"torch {p}": Predictor.load(model, "cpu", precision=p) for p in ("float32", "bfloat16", "int8")}  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(load_folder(loaded.folder), Path(folder) / "onnx", int8=True)

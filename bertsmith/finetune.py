@@ -116,6 +116,8 @@ def _finetune(
     for line in said:
         say(f"note: {line}")
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
+    endings = max(1, head.num_choices)
+    steps = config.train.num_steps(len(encoded.examples) // endings)
     found, finished = open_run(run, to_dict(config), facts, resume)
     counts = {"rows": len(rows), "labels": len(head.labels)}
     if finished:
@@ -128,7 +130,6 @@ def _finetune(
     kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
     notes = Notes(config.task, asdict(columns), max_length, limits=dict(kept) if task.head == "span" else {})
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), where)
-    endings = max(1, head.num_choices)
 
     def batches(step: int, share: float) -> list[Batch]:
         rank, ranks = distributed.rank(), distributed.ranks()
@@ -141,7 +142,7 @@ def _finetune(
         network,
         batches,
         config.train,
-        config.train.num_steps(len(encoded.examples) // endings),
+        steps,
         run,
         save=save,
         evaluate=(lambda: evaluate(predictor, task, dev_rows)) if dev_rows else None,
@@ -197,7 +198,8 @@ def micro_batches(
     """
     count = len(examples) // endings
     samples = step * train.batch_size + np.arange(train.batch_size)
-    last = int((train.epochs or np.inf) * count) if train.steps is None and train.epochs else np.inf
+    by_epochs = train.epochs is not None and train.steps is None and train.hours is None
+    last = int((train.epochs or 0) * count) if by_epochs else np.inf
     epochs, places = np.divmod(samples[samples < last], count)
     rows = [
         int(draws.permute(place, count, train.seed, epoch, ORDER)) for epoch, place in zip(epochs, places, strict=True)

@@ -3,7 +3,6 @@
 import builtins
 import json
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,9 @@ from torch.testing import assert_close
 from variants import their_cases, their_model
 
 from bertsmith import verify
+from bertsmith.answers import evaluate
 from bertsmith.cli import main
+from bertsmith.config import override
 from bertsmith.convert import Options, convert
 from bertsmith.embed import Embedder
 from bertsmith.errors import UserError
@@ -193,18 +194,21 @@ def their_base(source: Path):
     return transformers.AutoModelForSequenceClassification.from_pretrained(source).base_model
 
 
-def test_onnx_is_handed_the_model_and_a_new_folder(saved, tmp_path, monkeypatch):
-    asked = []
+def test_onnx_with_what_int8_costs(world, tmp_path, capsys):
+    from bertsmith.finetune import FinetuneConfig, finetune
 
-    def export_onnx(loaded, folder, *, int8):
-        asked.append((loaded.model, folder, int8))
-        (folder / "model.onnx").write_bytes(b"x")
-        return {"files": ["model.onnx"]}
-
-    monkeypatch.setitem(sys.modules, "bertsmith.formats.onnx", types.SimpleNamespace(export_onnx=export_onnx))
-    report = convert(saved("single"), tmp_path / "out", "onnx", Options(int8=True), verify=True)
-    assert (report["files"], report["parity"]["equal"], asked[0][2]) == (["model.onnx"], True, True)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
+    config = override(FinetuneConfig("classify"), ["train.steps=3", "train.batch_size=8", "data.max_length=32"])
+    finetune(config, world / "run", world / "train.csv", tmp_path / "run", device="cpu")
+    options = Options(int8=True, data=world / "dev.csv")
+    report = convert(tmp_path / "run", tmp_path / "out", "onnx", options, verify=True)
+    assert report["parity"]["equal"]
+    kept = json.loads((tmp_path / "out" / "onnx.json").read_text())
+    assert {"model.onnx", "model_int8.onnx"} == set(kept["files"])
+    assert {"float32", "int8"} <= set(json.dumps(kept["quality"]).replace('"', " ").split())
+    answers = evaluate(tmp_path / "out", world / "dev.csv", precision="int8", threads=1)
+    assert answers["rows"] == 10
+    with pytest.raises(UserError, match="--data shows what int8 costs; add --int8"):
+        convert(tmp_path / "run", tmp_path / "again", "onnx", Options(data=world / "dev.csv"))
 
 
 def test_what_is_refused(saved, tmp_path):

@@ -34,3 +34,13 @@ def test_pairs_are_encoded_in_two_segments(world) -> None:
     assert pair.segments.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
     assert len(single.tokens) == 16
     assert shortened == 1
+
+
+def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_time(world, tmp_path) -> None:
+    from bertsmith.config import override
+    from bertsmith.finetune import FinetuneConfig, finetune
+    from bertsmith.training import runlog
+
+    config = override(FinetuneConfig("classify"), ["train.hours=0.0008", "train.batch_size=16", "train.epochs=1"])
+    finetune(config, world / "run", world / "train.csv", tmp_path / "run", device="cpu")
+    assert runlog.read(tmp_path / "run")[-1]["step"] > 3  # an epoch is three steps
