@@ -241,6 +241,7 @@ MEMORY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "out"), [(".parquet", ".parquet"), (".csv", ".jsonl")])
 def test_memory_does_not_grow_with_the_file(kind, out, tmp_path):
     """200,000 rows after 20,000 in a process of its own; all of them at once would take over 100 MB."""

@@ -110,6 +110,7 @@ def test_a_divided_model_has_the_losses_of_one(world: Path, alone: Path, tmp_pat
     close(alone, tmp_path / "two", 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "parallel", "tolerance"),  # Muon iterates in bfloat16
     [("lamb", "fsdp", 2e-6), ("muon", "fsdp", 2e-3), ("muon", "ddp", 2e-3)],
@@ -123,6 +124,7 @@ def test_optimisers_in_two_processes(
     close(tmp_path / "one", tmp_path / "two", tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_saved_by_two_resumed_by_one_and_the_reverse(parallel: str, world: Path, alone: Path, tmp_path: Path) -> None:
     settings = [*SETTINGS, "train.save_every=7", "train.keep=9", f"train.parallel={parallel}"]

@@ -28,7 +28,14 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["single", "regression", "tags", "span", "choice"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "single",
+        "span",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("regression", "tags", "choice")),
+    ],
+)
 def exported(request, tmp_path_factory, tiny_tokenizer):
     """A model of every kind of output, and its ONNX folder."""
     loaded = make(request.param, tiny_tokenizer)

@@ -18,7 +18,7 @@ from bertsmith.objectives.masked_lm import MaskedLM
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]  # an export takes seconds
 
 
 def make(kind: str, tokenizer, **changes) -> Loaded:
