@@ -61,7 +61,7 @@ def stub(tmp_path, monkeypatch):
 
     def put(**options):
         made = Stub(tmp_path / "model", **options)
-        monkeypatch.setattr(answers.Predictor, "load", lambda name, device=None: made)
+        monkeypatch.setattr(answers.Predictor, "load", lambda name, device=None, **options: made)
         return made
 
     (tmp_path / "model").mkdir()

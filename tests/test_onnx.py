@@ -70,7 +70,7 @@ def test_int8_is_written_beside_and_is_smaller(tmp_path, tiny_tokenizer):
     loaded = make("single", tiny_tokenizer, hidden_size=128, intermediate_size=512)
     report = module.export_onnx(loaded, tmp_path / "out", int8=True)
     sizes = {name: entry["bytes"] for name, entry in report["files"].items()}
-    assert sizes["model_int8.onnx"] < 0.5 * sizes["model.onnx"]
+    assert sizes["model_int8.onnx"] < 0.6 * sizes["model.onnx"]
     (found,), (expected,) = run(tmp_path / "out" / "model_int8.onnx", 7, 30, loaded.model)
     assert 1e-6 < np.abs(found - expected).max() < 0.2 * np.abs(expected).max()
     import onnx
