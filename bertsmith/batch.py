@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORE = -100  # a token label that no loss counts
+COLUMNS = "tokens", "segments", "positions"
 Item = TypeVar("Item")
 
 
@@ -47,6 +49,10 @@ class Padded:
         """From (B, L, …) back to this layout's own form."""
         return values
 
+    def real(self, values: Tensor) -> Tensor:
+        """Of one value a sequence, those that are no filler's: all."""
+        return values
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Padded:
         return Padded(function(self.mask))
 
@@ -67,31 +73,44 @@ class Groups:
 
 @dataclass(frozen=True)
 class Packed:
-    """No padding: sequence i holds the tokens from `starts[i]` to `starts[i + 1]`."""
+    """No padding: sequence i holds the tokens from `starts[i]` to `starts[i + 1]`.
 
-    starts: Tensor  # (B + 1,) int32
+    The last `filler` sequences are there to round the batch up; nobody asks for what comes of them.
+    """
+
+    starts: Tensor  # (B + filler + 1,) int32
     max_length: int
+    filler: int = 0
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many tokens each sequence has (B,)."""
+        return self.real(self.starts.diff())
 
     def first(self, hidden: Tensor) -> Tensor:
         """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
-        return hidden.index_select(0, self.starts[:-1].long())
+        return hidden.index_select(0, self.real(self.starts[:-1].long()))
 
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a token."""
         return hidden
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """Values as (B, max_length, …), with `fill` where there is no token."""
+        """Values as (B + filler, max_length, …), with `fill` where there is no token."""
         index, mask = self.rectangle
         mask = mask.reshape(mask.shape + (1,) * (values.dim() - 1))
         return values[index].masked_fill(~mask, fill)
 
     def unpad(self, values: Tensor) -> Tensor:
-        """From (B, max_length, …) back to (T, …)."""
+        """From (B + filler, max_length, …) back to (T, …)."""
         return values.flatten(0, 1).index_select(0, self.places)
 
+    def real(self, values: Tensor) -> Tensor:
+        """Of one value a sequence, those that are no filler's: (B, …)."""
+        return values[: len(values) - self.filler]
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Packed:
-        return Packed(function(self.starts), self.max_length)
+        return Packed(function(self.starts), self.max_length, self.filler)
 
     @cached_property
     def rectangle(self) -> tuple[Tensor, Tensor]:
@@ -111,6 +130,7 @@ class Packed:
         if (lengths == self.max_length).all():
             return None
         order = np.argsort(-lengths, kind="stable")
+        order = order[lengths[order] > 0]  # filler may be empty
         shapes, masks, sources = [], [], []
         while order.size:
             longest = int(lengths[order[0]])
@@ -177,6 +197,12 @@ class Batch:
             labels={name: function(value) for name, value in self.labels.items()},
         )
 
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the batch, in one order."""
+        found: list[Tensor] = []
+        self._map(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        return found
+
     def idle(self) -> Batch:
         """The same work for nothing: no loss counts it, no token and no sample is reckoned as used."""
         indices = None if self.indices is None else self.indices[:0]
@@ -208,6 +234,34 @@ def lay_out(
     t, s = (torch.from_numpy(fill_grid(mask, c, fill)) for c, fill in ((tokens, pad), (segments, 0)))
     p = torch.arange(longest).expand(len(lengths), longest)
     return Batch(t, s, p, Padded(torch.from_numpy(mask)), num_tokens=len(tokens))
+
+
+def rounded(batch: Batch) -> Batch:
+    """A packed batch rounded up to one of few sizes, by filler that no loss counts.
+
+    Tokens go up by a thirty-second at most (or to 256), masked positions by an eighth; the longest sequence counts as
+    64, or as a multiple of 128 tokens.
+    """
+    assert isinstance(batch.layout, Packed)
+    longest = batch.layout.max_length
+    longest = 64 if longest <= 64 else -(-longest // 128) * 128
+    step = _step(len(batch.tokens), 32)
+    more, fillers = -len(batch.tokens) % step, -(-step // longest)
+    ends = torch.arange(1, fillers + 1, dtype=torch.int32, device=batch.tokens.device) * longest
+    starts = torch.cat([batch.layout.starts, len(batch.tokens) + ends.clamp(max=more)])
+    sizes = {"tags": (more, IGNORE)}
+    if "masked" in batch.labels:
+        masked = len(batch.labels["masked"])
+        room = -masked % _step(masked, 8)
+        sizes |= {"masked": (room, 0), "targets": (room, IGNORE)}
+    labels = {n: F.pad(v, (0, sizes[n][0]), value=sizes[n][1]) if n in sizes else v for n, v in batch.labels.items()}
+    columns = (F.pad(v, (0, more)) for v in (batch.tokens, batch.segments, batch.positions))
+    layout = Packed(starts, longest, batch.layout.filler + fillers)
+    return replace(batch, **dict(zip(COLUMNS, columns, strict=True)), layout=layout, labels=labels)  # type: ignore[arg-type]
+
+
+def _step(size: int, parts: int) -> int:
+    return max(256, (1 << (size.bit_length() - 1)) // parts)
 
 
 def fill_grid(mask: NDArray[np.bool_], values: NDArray[Any], fill: int) -> NDArray[np.int64]:

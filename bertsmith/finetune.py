@@ -17,6 +17,7 @@ from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.model.encoder import Encoder
+from bertsmith.model.fast import can_fuse
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.predict import Predictor
 from bertsmith.pretrain import check_length
@@ -32,7 +33,7 @@ from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
 from bertsmith.training.run import finish_run, open_run
-from bertsmith.training.settings import TrainConfig, pick_device
+from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
 
@@ -148,6 +149,7 @@ def _finetune(
         evaluate=(lambda: evaluate(predictor, task, dev_rows)) if dev_rows else None,
         goal=task.metrics[0],
         resume=found,
+        recordable=can_fuse(where, autocast_dtype(config.train.precision, where)),
         title=f"fine-tuning {config.task}",
     )
     _write_answers(predictor, task, splits, columns, dev_rows, run)

@@ -21,6 +21,7 @@ from bertsmith.formats.hub import find_model
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder
+from bertsmith.model.fast import can_fuse
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
@@ -125,6 +126,7 @@ def _pretrain(
         flops=lambda batch: _flops(config.model, batch),
         watch=corpus.refuse_faults,
         resume=found,
+        recordable=can_fuse(where, autocast_dtype(config.train.precision, where)),
         title=f"pre-training {config.recipe}",
     )
     finish_run(run, objective, save)
@@ -256,7 +258,7 @@ def _flops(model: EncoderConfig, batch: Batch) -> float:
     if not batch.num_tokens:
         return 0.0
     assert isinstance(batch.layout, Packed)
-    return training_flops(model, batch.layout.starts.diff().tolist(), batch.counts["mlm"])
+    return training_flops(model, batch.layout.lengths.tolist(), batch.counts["mlm"])
 
 
 def _counts(corpus: Corpus) -> dict[str, int]:

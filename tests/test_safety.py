@@ -55,7 +55,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def watched(*arguments):
         nonlocal step
-        step = arguments[-1]
+        step = arguments[4]
         return gradients(*arguments)
 
     monkeypatch.setattr(fit, "gradients", watched)
@@ -419,7 +419,7 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) ->
     gradients = fit.gradients
 
     def interrupted(*arguments):
-        if arguments[-1] == step:
+        if arguments[4] == step:
             for number in numbers:
                 signal.raise_signal(number)
         return gradients(*arguments)

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.batch import Batch, Layout
 from bertsmith.errors import UserError
 from bertsmith.model.config import EncoderConfig
+from bertsmith.model.fast import is_fast
 from bertsmith.model.kernels import attend, attend_explicit
 
 
@@ -51,7 +52,11 @@ class Embeddings(nn.Module):
         self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        if is_fast(tokens.device, layout):
+            from bertsmith.model.fused.layer import embeddings_forward
+
+            return embeddings_forward(self, tokens, segments, positions)
         x = self.tokens(tokens) + self.segments(segments) + self.positions(positions)  # (…, H)
         return self.dropout(self.norm(x))
 
@@ -87,7 +92,10 @@ class FeedForward(nn.Module):
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(activate(self.inner(x), self.activation))
+        return self.outer(self.activate(self.inner(x)))
+
+    def activate(self, x: Tensor) -> Tensor:
+        return activate(x, self.activation)
 
 
 class Block(nn.Module):
@@ -103,6 +111,10 @@ class Block(nn.Module):
         self.norm_first = config.norm_first
 
     def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
+        if trace is None and is_fast(x.device, layout):
+            from bertsmith.model.fused.layer import block_forward
+
+            return block_forward(self, x, layout)
         x = self._add(x, self.attention_norm, lambda y: self.attention(y, layout, trace))
         return self._add(x, self.feed_forward_norm, self.feed_forward)
 
@@ -126,7 +138,7 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
         self._check_length(batch)
-        x = self.embeddings(batch.tokens, batch.segments, batch.positions)
+        x = self.embeddings(batch.tokens, batch.segments, batch.positions, batch.layout)
         for layer in self.layers:
             if trace is not None:
                 trace.hidden.append(x)
@@ -134,10 +146,17 @@ class Encoder(nn.Module):
                 x = checkpoint(layer, x, batch.layout, use_reentrant=False)  # type: ignore[assignment]
             else:
                 x = layer(x, batch.layout, trace)
-        x = self.final_norm(x)
+        x = self._finish(x, batch.layout) if trace is None else self.final_norm(x)
         if trace is not None:
             trace.hidden.append(x)
         return x
+
+    def _finish(self, x: Tensor, layout: Layout) -> Tensor:
+        if isinstance(self.final_norm, nn.LayerNorm) and is_fast(x.device, layout):
+            from bertsmith.model.fused.operations import norm_beside
+
+            return norm_beside(x, self.final_norm)[0]
+        return self.final_norm(x)
 
     def _check_length(self, batch: Batch) -> None:
         length = batch.layout.max_length

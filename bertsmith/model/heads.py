@@ -16,8 +16,14 @@ from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, activate, init_weights
+from bertsmith.model.fast import is_fast
 
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]
+
+
+def sum_and_right(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed cross-entropy of scores (N, K), and how many of the highest are the targets'."""
+    return F.cross_entropy(scores, targets, reduction="sum"), (scores.detach().argmax(-1) == targets).sum()
 
 
 class Pooler(nn.Module):
@@ -52,7 +58,18 @@ class MaskedLMHead(nn.Module):
         self.decoder.weight = embedding.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.decoder(self.norm(activate(self.transform(hidden), self.activation)))  # (M, V)
+        return self.decoder(self.norm(self.activate(self.transform(hidden))))  # (M, V)
+
+    def activate(self, x: Tensor) -> Tensor:
+        return activate(x, self.activation)
+
+    def losses(self, hidden: Tensor, targets: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """The summed loss of the masked words' states (M, H), and how many were right."""
+        if is_fast(hidden.device, layout):
+            from bertsmith.model.fused.layer import masked_word_losses
+
+            return masked_word_losses(self, hidden, targets)
+        return sum_and_right(self(hidden).float(), targets)
 
 
 class NextSentenceHead(nn.Module):
@@ -152,7 +169,7 @@ class TaskModel(nn.Module):
         if self.head_config.kind == "choice":
             return scores.view(-1, self.head_config.num_choices or len(scores))
         if self.head_config.kind == "span":
-            return batch.layout.pad(scores, float("-inf"))
+            return batch.layout.real(batch.layout.pad(scores, float("-inf")))
         return scores
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

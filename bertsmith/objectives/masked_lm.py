@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import MaskedLMHead, NextSentenceHead
+from bertsmith.model.heads import MaskedLMHead, NextSentenceHead, sum_and_right
 
 
 class MaskedLM(nn.Module):
@@ -21,8 +20,7 @@ class MaskedLM(nn.Module):
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Scores (M, V) at the masked positions only, and (B, 2) for the pair."""
-        hidden = self.encoder(batch)
-        masked = batch.layout.flat(hidden).index_select(0, batch.labels["masked"])  # (M, H)
+        hidden, masked = self._states(batch)
         scores = {"mlm": self.masked_lm(masked).float()}
         if self.next_sentence is not None:
             scores["nsp"] = self.next_sentence(hidden, batch.layout).float()
@@ -30,10 +28,15 @@ class MaskedLM(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Summed losses, `mlm` over the masked positions and `nsp` over the pairs, and how many were right."""
-        scores = self.logits(batch)
-        targets = {"mlm": batch.labels["targets"]}
-        if "nsp" in scores:
-            targets["nsp"] = batch.labels["next"]
-        losses = {name: F.cross_entropy(scores[name], t, reduction="sum") for name, t in targets.items()}
-        right = {f"{n}_accuracy": (scores[n].detach().argmax(-1) == t).sum() for n, t in targets.items()}
-        return {**losses, **right}
+        hidden, masked = self._states(batch)
+        found = {"mlm": self.masked_lm.losses(masked, batch.labels["targets"], batch.layout)}
+        if self.next_sentence is not None:
+            scores = self.next_sentence(hidden, batch.layout).float()
+            found["nsp"] = sum_and_right(scores, batch.labels["next"])
+        losses = {name: loss for name, (loss, _) in found.items()}
+        return {**losses, **{f"{name}_accuracy": right for name, (_, right) in found.items()}}
+
+    def _states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The hidden states of all tokens, and those of the masked positions (M, H)."""
+        hidden = self.encoder(batch)
+        return hidden, batch.layout.flat(hidden).index_select(0, batch.labels["masked"])

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith import draws
-from bertsmith.batch import Batch
+from bertsmith.batch import Batch, rounded
 from bertsmith.errors import Interrupted, UserError
 from bertsmith.progress import progress_bar
 from bertsmith.training import checkpoint, distributed, runlog
 from bertsmith.training.ahead import made_ahead
 from bertsmith.training.checkpoint import TrainerState
 from bertsmith.training.optim import make_optimizers
+from bertsmith.training.recorded import Recorder, may_record
 from bertsmith.training.schedule import Course, course_of, rate_share
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 from bertsmith.training.speed import Meter
@@ -50,6 +51,7 @@ def fit(
     flops: Callable[[Batch], float] | None = None,
     watch: Callable[[], None] = lambda: None,
     resume: tuple[Path, TrainerState] | None = None,
+    recordable: bool = False,
     title: str = "training",
 ) -> dict[str, Any]:
     """Train a model and give the last evaluation, with the number of steps.
@@ -58,19 +60,25 @@ def fit(
     `save(folder, tensors)` writes the model; `evaluate()` scores it, and `goal` names the score that makes a checkpoint
     the best one (`-loss`: lower is better). `flops` counts a batch's work; `watch` is called before every step, since
     `batches` may run in other processes, and raises where the data has turned out to be bad. `resume` is a checkpoint
-    of this run: the model has been loaded from it, the optimiser is here.
+    of this run: the model has been loaded from it, the optimiser is here. `recordable`: whether the model's passes can
+    be recorded on a GPU (see `recorded.py`).
     """
     device = next(model.parameters()).device
     trained = distributed.divide(model, config.parallel, device)
     meter = Meter(device, autocast_dtype(config.precision, device), flops)
     course, optimizers = course_of(config, steps), make_optimizers(model, config)
     loop = _Loop(trained, optimizers, config, course, meter, run, save, evaluate, goal)
+    make = batches
+    if may_record(device, optimizers):
+        loop.recorder = Recorder(trained, optimizers, config, recordable)
+        if loop.recorder.records_passes:
+            make = lambda step, share: [rounded(batch) for batch in batches(step, share)]  # noqa: E731
     if resume is not None:
         loop.go_on_from(*resume)
     if distributed.is_main():
         loop.log = runlog.open_log(run, loop.course.step, tensorboard=config.tensorboard)
     with stop_requests() as request:
-        return loop.go(made_ahead(batches, loop.keys(), device, config.workers), watch, request, title)
+        return loop.go(made_ahead(make, loop.keys(), device, config.workers), watch, request, title)
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ class _Loop:
     saved_at: float = 0.0  # seconds of training time
     saved: tuple[int, Path | None] | None = None  # the last checkpoint: its step, and where this process wrote it
     guard: Guard = field(default_factory=Guard)
+    recorder: Recorder | None = None
     log: runlog.Append | None = None
 
     def go_on_from(self, path: Path, state: TrainerState) -> None:
@@ -163,17 +172,16 @@ class _Loop:
         """One step of training, and its record."""
         course, config = self.course, self.config
         share = rate_share(config, course.step if not course.by_clock else word.done, course.total)
-        means, norm = gradients(self.model, micro_batches, word.counts, config, course.step)
+        means, norm = gradients(self.model, micro_batches, word.counts, config, course.step, self.recorder)
         loss = sum(value for name, value in means.items() if not name.endswith(RIGHT))
         if self.guard.accepts(loss, norm):
-            update(self.optimizers, share)
+            update(self.optimizers, share, self.recorder)
             self.meter.add(means, loss, micro_batches, word.tokens)
         elif self.guard.gives_up:
             bare = distributed.bare(self.model)  # whose gradients are not yet added up
             again = lambda number: step_loss(bare, micro_batches, number, word.counts, config, course.step)  # noqa: E731
             give_up(bare, micro_batches, again, loss, course.step)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         course.step += 1
         self.score = None
         self.tokens += word.tokens
@@ -181,6 +189,14 @@ class _Loop:
             record = {**self.meter.close(), "learning_rate": config.learning_rate * share, "gradient_norm": norm}
             record["max_length"] = max(b.layout.max_length for b in micro_batches)
             self._write({**record, **({"skipped": self.guard.skipped} if self.guard.skipped else {})})
+
+    def _forget_gradients(self) -> None:
+        """Zero, or nothing at all: a recorder has zeroed them where the step counted."""
+        if self.recorder is None:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad(set_to_none=True)
+        elif self.guard.in_a_row:
+            self.recorder.zero()
 
     def _record_due(self) -> bool:
         """About 200 records in a run, at the same steps however often it was resumed."""
@@ -249,29 +265,58 @@ class _Loop:
 
 
 def gradients(
-    model: nn.Module, micro_batches: list[Batch], counts: Mapping[str, float], config: TrainConfig, step: int
+    model: nn.Module,
+    micro_batches: list[Batch],
+    counts: Mapping[str, float],
+    config: TrainConfig,
+    step: int,
+    recorder: Recorder | None = None,
 ) -> tuple[dict[str, float], float]:
     """Forward and backward passes of a step, clipped; the means of all outputs and the gradient's norm."""
+    if not model.training:  # a walk through all modules, while the device waits
+        model.train()
     device = next(model.parameters()).device
-    totals: dict[str, Tensor] = {}
-    model.train()
+    one_pass = lambda batch, scales: _pass(model, batch, scales, config)  # noqa: E731
+    total: Tensor | None = None
     for number, batch in enumerate(micro_batches):
         seed_dropout(config, step, number)
-        with distributed.without_sync(model, last=number == len(micro_batches) - 1):
-            means = output_means(model, batch.to(device), counts, config)
-            losses = [value for name, value in means.items() if not name.endswith(RIGHT)]
-            # Gradients are averaged over the processes, and are meant to be added.
-            (torch.stack(losses).sum() * distributed.ranks()).backward()
-        for name, value in means.items():
-            totals[name] = totals.get(name, torch.zeros((), device=device)) + value.detach()
-    norm = distributed.whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
-    summed = distributed.add_up_tensor(torch.stack([value.float() for value in totals.values()]))
-    *values, length = torch.cat([summed, norm.detach().reshape(1).float()]).tolist()  # one wait for the device
-    return dict(zip(totals, values, strict=True)), length
+        scales = output_scales(batch, counts)
+        if recorder is not None:
+            names, values = recorder.run(one_pass, batch, scales)
+        else:
+            with distributed.without_sync(model, last=number == len(micro_batches) - 1):
+                names, values = one_pass(batch.to(device), scales)
+        total = values if total is None else total + values
+    assert total is not None
+    if recorder is not None:
+        norm = recorder.clip()
+    else:
+        norm = distributed.whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
+    summed = distributed.add_up_tensor(total)
+    *means, length = torch.cat([summed, norm.detach().reshape(1).float()]).tolist()  # one wait for the device
+    return dict(zip(names, means, strict=True)), length
 
 
-def output_means(model: nn.Module, batch: Batch, counts: Mapping[str, float], config: TrainConfig) -> dict[str, Tensor]:
-    """A model's outputs on a batch, each as its part of the step's mean; nothing where the batch is idle."""
+def _pass(
+    model: nn.Module, batch: Batch, scales: Mapping[str, float | Tensor], config: TrainConfig
+) -> tuple[list[str], Tensor]:
+    """Forward and backward of one batch; the names of its outputs, and their parts of the step's means."""
+    means = output_means(model, batch, scales, config)
+    losses = [value for name, value in means.items() if not name.endswith(RIGHT)]
+    # Gradients are averaged over the processes, and are meant to be added.
+    (torch.stack(losses).sum() * distributed.ranks()).backward()
+    return list(means), torch.stack([value.detach().float() for value in means.values()])
+
+
+def output_scales(batch: Batch, counts: Mapping[str, float]) -> dict[str, float]:
+    """What turns each sum of a batch into its part of the step's mean: nothing where the batch is idle."""
+    return {name: bool(batch.counts[name]) / max(1.0, count) for name, count in counts.items()}
+
+
+def output_means(
+    model: nn.Module, batch: Batch, scales: Mapping[str, float | Tensor], config: TrainConfig
+) -> dict[str, Tensor]:
+    """A model's outputs on a batch, each as its part of the step's mean."""
     device = batch.tokens.device
     dtype = autocast_dtype(config.precision, device)
     try:
@@ -282,8 +327,7 @@ def output_means(model: nn.Module, batch: Batch, counts: Mapping[str, float], co
             f"the device's memory is full with {len(batch.tokens)} tokens at once; lower train.micro_batch_size (the "
             "mathematics stays the same) or set train.gradient_checkpointing=true"
         ) from error
-    parts = {name: name.removesuffix(RIGHT) for name in sums}
-    return {name: sums[name] * (bool(batch.counts[part]) / max(1.0, counts[part])) for name, part in parts.items()}
+    return {name: value * scales[name.removesuffix(RIGHT)] for name, value in sums.items()}
 
 
 def seed_dropout(config: TrainConfig, step: int, number: int) -> None:
@@ -302,13 +346,19 @@ def step_loss(
 ) -> Tensor:
     """The loss of one micro-batch once more, as `gradients` took it."""
     seed_dropout(config, step, number)
-    means = output_means(model, micro_batches[number].to(next(model.parameters()).device), counts, config)
+    batch = micro_batches[number].to(next(model.parameters()).device)
+    means = output_means(model, batch, output_scales(batch, counts), config)
     return torch.stack([value for name, value in means.items() if not name.endswith(RIGHT)]).sum()
 
 
-def update(optimizers: list[torch.optim.Optimizer], share: float) -> None:
+def update(optimizers: list[torch.optim.Optimizer], share: float, recorder: Recorder | None = None) -> None:
     """A step of the optimisers at a share of their rates."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["rate"] * share
+            rate = group["rate"] * share
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+    if recorder is not None:
+        recorder.update()
+        return
+    for optimizer in optimizers:
         optimizer.step()

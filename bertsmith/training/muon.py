@@ -23,7 +23,8 @@ class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised; decay is decoupled."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, weight_decay: float, momentum: float) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        values = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "capturable": True}
+        super().__init__(groups, values)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -41,13 +42,14 @@ class Muon(torch.optim.Optimizer):
         moments = [self._moment(p) for p in parameters]
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
         steps = torch._foreach_lerp(gradients, moments, group["momentum"])
-        whole = torch.stack([distributed.whole(step).bfloat16() for step in steps])  # (N, rows, columns)
-        orthogonal = orthogonalise_together(whole)
         rows, columns = parameters[0].shape
-        rate = group["lr"] * math.sqrt(max(1.0, rows / columns))
+        whole = torch.empty(len(steps), rows, columns, dtype=torch.bfloat16, device=steps[0].device)
+        torch._foreach_copy_(list(whole.unbind(0)), [distributed.whole(step) for step in steps])
+        factor = group["lr"] * -math.sqrt(max(1.0, rows / columns))
+        changes = orthogonalise_together(whole) * factor
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        changes = [distributed.part_like(m.to(p.dtype), p) for m, p in zip(orthogonal, parameters, strict=True)]
-        torch._foreach_add_(parameters, changes, alpha=-rate)
+        for parameter, change in zip(parameters, changes, strict=True):
+            parameter.add_(distributed.part_like(change, parameter))
 
     def _moment(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -74,9 +76,9 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """Bring the singular values of a stack of matrices (N, rows, columns) near 1, by Newton and Schulz's iteration."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(TURNS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+        gram = x.mT @ x if tall else x @ x.mT  # the smaller of the two
+        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, x, factor, beta=a) if tall else torch.baddbmm(x, factor, x, beta=a)
+    return x

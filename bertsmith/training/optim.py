@@ -20,7 +20,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
         inner = [p for p in _inner_matrices(model) if p.requires_grad]  # a list: all processes need one order
         others = [p for p in parameters if not any(p is q for q in inner)]
         muon = Muon(
-            [{"params": inner, "rate": config.learning_rate}],
+            _on_device([{"params": inner, "rate": config.learning_rate}]),
             config.learning_rate,
             config.weight_decay,
             config.momentum,
@@ -47,9 +47,18 @@ def _groups(parameters: Iterable[Tensor], config: TrainConfig, rate: float) -> l
 
 def _adamw(parameters: list[Tensor], config: TrainConfig, rate: float) -> torch.optim.Optimizer:
     """AdamW with decoupled decay on matrices and embeddings."""
-    fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(_groups(parameters, config, rate), lr=rate, betas=betas, eps=config.adam_eps, fused=fused)
+    kinds = {p.device.type for p in parameters}
+    values = {"betas": (config.beta1, config.beta2), "eps": config.adam_eps, "fused": kinds <= {"cuda", "cpu"}}
+    groups = _on_device(_groups(parameters, config, rate))
+    return torch.optim.AdamW(groups, lr=rate, capturable=kinds == {"cuda"}, **values)  # type: ignore[arg-type]
+
+
+def _on_device(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The groups with their rates in the memory of the GPU, so that a recorded step reads them there."""
+    for group in groups:
+        if group["params"] and group["params"][0].is_cuda:
+            group["lr"] = torch.tensor(group["rate"], device=group["params"][0].device)
+    return groups
 
 
 class Lamb(torch.optim.Optimizer):

@@ -1,0 +1,365 @@
+"""Training on one GPU beside `transformers` (SDPA, bfloat16 autocast, torch.compile, fused AdamW), in the same run.
+
+    python -m benchmarks.pretrain_gpu full documents muon finetune profile equal \
+        --short SHARDS --long SHARDS --rows SST-2/train.tsv
+
+Whole steps: forward, backward, clipping at 1, AdamW. `full` has sequences of full length, `documents` real ones (short
+and long documents, 512 tokens at most; `transformers` gets the same batches padded), `muon` compares two optimisers,
+`finetune` takes Base through short texts in batches of 32 (`transformers` pads to the longest of a batch), `profile`
+says where the time goes on plain and on fused kernels, `equal` trains a small model on both and compares their held-out
+losses. Sections that are not run keep their last result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import BertConfig, BertForPreTraining, BertForSequenceClassification
+
+from benchmarks.kernel_kinds import by_kind
+from benchmarks.pretrain_cpu import loader_of, peer_inputs
+from benchmarks.record import RESULTS, record
+from bertsmith import held_out
+from bertsmith.batch import Batch, Example, Packed, collate, lay_out, rounded
+from bertsmith.data.loader import split_documents
+from bertsmith.data.shards import Corpus
+from bertsmith.formats.hf import config_out
+from bertsmith.model.config import EncoderConfig, encoder_config
+from bertsmith.model.cost import training_flops
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.pretrain import PretrainConfig
+from bertsmith.recipes import recipe
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.fit import gradients, update
+from bertsmith.training.optim import make_optimizers
+from bertsmith.training.recorded import Recorder
+from bertsmith.training.settings import TrainConfig
+from bertsmith.training.speed import matrix_ceiling
+
+TOKENS = 65536  # of a step
+DEVICE = torch.device("cuda")
+Step = Callable[[], None]
+
+
+def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) -> Step:
+    """A function that takes the next batch through a whole step, as `fit` does."""
+    optimizers = make_optimizers(model, train)
+    recorder = Recorder(model, optimizers, train, can_fuse(DEVICE, torch.bfloat16))
+    batches = [rounded(b).pin_memory() if not b.tokens.is_cuda else rounded(b) for b in batches]
+    turn = iter(range(10**9))
+
+    def step() -> None:
+        number = next(turn)
+        batch = batches[number % len(batches)]
+        gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, number, recorder)
+        update(optimizers, 1.0, recorder)
+
+    return step
+
+
+def peer_steps(model: Any, inputs: list[dict[str, Any]], rate: float = 1e-4) -> Step:
+    """The same with `transformers`; the loss is read every step, as ours is."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, fused=True)
+    turn = iter(range(10**9))
+    model.train()
+
+    def step() -> None:
+        given = {n: v.to(DEVICE, non_blocking=True) for n, v in inputs[next(turn) % len(inputs)].items()}
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(**given).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss.item()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def measure(step: Step, steps: int, warm: int = 6) -> dict[str, float]:
+    """Seconds of a step (the median), of the first step, and the most memory in GB."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    times = []
+    for number in range(warm + steps):
+        if number == warm:
+            kernels = compiled_kernels()
+        began = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    assert compiled_kernels() == kernels, "a kernel was compiled after the first steps"
+    memory = torch.cuda.max_memory_allocated() / 1e9
+    seconds = statistics.median(times[warm:])
+    extra = sum(times[:warm]) - warm * seconds  # compiling, recording
+    return {"seconds": seconds, "extra": extra, "memory_gb": round(memory, 1)}
+
+
+def hf_config(config: EncoderConfig) -> BertConfig:
+    made = config_out(MaskedLM(Encoder(dataclasses.replace(config, num_layers=1))))
+    made["num_hidden_layers"] = config.num_layers
+    return BertConfig(**{k: v for k, v in made.items() if k != "architectures"}, attn_implementation="sdpa")
+
+
+def with_dropout(size: str, dropout: float) -> EncoderConfig:
+    return dataclasses.replace(encoder_config(size), hidden_dropout=dropout, attention_dropout=dropout)
+
+
+def full_batch(length: int, vocabulary: int = 30522) -> Batch:
+    """Random tokens in sequences of one length, 15 % masked."""
+    rng = np.random.default_rng(0)
+    rows = TOKENS // length
+    ids = rng.integers(1000, vocabulary, TOKENS)
+    batch = lay_out(ids, np.tile(np.arange(length) >= length // 2, rows), np.full(rows, length), packed=True)
+    masked = np.sort(rng.choice(TOKENS, int(0.15 * TOKENS), replace=False))
+    labels = {
+        "masked": torch.from_numpy(masked),
+        "targets": torch.from_numpy(ids[masked]),
+        "next": torch.from_numpy(rng.integers(0, 2, rows)),
+    }
+    return dataclasses.replace(batch, labels=labels, counts={"mlm": len(masked), "nsp": rows})
+
+
+def rectangular(batch: Batch) -> dict[str, Any]:
+    """A batch of equal lengths as `transformers` takes it, without a mask: there is no padding."""
+    assert isinstance(batch.layout, Packed)
+    length = batch.layout.max_length
+    labels = torch.full_like(batch.tokens, -100)
+    labels[batch.labels["masked"]] = batch.labels["targets"]
+    given = {"input_ids": batch.tokens, "token_type_ids": batch.segments, "labels": labels}
+    return {**{n: v.view(-1, length) for n, v in given.items()}, "next_sentence_label": batch.labels["next"]}
+
+
+def compare(config: EncoderConfig, batches: list[Batch], inputs: list[dict[str, Any]], steps: int) -> dict[str, Any]:
+    """Ours and theirs on the same batches; real tokens a second."""
+    flops = statistics.mean(
+        training_flops(config, b.layout.lengths.tolist(), b.counts["mlm"])  # type: ignore[union-attr]
+        for b in batches
+    )
+    tokens = statistics.mean(b.num_tokens for b in batches)
+    ceiling = matrix_ceiling(DEVICE, torch.bfloat16)
+    step = our_steps(MaskedLM(Encoder(config)).to(DEVICE), batches, TrainConfig(steps=1))
+    found = {"bertsmith": measure(step, steps, max(6, 2 * len(batches)))}
+    del step
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    theirs = torch.compile(BertForPreTraining(hf_config(config)).to(DEVICE))
+    step = peer_steps(theirs, [{n: v.pin_memory() for n, v in i.items()} for i in inputs])
+    found["transformers"] = measure(step, steps)
+    del step, theirs
+    torch.cuda.empty_cache()
+    for values in found.values():
+        seconds = values.pop("seconds")
+        values["tokens_per_second"] = round(tokens / seconds)
+        values["tflops"] = round(flops / seconds / 1e12, 1)
+        values["share_of_ceiling"] = round(flops / seconds / ceiling, 3)
+        values["compile_seconds"] = round(values.pop("extra"), 1)
+    ratio = found["bertsmith"]["tokens_per_second"] / found["transformers"]["tokens_per_second"]
+    return {**found, "ratio": round(ratio, 3), "ceiling_tflops": round(ceiling / 1e12)}
+
+
+def full(arguments: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for size, length in (("base", 128), ("large", 512)):
+        for dropout in (0.0, 0.1):
+            batch = full_batch(length)
+            name = f"{size}, length {length}, dropout {dropout}"
+            found[name] = compare(with_dropout(size, dropout), [batch], [rectangular(batch)], 20)
+            print(name, json.dumps(found[name]), flush=True)
+    return found
+
+
+def documents(arguments: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for name, folder in (("short documents", arguments.short), ("long documents", arguments.long)):
+        corpus, base = Corpus.open(folder), recipe("bert-base")
+        config = dataclasses.replace(base, data=dataclasses.replace(base.data, max_length=512, long_length=None))
+        packed, padded = (loader_of(corpus, config, p) for p in (True, False))
+        rows, count = TOKENS // 512, 12
+        batches = [packed.step(i, rows, rows)[0] for i in range(count)]
+        inputs = [to_512(peer_inputs(padded.step(i, rows, rows)[0])) for i in range(count)]
+        fullness = sum(b.num_tokens for b in batches) / (count * rows * 512)
+        found[name] = {"fullness": round(fullness, 3), **compare(with_dropout("base", 0.1), batches, inputs, 24)}
+        print(name, json.dumps(found[name]), flush=True)
+    return found
+
+
+def to_512(inputs: dict[str, Any]) -> dict[str, Any]:
+    """One shape for all batches, so that the compiled peer is never compiled again."""
+    more = 512 - inputs["input_ids"].shape[1]
+    fills = {"labels": -100}
+    return {
+        n: torch.nn.functional.pad(v, (0, more), value=fills.get(n, 0)) if v.dim() == 2 else v
+        for n, v in inputs.items()
+    }
+
+
+def muon(arguments: argparse.Namespace) -> dict[str, Any]:
+    speedrun, batch = recipe("speedrun"), full_batch(128)
+    found: dict[str, Any] = {}
+    for name in ("adamw", "muon", "adamw", "muon"):
+        train = dataclasses.replace(speedrun.train, optimizer=name)
+        model = MaskedLM(Encoder(speedrun.model), next_sentence=False).to(DEVICE)
+        batch = dataclasses.replace(batch, counts={"mlm": batch.counts["mlm"]})
+        milliseconds = 1000 * measure(our_steps(model, [batch], train), 20)["seconds"]
+        found[name] = round(min(milliseconds, found.get(name, 1e9)), 2)
+    return {"milliseconds": found, "tokens": TOKENS, "muon_over_adamw": round(found["muon"] / found["adamw"] - 1, 4)}
+
+
+def finetune(arguments: argparse.Namespace) -> dict[str, Any]:
+    tokenizer = Tokenizer.load(arguments.tokenizer)
+    lines = [line.split("\t") for line in arguments.rows.read_text(encoding="utf-8").splitlines()[1:9601]]
+    ids = [np.array(i) for i in tokenizer.encode([text for text, _ in lines], special=True)]
+    examples = [Example(i, np.zeros_like(i), int(label)) for i, (_, label) in zip(ids, lines, strict=True)]
+    groups = [examples[i : i + 32] for i in range(0, len(examples), 32)]
+    config = encoder_config("base")
+    train = TrainConfig(steps=1, batch_size=32, learning_rate=2e-5)
+    ours = TaskModel(Encoder(config), HeadConfig("single", ("0", "1"))).to(DEVICE)
+    step = our_steps(ours, [collate(g, packed=True) for g in groups], train)
+    began = time.perf_counter()
+    for _ in range(60):
+        step()
+    warm = time.perf_counter() - began
+    found = {"bertsmith": steps_per_second(step, 240), "bertsmith_first_60_seconds": round(warm, 2)}
+    padded = [collate(g, packed=False) for g in groups]
+    inputs = [
+        {
+            "input_ids": b.tokens.pin_memory(),
+            "attention_mask": b.layout.mask.long().pin_memory(),  # type: ignore[union-attr]
+            "labels": b.labels["label"].pin_memory(),
+        }
+        for b in padded
+    ]
+    theirs = BertForSequenceClassification(hf_config(config)).to(DEVICE)
+    peer = peer_steps(theirs, inputs, 2e-5)
+    for _ in range(20):
+        peer()
+    found["transformers, dynamic padding"] = steps_per_second(peer, 240)
+    mean = statistics.mean(len(i) for i in ids)
+    ratio = found["bertsmith"] / found["transformers, dynamic padding"]
+    return {"steps_per_second": found, "mean_length": round(mean, 1), "ratio": round(ratio, 2)}
+
+
+def steps_per_second(step: Step, steps: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return round(steps / (time.perf_counter() - began), 1)
+
+
+def profiles(arguments: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for size, length in (("base", 128), ("large", 512)):
+        for name, context in (("plain", plain_kernels()), ("fused", nullcontext())):
+            with context:
+                model = MaskedLM(Encoder(with_dropout(size, 0.0))).to(DEVICE)
+                step = our_steps(model, [full_batch(length).to(DEVICE)], TrainConfig(steps=1))
+                for _ in range(4):
+                    step()
+                kinds, top = by_kind(step)
+            found[f"{size}, length {length}, {name}"] = {"milliseconds": kinds, "kernels": dict(top)}
+            print(size, name, kinds, flush=True)
+            del model, step
+            torch.cuda.empty_cache()
+    return found
+
+
+def equal(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Held-out losses after some hundred steps of real training, on plain and on fused kernels, several seeds."""
+    corpus, base = Corpus.open(arguments.long), recipe("bert-small")
+    tokenizer = Tokenizer.load(corpus.folder)
+    train = TrainConfig(steps=400, batch_size=256, learning_rate=5e-4, warmup=0.1)
+    config: PretrainConfig = dataclasses.replace(base, train=train)
+    _, kept = split_documents(corpus.manifest.documents, 0.01)
+    samples = held_out.choose_samples(corpus, kept, tokenizer)
+    loader = loader_of(corpus, config, True)
+    found: dict[str, Any] = {"plain": [], "fused": []}
+    for seed in (1, 2, 3):
+        for name, context in (("plain", plain_kernels()), ("fused", nullcontext())):
+            torch.manual_seed(seed)
+            model = MaskedLM(Encoder(config.model)).to(DEVICE)
+            with context:
+                for _ in train_on(loader, model, dataclasses.replace(train, seed=seed)):
+                    pass
+            scores = held_out.evaluate(model, loader_of(corpus, config, True), samples, torch.bfloat16)
+            found[name].append(round(float(scores["mlm_loss"]), 4))
+            print(name, seed, found[name][-1], flush=True)
+    return {**found, "steps": train.steps, "model": "bert-small, length 128, dropout 0.1"}
+
+
+def train_on(loader: Any, model: torch.nn.Module, train: TrainConfig) -> Iterator[int]:
+    optimizers = make_optimizers(model, train)
+    recorder = Recorder(model, optimizers, train, can_fuse(DEVICE, torch.bfloat16))
+    for number in range(train.steps or 0):
+        batch = rounded(loader.step(number, train.batch_size, train.batch_size)[0])
+        gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, number, recorder)
+        update(optimizers, min(1.0, number / 40), recorder)
+        yield number
+
+
+SECTIONS = {
+    "full": full,
+    "documents": documents,
+    "muon": muon,
+    "finetune": finetune,
+    "profile": profiles,
+    "equal": equal,
+}
+
+
+def show(results: dict[str, Any]) -> None:
+    table = Table("what", "tokens/s", "× transformers", "TFLOP/s", "of the ceiling", "memory GB", "compile s")
+    for section in ("full", "documents"):
+        for name, found in results.get(section, {}).items():
+            for who in ("bertsmith", "transformers"):
+                values = found[who]
+                table.add_row(
+                    f"{name}: {who}",
+                    f"{values['tokens_per_second']:,}",
+                    f"{found['ratio']:.2f}" if who == "bertsmith" else "",
+                    f"{values['tflops']:.0f}",
+                    f"{100 * values['share_of_ceiling']:.0f} %",
+                    f"{values['memory_gb']:.0f}",
+                    f"{values['compile_seconds']:.0f}",
+                )
+    Console(width=130).print(table)
+    for section in ("muon", "finetune", "equal"):
+        if section in results:
+            print(section, json.dumps(results[section]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="+", choices=SECTIONS)
+    parser.add_argument("--short", type=Path, help="shards of short documents")
+    parser.add_argument("--long", type=Path, help="shards of long documents")
+    parser.add_argument("--rows", type=Path, help="SST-2's train.tsv")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer folder for the rows")
+    arguments = parser.parse_args()
+    path = RESULTS / "pretrain_gpu.json"
+    results = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
+    for section in arguments.sections:
+        results[section] = SECTIONS[section](arguments)
+        print(record("pretrain_gpu", results), flush=True)
+    show(results)
+
+
+if __name__ == "__main__":
+    main()

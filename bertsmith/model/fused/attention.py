@@ -1,0 +1,146 @@
+"""Attention of packed sequences in Triton, for sequences that fit into one tile (up to 128 tokens), with dropout.
+
+A program has one head of one sequence and the whole of its scores: it needs neither the output nor sums of the forward
+pass to go back, and writes the gradients of queries, keys and values where the matrix product wants them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.model.fused.rows import keeps, scrambled, threshold_of
+
+LONGEST = 128
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _tile_attention_forward(
+    qkv_ptr, starts_ptr, seed_ptr, out_ptr, scale, threshold, factor, heads,
+    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    start = tl.load(starts_ptr + sequence)
+    length = tl.load(starts_ptr + sequence + 1) - start
+    row, feature = tl.arange(0, LENGTH), tl.arange(0, SIZE)
+    there = row < length
+    width = heads * SIZE
+    token = (start + row).to(tl.int64)
+    place = token[:, None] * (3 * width) + head * SIZE + feature[None, :]
+    q = tl.load(qkv_ptr + place, there[:, None], 0.0)
+    k = tl.load(qkv_ptr + place + width, there[:, None], 0.0)
+    v = tl.load(qkv_ptr + place + 2 * width, there[:, None], 0.0)
+    scores = tl.dot(q, tl.trans(k)) * scale + tl.where(there, 0.0, -1e30)[None, :]
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    weights = weights / tl.sum(weights, 1)[:, None]
+    if DROP:
+        seed = tl.load(seed_ptr)
+        down, across = scrambled((start + row) * heads + head, seed), scrambled(row, ~seed)
+        weights = tl.where(keeps(down[:, None], across[None, :], threshold), weights, 0.0)
+    out = tl.dot(weights.to(v.dtype), v)
+    if DROP:
+        out *= factor
+    tl.store(out_ptr + token[:, None] * width + head * SIZE + feature[None, :], out.to(v.dtype), there[:, None])
+
+
+@triton.jit
+def _tile_attention_backward(
+    grad_ptr, qkv_ptr, starts_ptr, seed_ptr, dqkv_ptr, sums_ptr, scale, scale_back, threshold, factor, heads,
+    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    start = tl.load(starts_ptr + sequence)
+    length = tl.load(starts_ptr + sequence + 1) - start
+    row, feature = tl.arange(0, LENGTH), tl.arange(0, SIZE)
+    there = row < length
+    width = heads * SIZE
+    token = (start + row).to(tl.int64)
+    place = token[:, None] * (3 * width) + head * SIZE + feature[None, :]
+    part = sums_ptr + sequence * 2 * width + head * SIZE + feature
+    q = tl.load(qkv_ptr + place, there[:, None], 0.0)
+    k = tl.load(qkv_ptr + place + width, there[:, None], 0.0)
+    v = tl.load(qkv_ptr + place + 2 * width, there[:, None], 0.0)
+    grad = tl.load(grad_ptr + token[:, None] * width + head * SIZE + feature[None, :], there[:, None], 0.0)
+    scores = tl.dot(q, tl.trans(k)) * scale + tl.where(there, 0.0, -1e30)[None, :]
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    weights = weights / tl.sum(weights, 1)[:, None]
+    back = tl.dot(grad, tl.trans(v))
+    if DROP:
+        seed = tl.load(seed_ptr)
+        down, across = scrambled((start + row) * heads + head, seed), scrambled(row, ~seed)
+        kept = keeps(down[:, None], across[None, :], threshold)
+        back = tl.where(kept, back, 0.0)
+        dropped = tl.where(kept, weights, 0.0).to(v.dtype)
+        scale_back = scale_back * factor
+    else:
+        dropped = weights.to(v.dtype)
+    dv = tl.dot(tl.trans(dropped), grad)
+    if DROP:
+        dv *= factor
+    tl.store(dqkv_ptr + place + 2 * width, dv.to(v.dtype), there[:, None])
+    tl.store(part + width, tl.sum(dv, 0))
+    dscores = (weights * (back - tl.sum(weights * back, 1)[:, None])).to(v.dtype)
+    dq = tl.dot(dscores, k) * scale_back
+    tl.store(dqkv_ptr + place, dq.to(v.dtype), there[:, None])
+    tl.store(part, tl.sum(dq, 0))
+    dk = tl.dot(tl.trans(dscores), q) * scale_back
+    tl.store(dqkv_ptr + place + width, dk.to(v.dtype), there[:, None])
+
+
+def fits(longest: int, head_size: int) -> bool:
+    """Whether these sequences fit into a tile."""
+    return longest <= LONGEST and head_size in (16, 32, 64, 128)
+
+
+def tile_length(longest: int) -> int:
+    """The side of the tile for sequences of at most this length."""
+    return int(max(16, triton.next_power_of_2(longest)))
+
+
+def _warps(length: int) -> int:
+    return 8 if length == LONGEST else 4
+
+
+def attention_forward(
+    qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float, seed: Tensor | None
+) -> Tensor:
+    """The mixed values (T, H) of queries, keys and values (T, 3 H) that stand side by side."""
+    size = qkv.shape[1] // (3 * heads)
+    out = torch.empty(len(qkv), heads * size, dtype=qkv.dtype, device=qkv.device)
+    length = tile_length(longest)
+    _tile_attention_forward[(len(starts) - 1, heads)](
+        qkv, starts, seed, out, size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads,
+        LENGTH=length, SIZE=size, DROP=seed is not None, num_warps=_warps(length),
+    )  # fmt: skip
+    return out
+
+
+def attention_backward(
+    grad: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
+
+    The sum of the keys' part is zero: a vector added to all keys changes no weight.
+    """
+    size = qkv.shape[1] // (3 * heads)
+    dqkv, width = torch.empty_like(qkv), heads * size
+    sums = torch.empty(len(starts) - 1, 2 * width, dtype=torch.float32, device=qkv.device)
+    length = tile_length(longest)
+    _tile_attention_backward[(len(starts) - 1, heads)](
+        grad, qkv, starts, seed, dqkv, sums, size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout),
+        1 / (1 - dropout), heads,
+        LENGTH=length, SIZE=size, DROP=seed is not None,
+        num_warps=_warps(length),
+    )  # fmt: skip
+    whole = sums.sum(0)
+    return dqkv, torch.cat([whole[:width], torch.zeros(width, device=qkv.device), whole[width:]])
+
+
+def warm_kernels() -> list[Any]:
+    """The kernels of this file, to count what has been compiled."""
+    return [_tile_attention_forward, _tile_attention_backward]

@@ -1,0 +1,210 @@
+"""Attention of packed sequences of any length in Triton, block by block, with dropout (FlashAttention-2, Dao 2023).
+
+Queries and keys of one head of one sequence meet in blocks. The forward pass keeps one number a query, the logarithm
+of the sum of its exponentials (to the base 2); the backward pass makes all weights again from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.model.fused.rows import keeps, scrambled, threshold_of
+
+LOG2E = 1.4426950408889634
+FORWARD, QUERY_SIDE, KEY_SIDE = (64, 64, 4, 3), (128, 64, 4, 3), (128, 32, 4, 3)  # own block, other's, warps, stages
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _long_attention_forward(
+    qkv_ptr, starts_ptr, seed_ptr, out_ptr, sums_ptr, scale, threshold, factor, heads, tokens,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    sequence, head = tl.program_id(2), tl.program_id(1)
+    start = tl.load(starts_ptr + sequence)
+    length = tl.load(starts_ptr + sequence + 1) - start
+    first = tl.program_id(0) * OWN
+    if first < length:
+        feature, width = tl.arange(0, SIZE), heads * SIZE
+        query = first + tl.arange(0, OWN)
+        base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
+        q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], query[:, None] < length, 0.0)
+        top = tl.full((OWN,), -1e30, tl.float32)
+        total = tl.zeros((OWN,), tl.float32)
+        mixed = tl.zeros((OWN, SIZE), tl.float32)
+        if DROP:
+            seed = tl.load(seed_ptr)
+            down = scrambled((start + query) * heads + head, seed)
+        for begin in range(0, length, OTHER):
+            key = begin + tl.arange(0, OTHER)
+            place = key[:, None] * (3 * width) + feature[None, :]
+            k = tl.load(base + width + place, key[:, None] < length, 0.0)
+            v = tl.load(base + 2 * width + place, key[:, None] < length, 0.0)
+            scores = tl.dot(q, tl.trans(k)) * scale + tl.where(key < length, 0.0, -1e30)[None, :]
+            new = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - new[:, None])
+            shrink = tl.exp2(top - new)
+            total = total * shrink + tl.sum(weights, 1)
+            if DROP:
+                weights = tl.where(keeps(down[:, None], scrambled(key, ~seed)[None, :], threshold), weights, 0.0)
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+            top = new
+        mixed = mixed * (factor / total)[:, None]
+        token = (start + query).to(tl.int64)
+        place = token[:, None] * width + head * SIZE + feature[None, :]
+        tl.store(out_ptr + place, mixed.to(out_ptr.dtype.element_ty), query[:, None] < length)
+        tl.store(sums_ptr + head * tokens + token, top + tl.log2(total), query < length)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _long_attention_queries(
+    grad_ptr, out_ptr, qkv_ptr, starts_ptr, seed_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
+    scale, scale_back, threshold, factor, heads, tokens,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    sequence, head = tl.program_id(2), tl.program_id(1)
+    start = tl.load(starts_ptr + sequence)
+    length = tl.load(starts_ptr + sequence + 1) - start
+    first = tl.program_id(0) * OWN
+    feature, width = tl.arange(0, SIZE), heads * SIZE
+    dq = tl.zeros((OWN, SIZE), tl.float32)
+    if first < length:
+        query = first + tl.arange(0, OWN)
+        asked = query[:, None] < length
+        base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
+        q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], asked, 0.0)
+        token = (start + query).to(tl.int64)
+        place = token[:, None] * width + head * SIZE + feature[None, :]
+        grad = tl.load(grad_ptr + place, asked, 0.0)
+        out = tl.load(out_ptr + place, asked, 0.0)
+        delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
+        if DROP:
+            delta = delta / factor
+            scale_back = scale_back * factor
+        tl.store(delta_ptr + head * tokens + token, delta, query < length)
+        level = tl.load(sums_ptr + head * tokens + token, query < length, 0.0)
+        if DROP:
+            seed = tl.load(seed_ptr)
+            down = scrambled((start + query) * heads + head, seed)
+        for begin in range(0, length, OTHER):
+            key = begin + tl.arange(0, OTHER)
+            at = key[:, None] * (3 * width) + feature[None, :]
+            k = tl.load(base + width + at, key[:, None] < length, 0.0)
+            v = tl.load(base + 2 * width + at, key[:, None] < length, 0.0)
+            # Past the last key the keys are zero, and so is what they add; no weight is above 1.
+            weights = tl.exp2(tl.minimum(tl.dot(q, tl.trans(k)) * scale - level[:, None], 0.0))
+            back = tl.dot(grad, tl.trans(v))
+            if DROP:  # the factor of what is kept is left to the end
+                back = tl.where(keeps(down[:, None], scrambled(key, ~seed)[None, :], threshold), back, 0.0)
+            dscores = (weights * (back - delta[:, None])).to(k.dtype)
+            dq += tl.dot(dscores, k)
+        dq *= scale_back
+        tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), asked)
+    row = sequence * tl.num_programs(0) + tl.program_id(0)
+    tl.store(part_ptr + row * 2 * width + head * SIZE + feature, tl.sum(dq, 0))
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _long_attention_keys(
+    grad_ptr, qkv_ptr, starts_ptr, seed_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
+    scale, scale_back, threshold, factor, heads, tokens,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    sequence, head = tl.program_id(2), tl.program_id(1)
+    start = tl.load(starts_ptr + sequence)
+    length = tl.load(starts_ptr + sequence + 1) - start
+    first = tl.program_id(0) * OWN
+    feature, width = tl.arange(0, SIZE), heads * SIZE
+    dk = tl.zeros((OWN, SIZE), tl.float32)
+    dv = tl.zeros((OWN, SIZE), tl.float32)
+    if first < length:
+        key = first + tl.arange(0, OWN)
+        there = key[:, None] < length
+        base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
+        place = key[:, None] * (3 * width) + feature[None, :]
+        k = tl.load(base + width + place, there, 0.0)
+        v = tl.load(base + 2 * width + place, there, 0.0)
+        if DROP:
+            seed = tl.load(seed_ptr)
+            down = scrambled(key, ~seed)
+        for begin in range(0, length, OTHER):
+            query = begin + tl.arange(0, OTHER)
+            asked = query[:, None] < length
+            token = (start + query).to(tl.int64)
+            q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], asked, 0.0)
+            grad = tl.load(grad_ptr + token[:, None] * width + head * SIZE + feature[None, :], asked, 0.0)
+            level = tl.load(sums_ptr + head * tokens + token, query < length, 1e30)
+            delta = tl.load(delta_ptr + head * tokens + token, query < length, 0.0)
+            weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])  # keys in rows
+            back = tl.dot(v, tl.trans(grad))
+            if DROP:
+                across = scrambled((start + query) * heads + head, seed)
+                kept = keeps(down[:, None], across[None, :], threshold)
+                back = tl.where(kept, back, 0.0)
+                dv += tl.dot(tl.where(kept, weights, 0.0).to(v.dtype), grad)
+            else:
+                dv += tl.dot(weights.to(v.dtype), grad)
+            dscores = (weights * (back - delta[None, :])).to(k.dtype)
+            dk += tl.dot(dscores, q)
+        if DROP:
+            dv *= factor
+            scale_back = scale_back * factor
+        dk *= scale_back
+        at = dqkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE + place
+        tl.store(at + width, dk.to(k.dtype), there)
+        tl.store(at + 2 * width, dv.to(k.dtype), there)
+        dv = tl.where(there, dv, 0.0)
+    row = sequence * tl.num_programs(0) + tl.program_id(0)
+    tl.store(part_ptr + row * 2 * width + width + head * SIZE + feature, tl.sum(dv, 0))
+
+
+def long_attention_forward(
+    qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float, seed: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The mixed values (T, H) of queries, keys and values (T, 3 H), and each query's logarithm of the sum."""
+    size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
+    out = torch.empty(tokens, heads * size, dtype=qkv.dtype, device=qkv.device)
+    sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
+    own, other, warps, stages = FORWARD
+    _long_attention_forward[(triton.cdiv(longest, own), heads, len(starts) - 1)](
+        qkv, starts, seed, out, sums, size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, sums
+
+
+def long_attention_backward(
+    grad: Tensor, out: Tensor, sums: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float,
+    seed: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
+
+    The sum of the keys' part is zero: a vector added to all keys changes no weight.
+    """
+    size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
+    width, device = heads * size, qkv.device
+    dqkv, delta = torch.empty_like(qkv), torch.empty_like(sums)
+    values = size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout), 1 / (1 - dropout), heads, tokens
+    own, other, warps, stages = QUERY_SIDE
+    blocks = triton.cdiv(longest, own)
+    parts = torch.empty((len(starts) - 1) * blocks, 2 * width, dtype=torch.float32, device=device)
+    _long_attention_queries[(blocks, heads, len(starts) - 1)](
+        grad, out, qkv, starts, seed, sums, delta, dqkv, parts, *values,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    own, other, warps, stages = KEY_SIDE
+    _long_attention_keys[(blocks, heads, len(starts) - 1)](
+        grad, qkv, starts, seed, sums, delta, dqkv, parts, *values,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    whole = parts.sum(0)
+    return dqkv, torch.cat([whole[:width], torch.zeros(width, device=device), whole[width:]])
+
+
+def warm_kernels() -> list[Any]:
+    """The kernels of this file, to count what has been compiled."""
+    return [_long_attention_forward, _long_attention_queries, _long_attention_keys]

@@ -1,0 +1,127 @@
+"""Triton kernels of the input layer: three rows of tables added, normalised and dropped out in one go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.model.fused.rows import NORM_PROGRAMS, NORM_WARPS, keeps, scrambled, threshold_of
+
+
+@triton.jit
+def _lookup_forward(
+    tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, shift_ptr, seed_ptr,
+    out_ptr, mean_ptr, rstd_ptr, eps, threshold, factor, columns,
+    BLOCK: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = column < columns
+    z = tl.load(words_ptr + tl.load(tokens_ptr + row) * columns + column, there, 0.0)
+    z += tl.load(parts_ptr + tl.load(segments_ptr + row) * columns + column, there, 0.0)
+    z += tl.load(places_ptr + tl.load(positions_ptr + row) * columns + column, there, 0.0)
+    mean = tl.sum(z, 0) / columns
+    centred = tl.where(there, z - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / columns + eps)
+    out = centred * rstd * tl.load(scale_ptr + column, there, 0.0)
+    if SHIFT:
+        out += tl.load(shift_ptr + column, there, 0.0)
+    place = row * columns + column
+    if DROP:
+        seed = tl.load(seed_ptr)
+        out = tl.where(keeps(scrambled(row, seed), scrambled(column, ~seed), threshold), out * factor, 0.0)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), there)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _lookup_backward(
+    grad_ptr, tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, seed_ptr,
+    mean_ptr, rstd_ptr, dwords_ptr, dparts_ptr, dplaces_ptr, dscale_ptr, dshift_ptr,
+    threshold, factor, rows, columns,
+    BLOCK: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    wide = tl.cast(columns, tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = column < columns
+    scale = tl.load(scale_ptr + column, there, 0.0)
+    dscale = tl.zeros((BLOCK,), tl.float32)
+    dshift = tl.zeros((BLOCK,), tl.float32)
+    first = tl.zeros((BLOCK,), tl.float32)  # of segment 0, which most tokens may be in
+    if DROP:
+        seed = tl.load(seed_ptr)
+        across = scrambled(column, ~seed)
+    for row in range(program, rows, programs):
+        place = row * wide + column
+        grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
+        if DROP:
+            grad = tl.where(keeps(scrambled(tl.cast(row, tl.int32), seed), across, threshold), grad * factor, 0.0)
+        token = tl.load(tokens_ptr + row) * columns
+        segment = tl.load(segments_ptr + row)
+        position = tl.load(positions_ptr + row) * columns
+        z = tl.load(words_ptr + token + column, there, 0.0)
+        z += tl.load(parts_ptr + segment * columns + column, there, 0.0)
+        z += tl.load(places_ptr + position + column, there, 0.0)
+        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
+        normal = tl.where(there, (z - mean) * rstd, 0.0)
+        scaled = grad * scale
+        along = tl.sum(scaled * normal, 0) / columns
+        level = tl.sum(scaled, 0) / columns
+        dz = (scaled - normal * along - level) * rstd
+        dscale += grad * normal
+        dshift += grad
+        tl.atomic_add(dwords_ptr + token + column, dz, there, sem="relaxed")
+        tl.atomic_add(dplaces_ptr + position + column, dz, there, sem="relaxed")
+        if segment == 0:
+            first += dz
+        else:
+            tl.atomic_add(dparts_ptr + segment * columns + column, dz, there, sem="relaxed")
+    part = program.to(tl.int64) * columns + column
+    tl.store(dscale_ptr + part, dscale, there)
+    tl.store(dshift_ptr + part, dshift, there)
+    tl.atomic_add(dparts_ptr + column, first, there, sem="relaxed")
+
+
+def lookup_forward(
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], scale: Tensor,
+    shift: Tensor | None, seed: Tensor | None, dropout: float, eps: float, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Dropout of the norm of the three tables' rows, with each row's mean and inverse deviation."""
+    rows, columns = len(tokens), tables[0].shape[1]
+    out = torch.empty(rows, columns, dtype=dtype, device=tokens.device)
+    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=tokens.device) for _ in range(2))
+    _lookup_forward[(rows,)](
+        tokens, segments, positions, *tables, scale, shift, seed, out, mean, rstd, eps, threshold_of(dropout),
+        1 / (1 - dropout), columns,
+        BLOCK=triton.next_power_of_2(columns), SHIFT=shift is not None, DROP=seed is not None, num_warps=NORM_WARPS,
+    )  # fmt: skip
+    return out, mean, rstd
+
+
+def lookup_backward(
+    grad: Tensor, tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor],
+    scale: Tensor, seed: Tensor | None, mean: Tensor, rstd: Tensor, dropout: float,
+) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
+    """Gradients of the tables, and of the norm's scale and shift."""
+    rows, columns = grad.shape
+    found = [torch.zeros_like(table) for table in tables]
+    programs = min(NORM_PROGRAMS, rows)
+    sums = torch.empty(2, programs, columns, dtype=torch.float32, device=grad.device)
+    _lookup_backward[(programs,)](
+        grad, tokens, segments, positions, *tables, scale, seed, mean, rstd, *found, sums[0], sums[1],
+        threshold_of(dropout), 1 / (1 - dropout), rows, columns,
+        BLOCK=triton.next_power_of_2(columns), DROP=seed is not None, num_warps=NORM_WARPS,
+    )  # fmt: skip
+    whole = sums.sum(1)
+    return found, whole[0], whole[1]
+
+
+def warm_kernels() -> list[Any]:
+    """The kernels of this file, to count what has been compiled."""
+    return [_lookup_forward, _lookup_backward]

@@ -1,0 +1,218 @@
+"""The encoder's operations on the fast path: matrix products, and between them one kernel where plain code has many.
+
+T tokens, H hidden size. States are bfloat16, sums inside the kernels float32. A product leaves its bias to the kernel
+that reads its result, which adds it on the way in and sums up its gradient on the way back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from bertsmith.batch import Packed
+from bertsmith.model.fused import attention, long_attention, lookup, rows
+
+
+def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
+    """A seed of a kernel's dropout, from the device's own generator; None where nothing is dropped."""
+    return torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=device) if dropout else None
+
+
+def embed(
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], norm: nn.LayerNorm,
+    dropout: float, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Dropout of the norm of three tables' rows: tokens, segments, positions."""
+    seed = draw_seed(tokens.device, dropout)
+    indices = tokens, segments, positions
+    return _Embed.apply(*indices, *tables, norm.weight, norm.bias, seed, dropout, norm.eps, dtype)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens, segments, positions, words, parts, places, scale, shift, seed, dropout, eps, dtype):  # type: ignore[override]
+        indices, tables = (tokens, segments, positions), (words, parts, places)
+        out, mean, rstd = lookup.lookup_forward(*indices, tables, scale, shift, seed, dropout, eps, dtype)
+        ctx.save_for_backward(*indices, *tables, scale, shift, seed, mean, rstd)
+        ctx.dropout = dropout
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        *first, scale, shift, seed, mean, rstd = ctx.saved_tensors
+        tokens, segments, positions, *tables = first
+        dtables, dscale, dshift = lookup.lookup_backward(
+            grad.contiguous(), tokens, segments, positions, tuple(tables), scale, seed, mean, rstd, ctx.dropout
+        )
+        return None, None, None, *dtables, dscale, None if shift is None else dshift, None, None, None, None
+
+
+def add_norm(x: Tensor, y: Tensor, bias: Tensor | None, norm: nn.LayerNorm, dropout: float) -> Tensor:
+    """The norm of x + dropout(y + bias)."""
+    seed = draw_seed(x.device, dropout)
+    out, _ = _AddNorm.apply(x, y, bias, norm.weight, norm.bias, seed, dropout, norm.eps)  # type: ignore[no-untyped-call]
+    return out  # type: ignore[no-any-return]
+
+
+def norm_beside(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """The norm of x, and x itself, whose gradients meet in one kernel."""
+    return _AddNorm.apply(x, None, None, norm.weight, norm.bias, None, 0.0, norm.eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, y, bias, scale, shift, seed, dropout, eps):  # type: ignore[override]
+        out, mean, rstd = rows.add_norm_forward(x, y, bias, scale, shift, seed, dropout, eps)
+        ctx.save_for_backward(x, y, bias, scale, shift, seed, mean, rstd)
+        ctx.dropout = dropout
+        ctx.set_materialize_grads(False)
+        return out, x.view_as(x) if y is None else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad, more):  # type: ignore[override]
+        x, y, bias, scale, shift, seed, mean, rstd = ctx.saved_tensors
+        dx, dy, dscale, dshift, dbias = rows.add_norm_backward(
+            grad.contiguous(), x, y, bias, scale, seed, mean, rstd, ctx.dropout, more
+        )
+        return dx, None if y is None else dy, dbias, dscale, None if shift is None else dshift, None, None, None
+
+
+def gelu(x: Tensor, bias: Tensor | None) -> Tensor:
+    """GELU of x + bias."""
+    return _Gelu.apply(x, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, bias):  # type: ignore[override]
+        ctx.save_for_backward(x, bias)
+        return rows.gelu_forward(x, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        x, bias = ctx.saved_tensors
+        return rows.gelu_backward(grad.contiguous(), x, bias)
+
+
+def branch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """A matrix product of x, and x itself, whose gradients meet in the product of the way back.
+
+    The bias gets no gradient here: the operation that reads the result gives it.
+    """
+    return _Product.apply(x, weight, None if bias is None else bias.detach(), True)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """A matrix product of x."""
+    product, _ = _Product.apply(x, weight, None, False)  # type: ignore[no-untyped-call]
+    return product  # type: ignore[no-any-return]
+
+
+class _Product(torch.autograd.Function):
+    """In the precision of x; the gradient of the weights comes out of the product in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x, weight, bias, beside):  # type: ignore[override]
+        weight = weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
+        return F.linear(x, weight, None if bias is None else bias.to(x.dtype)), x.view_as(x) if beside else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad, beside):  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        grad = grad.contiguous()
+        # `beside` is nobody else's any more: what led to `grad` has read it.
+        dx = grad @ weight if beside is None else beside.addmm_(grad, weight)
+        return dx, whole_product(grad.t(), x), None, None
+
+
+def whole_product(a: Tensor, b: Tensor) -> Tensor:
+    """A matrix product whose sums are not rounded to the precision of a and b."""
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()  # type: ignore[call-overload, no-any-return]
+
+
+def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, dropout: float) -> Tensor:
+    """Attention of queries, keys and values (T, 3 H) that stand side by side; gives (T, H).
+
+    `bias` is in them already, and gets its gradient here.
+    """
+    seed = draw_seed(qkv.device, dropout)
+    kernel = _Tile if attention.fits(layout.max_length, qkv.shape[1] // (3 * heads)) else _Long
+    return kernel.apply(qkv, bias, layout.starts, layout.max_length, heads, dropout, seed)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Tile(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv, bias, starts, longest, heads, dropout, seed):  # type: ignore[override]
+        ctx.save_for_backward(qkv, starts, seed)
+        ctx.rest = longest, heads, dropout
+        ctx.bias = bias is not None
+        return attention.attention_forward(qkv, starts, longest, heads, dropout, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        qkv, starts, seed = ctx.saved_tensors
+        longest, heads, dropout = ctx.rest
+        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, longest, heads, dropout, seed)
+        return dqkv, dbias if ctx.bias else None, None, None, None, None, None
+
+
+class _Long(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv, bias, starts, longest, heads, dropout, seed):  # type: ignore[override]
+        out, sums = long_attention.long_attention_forward(qkv, starts, longest, heads, dropout, seed)
+        ctx.save_for_backward(out, sums, qkv, starts, seed)
+        ctx.rest = longest, heads, dropout
+        ctx.bias = bias is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        out, sums, qkv, starts, seed = ctx.saved_tensors
+        longest, heads, dropout = ctx.rest
+        dqkv, dbias = long_attention.long_attention_backward(
+            grad.contiguous(), out, sums, qkv, starts, longest, heads, dropout, seed
+        )
+        return dqkv, dbias if ctx.bias else None, None, None, None, None, None
+
+
+def masked_words(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed cross-entropy of `hidden` (M, H) against all words of `weight` (V, H), and how many were right."""
+    return _MaskedWords.apply(hidden, weight, bias, targets)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _MaskedWords(torch.autograd.Function):
+    """The scores are never kept: the forward pass turns them into their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden, weight, bias, targets):  # type: ignore[override]
+        words, more = len(weight), -len(weight) % 64  # so that the rows of the scores are aligned
+        weight, bias = F.pad(weight.to(hidden.dtype), (0, 0, 0, more)), F.pad(bias.to(hidden.dtype), (0, more))
+        scores = F.linear(hidden, weight, bias)
+        needed = any(ctx.needs_input_grad)
+        losses, right = rows.cross_entropy(scores, words, targets, needed)
+        if needed:
+            ctx.save_for_backward(hidden, weight, scores)
+            ctx.words = words
+        count = right.sum()
+        ctx.mark_non_differentiable(count)
+        return losses.sum(), count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad, _):  # type: ignore[override]
+        hidden, weight, scores = ctx.saved_tensors
+        dhidden = (scores @ weight) * grad.to(hidden.dtype)
+        dweight, dbias = whole_product(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
+        return dhidden, dweight[: ctx.words].mul_(grad), dbias[: ctx.words] * grad, None

@@ -1,0 +1,314 @@
+"""Triton kernels that go through a matrix row by row: norms, activations, the loss of the masked words.
+
+T rows, H columns. Every kernel reads its inputs once and writes its outputs once; sums over all rows (the gradients of
+biases and scales) are made on the way, as partial sums of a fixed number of programs, so that they do not depend on
+the order in which the programs end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# As measured on an H200: programs that share the rows of a backward pass, warps of a program, blocks.
+NORM_PROGRAMS, NORM_WARPS = 1056, 1
+GELU_PROGRAMS, GELU_WARPS, GELU_TILE = 4224, 4, (2, 1024)
+LOSS_BLOCK, LOSS_WARPS = 2048, 4
+
+
+@triton.jit
+def scrambled(index, seed):
+    """A well mixed number of 32 bits for each index."""
+    x = index.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def keeps(row, column, threshold):
+    """Whether dropout keeps the places where these rows and columns meet, each given as its mixed number.
+
+    Short, since it runs for every place, forward and back: the sum is mixed once more.
+    """
+    x = row + column
+    return (x ^ (x >> 15)) * 0x846CA68B >= threshold.to(tl.uint32)
+
+
+def threshold_of(dropout: float) -> int:
+    """The share of dropped places as the kernels take it: of 2^32, and not under 2^31 lest its type depends on it."""
+    return round(dropout * (1 << 32)) + (1 << 40)
+
+
+@triton.jit
+def gelu_parts(x):
+    """The normal distribution's cdf and density at x; error under 2e-7 (Abramowitz and Stegun 7.1.26)."""
+    t = 1.0 / (1.0 + 0.2316418882 * tl.abs(x))
+    density = tl.exp2(x * x * -0.7213475204444817) * 0.3989422804014327
+    tail = t * (0.3193815306 + t * (-0.3565637813 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    tail *= density
+    return tl.where(x >= 0, 1.0 - tail, tail), density
+
+
+@triton.jit
+def _add_norm_forward(
+    x_ptr, y_ptr, bias_ptr, scale_ptr, shift_ptr, seed_ptr, out_ptr, mean_ptr, rstd_ptr,
+    eps, threshold, factor, columns,
+    BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = column < columns
+    place = row * columns + column
+    z = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    if ADD:
+        y = tl.load(y_ptr + place, there, 0.0).to(tl.float32)
+        if BIAS:
+            y += tl.load(bias_ptr + column, there, 0.0).to(tl.float32)
+        if DROP:
+            seed = tl.load(seed_ptr)
+            y = tl.where(keeps(scrambled(row, seed), scrambled(column, ~seed), threshold), y * factor, 0.0)
+        z += y
+    mean = tl.sum(z, 0) / columns
+    centred = tl.where(there, z - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / columns + eps)
+    out = centred * rstd * tl.load(scale_ptr + column, there, 0.0).to(tl.float32)
+    if SHIFT:
+        out += tl.load(shift_ptr + column, there, 0.0).to(tl.float32)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), there)
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _add_norm_backward(
+    grad_ptr, x_ptr, y_ptr, bias_ptr, scale_ptr, seed_ptr, mean_ptr, rstd_ptr, more_ptr,
+    dx_ptr, dy_ptr, dscale_ptr, dshift_ptr, dbias_ptr,
+    threshold, factor, rows, columns,
+    BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, MORE: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    wide = tl.cast(columns, tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = column < columns
+    scale = tl.load(scale_ptr + column, there, 0.0).to(tl.float32)
+    dscale = tl.zeros((BLOCK,), tl.float32)
+    dshift = tl.zeros((BLOCK,), tl.float32)
+    dbias = tl.zeros((BLOCK,), tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + column, there, 0.0).to(tl.float32)
+    if DROP:
+        seed = tl.load(seed_ptr)
+        across = scrambled(column, ~seed)
+    for row in range(program, rows, programs):
+        place = row * wide + column
+        grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
+        z = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+        if DROP:
+            kept = keeps(scrambled(tl.cast(row, tl.int32), seed), across, threshold)
+        if ADD:
+            y = tl.load(y_ptr + place, there, 0.0).to(tl.float32)
+            if BIAS:
+                y += bias
+            if DROP:
+                y = tl.where(kept, y * factor, 0.0)
+            z += y
+        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
+        normal = tl.where(there, (z - mean) * rstd, 0.0)
+        scaled = grad * scale
+        along = tl.sum(scaled * normal, 0) / columns
+        level = tl.sum(scaled, 0) / columns
+        dz = (scaled - normal * along - level) * rstd
+        dscale += grad * normal
+        dshift += grad
+        if MORE:
+            dz += tl.load(more_ptr + place, there, 0.0).to(tl.float32)
+        tl.store(dx_ptr + place, dz.to(dx_ptr.dtype.element_ty), there)
+        if ADD:
+            if DROP:
+                dz = tl.where(kept, dz * factor, 0.0)
+                tl.store(dy_ptr + place, dz.to(dy_ptr.dtype.element_ty), there)
+            if BIAS:
+                dbias += tl.where(there, dz, 0.0)
+    part = program.to(tl.int64) * columns + column
+    tl.store(dscale_ptr + part, dscale, there)
+    tl.store(dshift_ptr + part, dshift, there)
+    if BIAS:
+        tl.store(dbias_ptr + part, dbias, there)
+
+
+def add_norm_forward(
+    x: Tensor, y: Tensor | None, bias: Tensor | None, scale: Tensor, shift: Tensor | None, seed: Tensor | None,
+    dropout: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The norm of x + dropout(y + bias), with each row's mean and inverse deviation."""
+    rows, columns = x.shape
+    out = torch.empty_like(x)
+    mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
+    block = triton.next_power_of_2(columns)
+    _add_norm_forward[(rows,)](
+        x, y, bias, scale, shift, seed, out, mean, rstd, eps, threshold_of(dropout), 1 / (1 - dropout), columns,
+        BLOCK=block, ADD=y is not None, BIAS=bias is not None, SHIFT=shift is not None, DROP=seed is not None,
+        num_warps=max(1, min(8, block // 256)),
+    )  # fmt: skip
+    return out, mean, rstd
+
+
+def add_norm_backward(
+    grad: Tensor, x: Tensor, y: Tensor | None, bias: Tensor | None, scale: Tensor, seed: Tensor | None, mean: Tensor,
+    rstd: Tensor, dropout: float, more: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of x, y, the norm's scale and shift, and the bias; `more` is added to that of x + dropout(y + bias)."""
+    rows, columns = x.shape
+    dx = torch.empty_like(x)
+    dy = torch.empty_like(x) if seed is not None else dx
+    programs = min(NORM_PROGRAMS, rows)
+    sums = torch.empty(3 if bias is not None else 2, programs, columns, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(columns)
+    _add_norm_backward[(programs,)](
+        grad, x, y, bias, scale, seed, mean, rstd, more, dx, dy, sums[0], sums[1], sums[-1],
+        threshold_of(dropout), 1 / (1 - dropout), rows, columns,
+        BLOCK=block, ADD=y is not None, BIAS=bias is not None, DROP=seed is not None, MORE=more is not None,
+        num_warps=NORM_WARPS,
+    )  # fmt: skip
+    whole = sums.sum(1)
+    return dx, dy, whole[0], whole[1], whole[2] if bias is not None else None
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gelu_forward(x_ptr, bias_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip  # noqa: E501
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = (row[:, None] < rows) & (column[None, :] < columns)
+    place = row[:, None].to(tl.int64) * columns + column[None, :]
+    x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    if BIAS:
+        x += tl.load(bias_ptr + column, column < columns, 0.0).to(tl.float32)[None, :]
+    cdf, _ = gelu_parts(x)
+    tl.store(out_ptr + place, (x * cdf).to(out_ptr.dtype.element_ty), there)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _gelu_backward(
+    grad_ptr, x_ptr, bias_ptr, dx_ptr, dbias_ptr, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + column, column < columns, 0.0).to(tl.float32)[None, :]
+    for begin in range(program * ROWS, rows, programs * ROWS):
+        row = begin + tl.arange(0, ROWS)
+        there = (row[:, None] < rows) & (column[None, :] < columns)
+        place = row[:, None].to(tl.int64) * columns + column[None, :]
+        x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
+        if BIAS:
+            x += bias
+        cdf, density = gelu_parts(x)
+        dx = grad * (cdf + x * density)
+        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
+        if BIAS:
+            total += tl.sum(dx, 0)
+    if BIAS:
+        tl.store(dbias_ptr + program.to(tl.int64) * columns + column, total, column < columns)
+
+
+def gelu_forward(x: Tensor, bias: Tensor | None) -> Tensor:
+    """GELU of x + bias."""
+    rows, columns = x.shape
+    out = torch.empty_like(x)
+    grid = (triton.cdiv(rows, 8), triton.cdiv(columns, 512))
+    _gelu_forward[grid](x, bias, out, rows, columns, ROWS=8, COLUMNS=512, BIAS=bias is not None)
+    return out
+
+
+def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Gradients of x and of the bias."""
+    rows, columns = x.shape
+    dx = torch.empty_like(x)
+    across = triton.cdiv(columns, GELU_TILE[1])
+    programs = min(triton.cdiv(GELU_PROGRAMS, across), triton.cdiv(rows, GELU_TILE[0]))
+    sums = torch.empty(programs if bias is not None else 0, columns, dtype=torch.float32, device=x.device)
+    _gelu_backward[(programs, across)](
+        grad,
+        x,
+        bias,
+        dx,
+        sums,
+        rows,
+        columns,
+        ROWS=GELU_TILE[0],
+        COLUMNS=GELU_TILE[1],
+        BIAS=bias is not None,
+        num_warps=GELU_WARPS,
+    )
+    return dx, sums.sum(0) if bias is not None else None
+
+
+@triton.jit
+def _cross_entropy(
+    scores_ptr, targets_ptr, loss_ptr, right_ptr, words, stride,
+    BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    scores_ptr += row * stride
+    target = tl.load(targets_ptr + row).to(tl.int32)
+    top, total = -float("inf"), 0.0
+    best, at_target = 2147483647, 0.0
+    for begin in range(0, words, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        there = column < words
+        x = tl.load(scores_ptr + column, there, -float("inf")).to(tl.float32)
+        highest = tl.max(x, 0)
+        first = tl.min(tl.where(x == highest, column, 2147483647), 0)
+        best = tl.where(highest > top, first, best)
+        new = tl.maximum(top, highest)
+        total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
+        top = new
+        at_target += tl.sum(tl.where(column == target, x, 0.0), 0)
+    counts = target >= 0  # others are filler
+    tl.store(loss_ptr + row, tl.where(counts, top + tl.log(total) - at_target, 0.0))
+    tl.store(right_ptr + row, (best == target).to(tl.int32))
+    if GRADIENT:
+        inverse = tl.where(counts, 1.0 / total, 0.0)
+        for begin in range(0, stride, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            there = column < words
+            x = tl.load(scores_ptr + column, there, -float("inf")).to(tl.float32)
+            share = tl.exp(x - top) * inverse
+            share = tl.where(column == target, share - 1.0, share)
+            tl.store(scores_ptr + column, share.to(scores_ptr.dtype.element_ty), column < stride)
+
+
+def cross_entropy(scores: Tensor, words: int, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
+    """Each row's loss, and whether its highest score is the target's; nothing where the target is below 0.
+
+    Only the first `words` scores of a row count. With `gradient`, the scores (M, at least V) turn into the gradient of
+    the summed loss with regard to them: they are the largest matrix of a step, and nobody reads them again.
+    """
+    rows, stride = scores.shape
+    loss = torch.empty(rows, dtype=torch.float32, device=scores.device)
+    right = torch.empty(rows, dtype=torch.int32, device=scores.device)
+    _cross_entropy[(rows,)](
+        scores,
+        targets,
+        loss,
+        right,
+        words,
+        stride,
+        BLOCK=min(LOSS_BLOCK, triton.next_power_of_2(stride)),
+        GRADIENT=gradient,
+        num_warps=LOSS_WARPS,
+    )
+    return loss, right
+
+
+def warm_kernels() -> list[Any]:
+    """The kernels of this file, to count what has been compiled."""
+    return [_add_norm_forward, _add_norm_backward, _gelu_forward, _gelu_backward, _cross_entropy]

@@ -1,0 +1,146 @@
+"""What needs a GPU: the fused kernels and recorded steps give what plain code gives, and compile once."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bertsmith.batch import Batch, Example, collate, lay_out, rounded
+from bertsmith.model.config import EncoderConfig, encoder_config
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.training.fit import gradients, update
+from bertsmith.training.optim import make_optimizers
+from bertsmith.training.recorded import Recorder
+from bertsmith.training.settings import TrainConfig
+
+CUDA = torch.device("cuda")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not can_fuse(CUDA, torch.bfloat16), reason="needs a CUDA GPU and Triton"
+)
+
+
+def config(dropout: float = 0.0, **changes: object) -> EncoderConfig:
+    values = {"num_layers": 2, "hidden_dropout": dropout, "attention_dropout": dropout, **changes}
+    return dataclasses.replace(encoder_config("base"), **values)  # type: ignore[arg-type]
+
+
+def masked_batch(longest: int, rows: int, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(longest // 4, longest + 1, rows)
+    total = int(lengths.sum())
+    batch = lay_out(rng.integers(1000, 30000, total), rng.integers(0, 2, total), lengths, packed=True)
+    masked = np.sort(rng.choice(total, total // 7, replace=False))
+    labels = {
+        "masked": torch.from_numpy(masked),
+        "targets": torch.from_numpy(rng.integers(1000, 30000, len(masked))),
+        "next": torch.from_numpy(rng.integers(0, 2, rows)),
+    }
+    return dataclasses.replace(batch, labels=labels, counts={"mlm": len(masked), "nsp": rows})
+
+
+def all_gradients(model: torch.nn.Module, batch: Batch, precision: str) -> tuple[dict[str, float], Tensor]:
+    model.zero_grad(set_to_none=True)
+    train = TrainConfig(steps=1, precision=precision, clip_norm=0.0)  # type: ignore[arg-type]
+    means, _ = gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, 0)
+    return means, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("longest", [60, 128, 512])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_fused_is_as_near_to_float32_as_plain_code(longest: int, norm_first: bool) -> None:
+    torch.manual_seed(0)
+    model = MaskedLM(Encoder(config(norm_first=norm_first))).to(CUDA)
+    batch = masked_batch(longest, 16)
+    with plain_kernels():
+        truth, exact = all_gradients(model, batch, "float32")
+        _, plain = all_gradients(model, batch, "bfloat16")
+    means, fused = all_gradients(model, batch, "bfloat16")
+    assert abs(means["mlm"] - truth["mlm"]) < 2e-3
+    assert (fused - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()
+
+
+def weights_after(
+    model: torch.nn.Module, batches: list[Batch], train: TrainConfig, recorded: bool
+) -> tuple[list[float], Tensor]:
+    optimizers = make_optimizers(model, train)
+    recorder = Recorder(model, optimizers, train, passes=True) if recorded else None
+    losses = []
+    for step, batch in enumerate(batches):
+        means, _ = gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, step, recorder)
+        losses.append(sum(v for n, v in means.items() if not n.endswith("accuracy")))
+        update(optimizers, 1.0, recorder)
+        if recorder is None:
+            model.zero_grad(set_to_none=True)
+    return losses, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_recorded_steps_are_those_that_are_not(optimizer: str) -> None:
+    train = TrainConfig(steps=1, optimizer=optimizer, learning_rate=1e-3)  # type: ignore[arg-type]
+    batches = [rounded(masked_batch(128, 8, seed)) for seed in range(8)]
+    runs = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        runs.append(weights_after(MaskedLM(Encoder(config(0.1))).to(CUDA), batches, train, recorded))
+    (plain, first), (fast, second) = runs
+    assert np.allclose(plain, fast, atol=0.02)
+    assert (first - second).norm() < 0.02 * first.norm()
+
+
+def test_small_batches_of_a_task() -> None:
+    rng = np.random.default_rng(0)
+    batches = []
+    for _ in range(12):
+        lengths = rng.integers(4, 60, 32)
+        rows = [Example(rng.integers(1000, 30000, n), np.zeros(n, int), int(rng.integers(2))) for n in lengths]
+        batches.append(collate(rows, packed=True))
+    train = TrainConfig(steps=1, learning_rate=1e-4)
+    runs = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = TaskModel(Encoder(config()), HeadConfig("single", ("a", "b"))).to(CUDA)
+        given = [rounded(b) for b in batches] if recorded else batches
+        runs.append(weights_after(model, given, train, recorded)[0])
+    assert np.allclose(*runs, atol=0.02)
+
+
+def test_kernels_are_compiled_once() -> None:
+    model = MaskedLM(Encoder(config(0.1))).to(CUDA)
+    train = TrainConfig(steps=1)
+    weights_after(model, [masked_batch(128, 9, 0)], train, recorded=False)
+    before = compiled_kernels()
+    weights_after(model, [masked_batch(128, rows, rows) for rows in range(7, 20)], train, recorded=False)
+    assert compiled_kernels() == before
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_dropout_keeps_the_mean(dropout: float) -> None:
+    """Averaged over many draws, outputs with dropout come near those without."""
+    torch.manual_seed(0)
+    model = Encoder(config(dropout, num_layers=1)).to(CUDA)
+    batch = masked_batch(128, 8).to(CUDA)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        model.train()
+        mean = torch.stack([model(batch).float() for _ in range(200)]).mean(0)
+        model.eval()
+        plain = model(batch).float()
+    assert (mean - plain).norm() < 0.15 * plain.norm()
+
+
+def test_evaluation_on_both_paths() -> None:
+    torch.manual_seed(0)
+    model = MaskedLM(Encoder(config())).to(CUDA).eval()
+    batch = masked_batch(128, 8).to(CUDA)
+    found = []
+    for context in (plain_kernels(), nullcontext()):
+        with context, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            found.append(model.logits(batch)["mlm"].float())
+    assert (found[0] - found[1]).norm() < 0.02 * found[0].norm()
