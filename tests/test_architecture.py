@@ -14,7 +14,7 @@ LAYERS = [
     {"data", "objectives", "training"},
     {"tasks", "formats"},
     {"pretrain", "held_out", "finetune", "predict", "answers", "embed", "extend", "engines"},
-    {"recipes", "verify", "convert"},
+    {"recipes", "verify", "convert", "protocols"},
     {"demo_text", "demo", "report"},
     {"cli", "commands", "__main__", "__init__"},
 ]

@@ -62,6 +62,25 @@ def show(values: dict[str, Any], as_json: bool, *header: str) -> None:
     Console().print(table)
 
 
+def show_summary(summary: dict[str, Any], as_json: bool) -> None:
+    """The scores of several runs: for people a line a setting, and which run was taken."""
+    if as_json or os.environ.get("RANK", "0") != "0":
+        show(summary, as_json)
+        return
+    columns = ("seeds", "mean", "deviation", "median", "best")
+    table = Table("setting", *columns, title=f"{summary['task']}: {summary['metric']} on dev")
+    for setting in summary["settings"]:
+        figures = ("–" if setting[name] is None else _cell(setting[name]) for name in columns)
+        table.add_row(setting["name"] or "as given", *figures)
+    Console().print(table)
+    best = summary["best"]
+    Console().print(
+        f"{summary['model']} is the model of {best['folder']} ({summary['metric']} {best[summary['metric']]:.4f}): the best "
+        f"of {best['of_runs']} runs, chosen on dev, so its own score there is too good by that choice.",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
 def _cell(value: Any) -> str:
     """A value as people read it: an entry a line; of a long list the beginning; of a small number its size."""
     if isinstance(value, dict):

@@ -88,10 +88,12 @@ def read(run: Path) -> list[dict[str, Any]]:
     return records
 
 
-def last_scores(run: Path) -> dict[str, float]:
-    """The last evaluation of a run, as `fit` gave it."""
+def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
+    """The last evaluation of a run, or the one at a step, as `fit` gave it."""
     found: dict[str, float] = {}
     for record in read(run):
+        if step is not None and record["step"] != step:
+            continue
         numbers = {n: v for n, v in record.items() if n.startswith("dev_") and isinstance(v, (int, float))}
         found = {n.removeprefix("dev_"): v for n, v in numbers.items()} or found
     return found

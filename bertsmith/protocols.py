@@ -1,0 +1,177 @@
+"""Protocols: one fine-tuning with several seeds and over a grid of settings, and what to make of the scores.
+
+`OUT/seed-1`, … are runs; with a grid, `OUT/SETTING/seed-1`, …. `OUT/summary.json` has the scores and their mean,
+deviation, median and best; `OUT/model` is a copy of the best run's model, so that OUT is a model itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from bertsmith.config import override, read_json, to_dict
+from bertsmith.errors import UserError, suggestion
+from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.folders import new_folder, refuse_existing
+from bertsmith.progress import say
+from bertsmith.tasks.description import Task
+from bertsmith.tasks.reading import find_splits
+from bertsmith.tasks.task import find_task
+from bertsmith.training import distributed
+from bertsmith.training.run import MODEL, facts_of, final_scores, is_finished, same_settings, write_json
+from bertsmith.training.settings import pick_device
+
+PROTOCOL, SUMMARY = "protocol.json", "summary.json"
+Grid = dict[str, Sequence[Any]]
+# The paper's appendix A.3: what works well across all tasks.
+GENERAL: Grid = {
+    "train.batch_size": (16, 32),
+    "train.learning_rate": (5e-5, 3e-5, 2e-5),
+    "train.epochs": (2, 3, 4),
+}
+# Section 4.1: one batch size and length for all of GLUE, the rate chosen on dev.
+GLUE: Grid = {"train.batch_size": (32,), "train.learning_rate": (5e-5, 4e-5, 3e-5, 2e-5), "train.epochs": (3,)}
+# Sections 4.2 to 4.4: what the paper fine-tuned these with.
+SINGLE: dict[str, Grid] = {
+    "squad1": {"train.batch_size": (32,), "train.learning_rate": (5e-5,), "train.epochs": (3,)},
+    "squad2": {"train.batch_size": (48,), "train.learning_rate": (5e-5,), "train.epochs": (2,)},
+    "swag": {"train.batch_size": (16,), "train.learning_rate": (2e-5,), "train.epochs": (3,)},
+}
+
+
+def find_grid(text: str | None, task: str) -> Grid:
+    """A grid by its name (`paper`, `glue`), or as `key=value,value key=value,value`."""
+    if not text:
+        return {}
+    if text == "paper":
+        return SINGLE.get(task, GENERAL)
+    if text == "glue":
+        return GLUE
+    grid: Grid = {}
+    for part in text.split():
+        key, equals, values = part.partition("=")
+        if not equals or not all(values.split(",")):
+            near = suggestion(part, ("paper", "glue"))
+            raise UserError(
+                f"--grid {part!r}: write paper, glue, or settings with their values, for example "
+                f'"train.learning_rate=2e-5,3e-5 train.batch_size=16,32"{near}'
+            )
+        if key in grid:
+            raise UserError(f"--grid names {key} twice; give all its values at once: {key}=A,B")
+        grid[key] = tuple(dict.fromkeys(values.split(",")))
+    if "train.seed" in grid:
+        raise UserError("--grid train.seed: seeds are counted by --seeds, and settings are compared over them")
+    return grid
+
+
+def settings_of(grid: Grid) -> list[dict[str, Any]]:
+    """Every setting of a grid; without one, a single setting that changes nothing."""
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def name_of(setting: dict[str, Any]) -> str:
+    """A setting as people and folders name it."""
+    return ",".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
+
+
+def finetune_many(
+    config: FinetuneConfig,
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    seeds: int = 1,
+    grid: str | None = None,
+    dev: str | Path | None = None,
+    device: str | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Fine-tune with every setting of a grid and `seeds` seeds each; gives the summary.
+
+    The setting with the best mean on dev is chosen, and of its runs the best one, whose model becomes `out/model`. With
+    `resume`, runs that are finished stay as they are; more seeds may be added to a protocol that is done.
+    """
+    out, task = Path(out), find_task(config.task)
+    if seeds < 1:
+        raise UserError(f"--seeds must be at least 1, not {seeds}")
+    settings = settings_of(find_grid(grid, config.task))
+    configs = [override(config, [f"{key}={value}" for key, value in setting.items()]) for setting in settings]
+    if not find_splits(task, data, dev).dev:
+        raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
+    where = pick_device(device)
+    facts = {"start": str(model), "data": str(data), "dev": str(dev or ""), "grid": grid or ""}
+    with distributed.processes(where):
+        distributed.by_main(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))
+        rows = []
+        for number, (setting, changed) in enumerate(zip(settings, configs, strict=True)):
+            folder = out / name_of(setting) if setting else out
+            for count in range(seeds):
+                seed = config.train.seed + count
+                run = folder / f"seed-{seed}"
+                say(f"run {number * seeds + count + 1} of {len(settings) * seeds}: {run.relative_to(out)}")
+                chosen = override(changed, [f"train.seed={seed}"])
+                if not (resume and is_finished(run)):
+                    finetune(chosen, model, data, run, dev=dev, device=device, resume=resume)
+            rows.append({"setting": setting, "runs": _runs_in(folder, out)})
+        return distributed.by_main(lambda: _finish(out, task, rows))
+
+
+def _open(out: Path, facts: dict[str, Any], resume: bool) -> None:
+    """Begin a protocol, or go on with the same one."""
+    if resume and (out / PROTOCOL).exists():
+        same_settings(read_json(out / PROTOCOL), facts, out / PROTOCOL)
+        return
+    refuse_existing(out, hint="add --resume to go on with it, or choose another --out")
+    write_json(out / PROTOCOL, facts)
+
+
+def _runs_in(folder: Path, out: Path) -> list[dict[str, Any]]:
+    """The finished runs of a setting, also those of an earlier call with more seeds."""
+    found = sorted(folder.glob("seed-*"), key=lambda path: int(path.name.removeprefix("seed-")))
+    return [_run(path, out) for path in found if is_finished(path)]
+
+
+def _run(folder: Path, out: Path) -> dict[str, Any]:
+    seed, collapsed = int(folder.name.removeprefix("seed-")), facts_of(folder).get("collapsed", [])
+    values = {"seed": seed, "folder": str(folder.relative_to(out)), "scores": final_scores(folder)}
+    return {**values, **({"collapsed": collapsed} if collapsed else {})}
+
+
+def _finish(out: Path, task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Choose the best run, copy its model and write the summary."""
+    summary = summarise(task, rows)
+    best = summary["best"]["folder"]
+    before = read_json(out / SUMMARY)["best"]["folder"] if (out / SUMMARY).exists() else None
+    if best != before or not (out / MODEL).exists():
+        (out / SUMMARY).unlink(missing_ok=True)  # a kill from here on is mended by --resume
+        shutil.rmtree(out / MODEL, ignore_errors=True)
+        with new_folder(out / MODEL) as folder:
+            shutil.copytree(out / best / MODEL, folder, dirs_exist_ok=True)
+    write_json(out / SUMMARY, summary)
+    return summary
+
+
+def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Each setting with the mean, deviation, median and best of its seeds, and the run to take, chosen on dev."""
+    known = rows[0]["runs"][0]["scores"]
+    metric = next((name for name in task.metrics if name in known), min(known))
+    settings = []
+    for row in rows:
+        values = [run["scores"][metric] for run in row["runs"]]
+        spread = {"deviation": stdev(values) if len(values) > 1 else None, "median": median(values)}
+        figures = {"seeds": len(values), "mean": mean(values), **spread, "best": max(values)}
+        settings.append({"name": name_of(row["setting"]), **figures, **row})
+    chosen = max(settings, key=lambda setting: setting["mean"])
+    best = max(chosen["runs"], key=lambda run: run["scores"][metric])
+    choice = {"setting": chosen["name"], "seed": best["seed"], "folder": best["folder"], metric: best["scores"][metric]}
+    return {
+        "task": task.name,
+        "metric": metric,
+        "chosen_on": "dev",
+        "best": {**choice, "of_runs": sum(len(setting["runs"]) for setting in settings)},
+        "settings": settings,
+    }
