@@ -21,6 +21,7 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.predict import Predictor
 from bertsmith.pretrain import check_length
 from bertsmith.progress import say
+from bertsmith.tasks.collapse import collapse, guess_loss, same_answer
 from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.files import write_answers
 from bertsmith.tasks.metrics import seqeval_metrics
@@ -31,7 +32,8 @@ from bertsmith.tasks.spans import choose_threshold
 from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import finish_run, open_run
+from bertsmith.training.restarts import seed_now, starts_again
+from bertsmith.training.run import final_scores, finish_run, open_run
 from bertsmith.training.settings import TrainConfig, pick_device
 
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
@@ -62,7 +64,10 @@ class FinetuneData:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights."""
+    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
+
+    A run that collapses starts again with another seed, at most `restarts` times.
+    """
 
     task: str
     data: FinetuneData = field(default_factory=FinetuneData)
@@ -70,6 +75,11 @@ class FinetuneConfig:
         default_factory=lambda: TrainConfig(epochs=3, batch_size=32, learning_rate=5e-5, warmup=0.1)
     )
     random_start: bool = False
+    restarts: int = 2
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise UserError(f"restarts must not be negative: {self.restarts}")
 
 
 def finetune(
@@ -85,7 +95,11 @@ def finetune(
     """Train all parameters with a new output layer; `out/model` is the finished model. Gives the dev scores."""
     where = pick_device(device)
     with distributed.processes(where):
-        return _finetune(config, find_model(model), data, Path(out), dev, where, resume)
+        source, scores = find_model(model), None
+        while scores is None:
+            scores = _finetune(config, source, data, Path(out), dev, where, resume)
+            resume = True  # a run that has collapsed goes on, from its beginning
+        return scores
 
 
 def _finetune(
@@ -96,7 +110,10 @@ def _finetune(
     dev: str | Path | None,
     where: torch.device,
     resume: bool,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """Gives the scores, or None where the run has collapsed and is ready to start again."""
+    given, seed = config, seed_now(run, config.train.seed, config.restarts)
+    config = replace(config, train=replace(config.train, seed=seed))
     task = find_task(config.task)
     splits = find_splits(task, data, dev)
     columns = guessed_columns(task, splits.train[0], config.data.columns)
@@ -118,10 +135,10 @@ def _finetune(
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
     endings = max(1, head.num_choices)
     steps = config.train.num_steps(len(encoded.examples) // endings)
-    found, finished = open_run(run, to_dict(config), facts, resume)
+    found, finished = open_run(run, to_dict(given), facts, resume)
     counts = {"rows": len(rows), "labels": len(head.labels)}
     if finished:
-        return {**counts, **runlog.last_scores(run)}
+        return {**counts, **final_scores(run)}
     network = load_folder(found[0]).model if found is not None and distributed.is_main() else loaded.model
     assert isinstance(network, TaskModel)
     network.to(where)
@@ -138,6 +155,7 @@ def _finetune(
     def save(folder: Path, tensors: Any) -> None:
         save_folder(folder, network, loaded.tokenizer, predictor.notes, tensors)
 
+    noticed: dict[str, str] = {}
     scores = fit(
         network,
         batches,
@@ -145,26 +163,38 @@ def _finetune(
         steps,
         run,
         save=save,
-        evaluate=(lambda: evaluate(predictor, task, dev_rows)) if dev_rows else None,
+        evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed)) if dev_rows else None,
         goal=task.metrics[0],
         resume=found,
         title=f"fine-tuning {config.task}",
     )
+    guess = guess_loss(rows, head, network.class_weights)
+    why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
+    if why and starts_again(run, seed, scores["steps"], config.restarts, why):
+        return None
     _write_answers(predictor, task, splits, columns, dev_rows, run)
     finish_run(run, network, save)
     return {**counts, **scores}
 
 
-def evaluate(predictor: Predictor, task: Task, dev_rows: dict[str, list[Row]]) -> dict[str, float]:
-    """The scores on every dev file; where a question may have no answer, the threshold is chosen here (section 4.3)."""
+def evaluate(
+    predictor: Predictor, task: Task, dev_rows: dict[str, list[Row]], noticed: dict[str, str]
+) -> dict[str, float]:
+    """The scores on every dev file; where a question may have no answer, the threshold is chosen here (section 4.3).
+
+    `noticed` is told where all rows of a file get the same answer.
+    """
     scores: dict[str, float] = {}
+    head = predictor.head
     for prefix, rows in dev_rows.items():
+        answers = list(predictor.predict_rows(rows))
+        noticed[prefix] = same_answer(rows, answers, head)
         if task.head == "span" and task.no_answer:
-            threshold = choose_threshold(task, rows, list(predictor.predict_rows(rows)))
+            threshold = choose_threshold(task, rows, answers)
             limits = {name: value for name, value in predictor.notes.limits.items() if name != "threshold"}
             limits |= {} if threshold is None else {"threshold": threshold}
             predictor.notes = replace(predictor.notes, limits=limits)
-        found = predictor.evaluate(rows)
+        found = KINDS[head.kind].score(predictor.task, rows, answers, head, predictor.limits)
         scores |= {f"{prefix}_{name}" if prefix else name: value for name, value in found.items()}
     return scores
 

@@ -14,7 +14,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 from bertsmith.config import override, read_json, to_dict
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import Diverged, UserError, suggestion
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.folders import new_folder, refuse_existing
 from bertsmith.progress import say
@@ -114,8 +114,13 @@ def finetune_many(
                 run = folder / f"seed-{seed}"
                 say(f"run {number * seeds + count + 1} of {len(settings) * seeds}: {run.relative_to(out)}")
                 chosen = override(changed, [f"train.seed={seed}"])
-                if not (resume and is_finished(run)):
-                    finetune(chosen, model, data, run, dev=dev, device=device, resume=resume)
+                try:
+                    if not (resume and is_finished(run)):
+                        finetune(chosen, model, data, run, dev=dev, device=device, resume=resume)
+                except Diverged as error:  # one bad setting does not end a grid
+                    if len(settings) == 1:
+                        raise
+                    say(f"warning: {run.relative_to(out)} failed: {error}")
             rows.append({"setting": setting, "runs": _runs_in(folder, out)})
         return distributed.by_main(lambda: _finish(out, task, rows))
 
@@ -157,15 +162,15 @@ def _finish(out: Path, task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]
 
 def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Each setting with the mean, deviation, median and best of its seeds, and the run to take, chosen on dev."""
-    known = rows[0]["runs"][0]["scores"]
+    known = next((row["runs"][0]["scores"] for row in rows if row["runs"]), None)
+    if known is None:
+        raise UserError("no run of the grid has reached its end; lower train.learning_rate")
     metric = next((name for name in task.metrics if name in known), min(known))
     settings = []
     for row in rows:
         values = [run["scores"][metric] for run in row["runs"]]
-        spread = {"deviation": stdev(values) if len(values) > 1 else None, "median": median(values)}
-        figures = {"seeds": len(values), "mean": mean(values), **spread, "best": max(values)}
-        settings.append({"name": name_of(row["setting"]), **figures, **row})
-    chosen = max(settings, key=lambda setting: setting["mean"])
+        settings.append({"name": name_of(row["setting"]), **figures_of(values), **row})
+    chosen = max((s for s in settings if s["runs"]), key=lambda setting: setting["mean"])
     best = max(chosen["runs"], key=lambda run: run["scores"][metric])
     choice = {"setting": chosen["name"], "seed": best["seed"], "folder": best["folder"], metric: best["scores"][metric]}
     return {
@@ -175,3 +180,12 @@ def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "best": {**choice, "of_runs": sum(len(setting["runs"]) for setting in settings)},
         "settings": settings,
     }
+
+
+def figures_of(values: Sequence[float]) -> dict[str, Any]:
+    """The number of seeds, their mean, deviation (of a sample), median and best; None where there is no such figure."""
+    if not values:
+        return {"seeds": 0, "mean": None, "deviation": None, "median": None, "best": None}
+    deviation = stdev(values) if len(values) > 1 else None
+    figures = {"mean": mean(values), "deviation": deviation, "median": median(values), "best": max(values)}
+    return {"seeds": len(values), **figures}

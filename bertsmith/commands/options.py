@@ -73,12 +73,13 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
         figures = ("–" if setting[name] is None else _cell(setting[name]) for name in columns)
         table.add_row(setting["name"] or "as given", *figures)
     Console().print(table)
-    best = summary["best"]
+    best, metric = summary["best"], summary["metric"]
     Console().print(
-        f"{summary['model']} is the model of {best['folder']} ({summary['metric']} {best[summary['metric']]:.4f}): the best "
-        f"of {best['of_runs']} runs, chosen on dev, so its own score there is too good by that choice.",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+        f"{summary['model']} is the model of {best['folder']} ({metric} {best[metric]:.4f}): the best of "
+        f"{best['of_runs']} runs, chosen on dev, so its own score there is too good by that choice.",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _cell(value: Any) -> str:

@@ -72,7 +72,7 @@ def finetune(
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
-    The paper's grid, five seeds each: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
+    Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
     """
     from bertsmith.finetune import FinetuneConfig
     from bertsmith.finetune import finetune as function

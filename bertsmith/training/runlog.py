@@ -99,6 +99,13 @@ def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
     return found
 
 
+def last_loss(run: Path) -> float:
+    """The mean training loss over the last fifth of a run; not a number where none was written."""
+    losses = [record["loss"] for record in read(run) if "loss" in record]
+    last = losses[-max(1, len(losses) // 5) :]
+    return sum(last) / len(last) if last else math.nan
+
+
 def rewind(run: Path, step: int) -> None:
     """Forget what was written after a step, so that a resumed run continues its own curve."""
     if not (run / FILE).exists():
