@@ -16,7 +16,7 @@ from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.predict import Predictor
 from bertsmith.pretrain import check_length
@@ -66,7 +66,9 @@ class FinetuneData:
 class FinetuneConfig:
     """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
 
-    A run that collapses starts again with another seed, at most `restarts` times.
+    A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
+    the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
+    they are (0: the embeddings alone).
     """
 
     task: str
@@ -76,10 +78,13 @@ class FinetuneConfig:
     )
     random_start: bool = False
     restarts: int = 2
+    reinit_layers: int = 0
+    frozen_layers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.restarts < 0:
-            raise UserError(f"restarts must not be negative: {self.restarts}")
+        for name in ("restarts", "reinit_layers", "frozen_layers"):
+            if (getattr(self, name) or 0) < 0:
+                raise UserError(f"{name} must not be negative: {getattr(self, name)}")
 
 
 def finetune(
@@ -142,6 +147,7 @@ def _finetune(
     network = load_folder(found[0]).model if found is not None and distributed.is_main() else loaded.model
     assert isinstance(network, TaskModel)
     network.to(where)
+    _freeze(network, config.frozen_layers)
     network.encoder.gradient_checkpointing = config.train.gradient_checkpointing
     network.class_weights = class_weights(rows, head, config.data.class_weights, config.data.balanced)
     kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
@@ -248,10 +254,35 @@ def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
     """The pre-trained encoder with a fresh output layer; the pooler comes along where the folder has one."""
     torch.manual_seed(draws.seed(config.train.seed, HEAD_WEIGHTS))
     loaded = load_folder(source, head)
+    model = loaded.model
+    assert isinstance(model, TaskModel)
+    _check_layers(config, model.encoder.config.num_layers)
     if config.random_start:
-        model = TaskModel(Encoder(loaded.model.encoder.config), head)
-        return Loaded(loaded.folder, model, loaded.tokenizer, loaded.notes)
-    return loaded
+        model = TaskModel(Encoder(model.encoder.config), head)
+    elif config.reinit_layers:
+        encoder, std = model.encoder, model.encoder.config.init_std
+        for part in (*encoder.layers[-config.reinit_layers :], encoder.final_norm, getattr(model.head, "pooler", None)):
+            if part is not None:
+                init_weights(part, std)
+    return replace(loaded, model=model)
+
+
+def _check_layers(config: FinetuneConfig, layers: int) -> None:
+    """Refuse layers that the model does not have, and random ones that would not be trained."""
+    anew, frozen = config.reinit_layers, config.frozen_layers
+    for name, value in (("reinit_layers", anew), ("frozen_layers", frozen)):
+        if (value or 0) > layers:
+            raise UserError(f"{name} is {value}, and the model has {layers} layers")
+    if frozen is not None and (config.random_start or anew + frozen > layers):
+        which = "random_start" if config.random_start else f"reinit_layers {anew}"
+        raise UserError(f"{which} and frozen_layers {frozen}: random layers would never be trained; leave one out")
+
+
+def _freeze(network: TaskModel, layers: int | None) -> None:
+    """Keep the embeddings and the lowest layers as they are."""
+    if layers is not None:
+        network.encoder.embeddings.requires_grad_(False)
+        network.encoder.layers[:layers].requires_grad_(False)
 
 
 def _dev_rows(task: Task, splits: Splits, columns: Columns, head: HeadConfig) -> dict[str, list[Row]]:

@@ -34,6 +34,7 @@ class TrainConfig:
     `optimizer` is adamw, lamb (You et al. 2020) or muon (Jordan 2024: the encoder's matrices by Muon at
     `learning_rate`, everything else by AdamW at `rest_learning_rate`). The rate rises during the share `warmup` of the
     run; then it falls in a line, as a cosine, or stays until the last share `decay` (`stable`), or stays for good.
+    Every layer below the top one has `layer_decay` times the rate of the one above it, the embeddings the lowest.
 
     A checkpoint is written every `save_minutes` and, where it is set, every `save_every` steps; the last `keep` of them
     stay on the disk, and the best one. `evaluate_every` counts steps or, under 1, is a share of the run; 0 evaluates at
@@ -52,6 +53,7 @@ class TrainConfig:
     warmup: float = 0.01
     schedule: Schedule = "linear"
     decay: float = 0.2
+    layer_decay: float = 1.0
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
@@ -90,6 +92,8 @@ class TrainConfig:
         for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 0 and under 1, not {getattr(self, name)}")
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"train.layer_decay must be above 0 and at most 1, not {self.layer_decay}")
         if self.schedule == "stable" and self.warmup + self.decay > 1:
             raise UserError(f"train.warmup {self.warmup} and train.decay {self.decay} are together longer than the run")
 
