@@ -125,6 +125,8 @@ def _finetune(
     rows, said = training_rows(task, splits.train, columns)
     kind, head = KINDS[task.head], KINDS[task.head].head_for(task, rows)
     dev_rows = _dev_rows(task, splits, columns, head)
+    if not dev_rows:
+        config.train.refuse_without_scores("give --dev")
     loaded = _start(source, head, config)
     positions = loaded.model.encoder.config
     max_length = config.data.max_length or min(task.max_length, positions.max_positions)
@@ -161,6 +163,11 @@ def _finetune(
     def save(folder: Path, tensors: Any) -> None:
         save_folder(folder, network, loaded.tokenizer, predictor.notes, tensors)
 
+    def load(folder: Path) -> dict[str, torch.Tensor]:
+        best = load_folder(folder)
+        predictor.notes = best.notes  # a threshold belongs to the model that it was chosen for
+        return best.model.state_dict()
+
     noticed: dict[str, str] = {}
     scores = fit(
         network,
@@ -169,8 +176,9 @@ def _finetune(
         steps,
         run,
         save=save,
+        load=load,
         evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed)) if dev_rows else None,
-        goal=task.metrics[0],
+        goal=_goal(task, head),
         resume=found,
         title=f"fine-tuning {config.task}",
     )
@@ -181,6 +189,12 @@ def _finetune(
     _write_answers(predictor, task, splits, columns, dev_rows, run)
     finish_run(run, network, save)
     return {**counts, **scores}
+
+
+def _goal(task: Task, head: HeadConfig) -> str:
+    """The score that makes a model the best: the task's first; of tags that mark no entities the accuracy."""
+    entities = head.kind != "tags" or any(label.startswith(("B-", "I-")) for label in head.labels)
+    return task.metrics[0] if entities else "accuracy"
 
 
 def evaluate(

@@ -39,7 +39,7 @@ def starts_again(run: Path, seed: int, steps: int, restarts: int, why: str) -> b
     else:
         tried = f" with {len(collapsed)} seeds" if restarts else ""
         say(f"warning: the run has collapsed{tried}: {why}. Try a lower train.learning_rate or a longer train.warmup")
-    add_facts(run, collapsed=collapsed)
+    add_facts(run, collapsed=collapsed, **({"best_step": None} if again else {}))
     return again
 
 
