@@ -27,7 +27,14 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run")]
 Field = Annotated[str, typer.Option("--field", help="The field of JSON lines and parquet that holds the text")]
 Model = Annotated[str, typer.Argument(help="A model folder, a run or a hub name")]
-
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL…", help="A model folder, a run or a hub name; several answer together (an ensemble)"),
+]
+Combine = Annotated[
+    str | None,
+    typer.Option("--combine", help="Of several models: logits (their mean, the default) or nbest (answers in a text)"),
+]
 Rows = Annotated[
     str, typer.Argument(metavar="INPUT", help="Rows: .csv, .tsv, .jsonl, .parquet, .txt (a text a line), - for a pipe")
 ]
