@@ -142,7 +142,7 @@ def _finetune(
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
     endings = max(1, head.num_choices)
     steps = config.train.num_steps(len(encoded.examples) // endings)
-    found, finished = open_run(run, to_dict(given), facts, resume)
+    found, finished = open_run(run, to_dict(given), facts, resume, {"start_task": loaded.notes.task})
     counts = {"rows": len(rows), "labels": len(head.labels)}
     if finished:
         return {**counts, **final_scores(run)}

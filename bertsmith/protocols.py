@@ -19,10 +19,11 @@ from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.folders import new_folder, refuse_existing
 from bertsmith.progress import say
 from bertsmith.tasks.description import Task
+from bertsmith.tasks.glue_average import LEADERBOARD, PRE_TRAINED, GlueScore, averages
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import distributed
-from bertsmith.training.run import MODEL, facts_of, final_scores, is_finished, same_settings, write_json
+from bertsmith.training.run import CONFIG, MODEL, facts_of, final_scores, is_finished, same_settings, write_json
 from bertsmith.training.settings import pick_device
 
 PROTOCOL, SUMMARY = "protocol.json", "summary.json"
@@ -189,3 +190,48 @@ def figures_of(values: Sequence[float]) -> dict[str, Any]:
     deviation = stdev(values) if len(values) > 1 else None
     figures = {"mean": mean(values), "deviation": deviation, "median": median(values), "best": max(values)}
     return {"seeds": len(values), **figures}
+
+
+def glue(folders: Sequence[str | Path]) -> dict[str, Any]:
+    """GLUE's table and both averages out of finished runs: folders of runs, or runs themselves.
+
+    Of runs with several seeds the scores of the chosen setting are averaged.
+    """
+    found: dict[tuple[str, str], GlueScore] = {}
+    places: dict[tuple[str, str], Path] = {}
+    seeds: dict[str, int] = {}
+    for run in (run for folder in folders for run in _runs_under(Path(folder))):
+        score, count = _glue_score(run)
+        kind = score.task, "" if score.start in PRE_TRAINED else score.start
+        if kind in found:
+            raise UserError(f"{places[kind]} and {run} are both {score.task}; name one of them")
+        found[kind], places[kind], seeds[str(run)] = score, run, count
+    if not found:
+        raise UserError(f"no finished run of a GLUE task in {', '.join(map(str, folders))}")
+    return {**averages(list(found.values())), "seeds": seeds}
+
+
+def _runs_under(folder: Path) -> list[Path]:
+    """The finished runs and protocols of GLUE tasks in a folder, or the folder itself."""
+    if not folder.is_dir():
+        raise UserError(f"no such folder: {folder}")
+    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    return [path for path in places if is_finished(path) and _task_of(path) in LEADERBOARD]
+
+
+def _task_of(run: Path) -> str:
+    if (run / SUMMARY).exists():
+        return str(read_json(run / SUMMARY)["task"])
+    return str(read_json(run / CONFIG).get("task", "")) if (run / CONFIG).exists() else ""
+
+
+def _glue_score(run: Path) -> tuple[GlueScore, int]:
+    """The scores of a run, or the means of a protocol's chosen setting, and how many seeds they are of."""
+    runs = [run]
+    if (run / SUMMARY).exists():
+        summary = read_json(run / SUMMARY)
+        chosen = next(s for s in summary["settings"] if s["name"] == summary["best"]["setting"])
+        runs = [run / entry["folder"] for entry in chosen["runs"]]
+    scores = [final_scores(each) for each in runs]
+    means = {name: mean(each[name] for each in scores) for name in scores[0]}
+    return GlueScore(_task_of(run), means, str(facts_of(runs[0]).get("start_task", ""))), len(runs)

@@ -89,6 +89,33 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
     )
 
 
+def show_glue(found: dict[str, Any], as_json: bool) -> None:
+    """GLUE's table in points, a column a protocol; what is absent is said under it."""
+    if as_json:
+        show(found, as_json)
+        return
+    protocols = {"alone": "each task alone", "from_mnli": "RTE, MRPC, STS-B from MNLI"}
+    table = Table("GLUE dev", *protocols.values())
+    rows = {task: task for name in protocols for task in found[name]["tasks"]}
+    for task in rows:
+        table.add_row(task, *(_points(found[name]["tasks"].get(task)) for name in protocols))
+    table.add_section()
+    for key, words in (("average", "average, as the server"), ("paper_average", "average, as the paper's table")):
+        table.add_row(words, *(_points(found[name][key]) for name in protocols))
+    Console().print(table)
+    for name, words in protocols.items():
+        if found[name]["absent"]:
+            Console().print(f"no average of {words!r}: {', '.join(found[name]['absent'])} absent", markup=False)
+    if found["left_out"]:
+        Console().print(f"in neither column: {', '.join(found['left_out'])}", markup=False)
+    if several := {Path(run).name: count for run, count in found["seeds"].items() if count > 1}:
+        Console().print(f"means of seeds: {', '.join(f'{n} {count}' for n, count in several.items())}", markup=False)
+
+
+def _points(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
 def _cell(value: Any) -> str:
     """A value as people read it: an entry a line; of a long list the beginning; of a small number its size."""
     if isinstance(value, dict):

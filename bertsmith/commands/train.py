@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.commands.options import Device, Json, Out, Resume, Seed, Set, given, show, show_summary
+from bertsmith.commands.options import Device, Json, Out, Resume, Seed, Set, given, show, show_glue, show_summary
 from bertsmith.config import override
 from bertsmith.errors import UserError
 
@@ -89,6 +89,22 @@ def finetune(
         return
     scores = function(config, model, data, out, dev=dev, device=device, resume=resume)
     show({"model": str(out / "model"), **scores}, as_json)
+
+
+def glue(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER…", help="Folders with finished runs of GLUE's tasks, or the runs")
+    ],
+    as_json: Json = False,
+) -> None:
+    r"""Show GLUE's table on dev with both averages: each task alone, and small tasks started from MNLI.
+
+    \b
+    Example: bertsmith glue runs
+    """
+    from bertsmith.protocols import glue as function
+
+    show_glue(function(runs), as_json)
 
 
 def verify_resume(
