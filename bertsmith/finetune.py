@@ -184,7 +184,8 @@ def _finetune(
     )
     guess = guess_loss(rows, head, network.class_weights)
     why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
-    if why and starts_again(run, seed, scores["steps"], config.restarts, why):
+    restarts = config.restarts if config.train.hours is None else 0  # by the clock there is no time for another
+    if why and starts_again(run, seed, steps or scores["steps"], restarts, why):
         return None
     _write_answers(predictor, task, splits, columns, dev_rows, run)
     finish_run(run, network, save)

@@ -101,29 +101,45 @@ def finetune_many(
         raise UserError(f"--seeds must be at least 1, not {seeds}")
     settings = settings_of(find_grid(grid, config.task))
     configs = [override(config, [f"{key}={value}" for key, value in setting.items()]) for setting in settings]
+    if "train.epochs" in settings[0] and (config.train.steps or config.train.hours):
+        raise UserError("--grid changes train.epochs, and train.steps or train.hours ends the run; leave that out")
     if not find_splits(task, data, dev).dev:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
-    where = pick_device(device)
     facts = {"start": str(model), "data": str(data), "dev": str(dev or ""), "grid": grid or ""}
-    with distributed.processes(where):
+    folders = [out / name_of(setting) if setting else out for setting in settings]
+    runs = [
+        (folder / f"seed-{seed}", override(changed, [f"train.seed={seed}"]))
+        for folder, changed in zip(folders, configs, strict=True)
+        for seed in range(config.train.seed, config.train.seed + seeds)
+    ]
+    with distributed.processes(pick_device(device)):
         distributed.by_main(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))
-        rows = []
-        for number, (setting, changed) in enumerate(zip(settings, configs, strict=True)):
-            folder = out / name_of(setting) if setting else out
-            for count in range(seeds):
-                seed = config.train.seed + count
-                run = folder / f"seed-{seed}"
-                say(f"run {number * seeds + count + 1} of {len(settings) * seeds}: {run.relative_to(out)}")
-                chosen = override(changed, [f"train.seed={seed}"])
-                try:
-                    if not (resume and is_finished(run)):
-                        finetune(chosen, model, data, run, dev=dev, device=device, resume=resume)
-                except Diverged as error:  # one bad setting does not end a grid
-                    if len(settings) == 1:
-                        raise
-                    say(f"warning: {run.relative_to(out)} failed: {error}")
-            rows.append({"setting": setting, "runs": _runs_in(folder, out)})
-        return distributed.by_main(lambda: _finish(out, task, rows))
+        failed = []
+        for number, (run, chosen) in enumerate(runs, 1):
+            name = str(run.relative_to(out))
+            if resume and _is_done(run):
+                continue
+            say(f"run {number} of {len(runs)}: {name}")
+            try:
+                finetune(chosen, model, data, run, dev=dev, device=device, resume=resume)
+            except Diverged as error:  # one bad run does not end the others
+                say(f"warning: {name} failed: {error}")
+                failed.append({"folder": name, "why": str(error)})
+            except UserError:
+                if distributed.is_main() and [path.name for path in out.iterdir()] == [PROTOCOL]:  # nothing has begun
+                    shutil.rmtree(out)
+                raise
+
+        def finish() -> dict[str, Any]:
+            rows = [{"setting": s, "runs": _runs_in(folder, out)} for s, folder in zip(settings, folders, strict=True)]
+            return _finish(out, task, rows, failed)
+
+        found: dict[str, Any] = distributed.by_main(finish)
+        return found
+
+
+def _is_done(run: Path) -> bool:
+    return bool(distributed.by_main(lambda: is_finished(run)))
 
 
 def _open(out: Path, facts: dict[str, Any], resume: bool) -> None:
@@ -147,9 +163,11 @@ def _run(folder: Path, out: Path) -> dict[str, Any]:
     return {**values, **({"collapsed": collapsed} if collapsed else {})}
 
 
-def _finish(out: Path, task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _finish(out: Path, task: Task, rows: list[dict[str, Any]], failed: list[dict[str, str]]) -> dict[str, Any]:
     """Choose the best run, copy its model and write the summary."""
-    summary = summarise(task, rows)
+    if not any(row["runs"] for row in rows):
+        raise UserError(f"no run has reached its end; {failed[-1]['folder']}: {failed[-1]['why']}")
+    summary = {**summarise(task, rows), **({"failed": failed} if failed else {})}
     best = summary["best"]["folder"]
     before = read_json(out / SUMMARY)["best"]["folder"] if (out / SUMMARY).exists() else None
     if best != before or not (out / MODEL).exists():
@@ -163,9 +181,7 @@ def _finish(out: Path, task: Task, rows: list[dict[str, Any]]) -> dict[str, Any]
 
 def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Each setting with the mean, deviation, median and best of its seeds, and the run to take, chosen on dev."""
-    known = next((row["runs"][0]["scores"] for row in rows if row["runs"]), None)
-    if known is None:
-        raise UserError("no run of the grid has reached its end; lower train.learning_rate")
+    known = next(row["runs"][0]["scores"] for row in rows if row["runs"])
     metric = next((name for name in task.metrics if name in known), min(known))
     settings = []
     for row in rows:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from bertsmith import protocols
 from bertsmith.config import override, read_json
-from bertsmith.errors import UserError
+from bertsmith.errors import Diverged, UserError
 from bertsmith.finetune import FinetuneConfig
 from bertsmith.predict import Predictor
 from bertsmith.protocols import find_grid, finetune_many, settings_of, summarise
@@ -48,6 +48,7 @@ def test_the_papers_grids() -> None:
         ("train.seed=1,2", "--seeds"),
         ("train.batchsize=8", "train.batch_size"),
         ("train.batch_size=8,many", "not a number"),
+        ("paper", "leave that out"),
     ],
 )
 def test_a_bad_grid_is_refused_before_anything_is_written(world, tmp_path, grid: str, says: str) -> None:
@@ -107,6 +108,32 @@ def test_a_grid_is_resumed_with_what_is_finished_and_may_get_more_seeds(world, t
     assert (out / "model" / "config.json").exists()
 
 
+def test_a_run_that_fails_is_said_and_counts_in_no_figure(world, tmp_path, monkeypatch) -> None:
+    real = protocols.finetune
+
+    def finetune(config, *arguments, **options):
+        if config.train.seed in failing:
+            raise Diverged("the loss was bad")
+        return real(config, *arguments, **options)
+
+    monkeypatch.setattr(protocols, "finetune", finetune)
+    failing = {2}
+    summary = many(world, tmp_path / "out", seeds=3)
+    assert summary["failed"] == [{"folder": "seed-2", "why": "the loss was bad"}]
+    assert summary["settings"][0]["seeds"] == 2
+    failing = {1, 2}
+    with pytest.raises(UserError, match="no run has reached its end; seed-2: the loss was bad"):
+        many(world, tmp_path / "none", seeds=2)
+
+
+def test_a_model_of_the_same_task_brings_its_output_layer_along(world, tmp_path) -> None:
+    """Fine-tuning twice, as the paper on TriviaQA before SQuAD, is `--model` of the first run."""
+    many(world, tmp_path / "first")
+    many(world, tmp_path / "second", "train.learning_rate=0", model=tmp_path / "first")
+    first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("first", "second"))
+    assert all((first[name] == second[name]).all() for name in first)
+
+
 def test_the_setting_is_chosen_by_its_mean_and_the_run_inside_it() -> None:
     def runs(*values):
         return [{"seed": n, "folder": f"seed-{n}", "scores": {"accuracy": v}} for n, v in enumerate(values, 1)]
@@ -119,11 +146,14 @@ def test_the_setting_is_chosen_by_its_mean_and_the_run_inside_it() -> None:
     assert alone["settings"][0]["deviation"] is None
 
 
-def test_scores_need_dev_rows(world, tmp_path) -> None:
+def test_what_cannot_work_is_refused_and_leaves_nothing_behind(world, tmp_path) -> None:
     with pytest.raises(UserError, match="--dev"):
         many(world, tmp_path / "out", seeds=2, dev=None)
     with pytest.raises(UserError, match="at least 1"):
         many(world, tmp_path / "out", seeds=0)
+    with pytest.raises(UserError, match="the model has 2 layers"):
+        many(world, tmp_path / "out", "frozen_layers=3", seeds=2)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_says_that_the_choice_was_made_on_dev(world, tmp_path, monkeypatch, capsys) -> None:

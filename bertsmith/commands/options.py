@@ -80,10 +80,12 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
         figures = ("–" if setting[name] is None else _cell(setting[name]) for name in columns)
         table.add_row(setting["name"] or "as given", *figures)
     Console().print(table)
+    for run in summary.get("failed", []):
+        Console().print(f"{run['folder']} failed and is in no figure", markup=False)
     best, metric = summary["best"], summary["metric"]
     Console().print(
         f"{summary['model']} is the model of {best['folder']} ({metric} {best[metric]:.4f}): the best of "
-        f"{best['of_runs']} runs, chosen on dev, so its own score there is too good by that choice.",
+        f"{best['of_runs']} runs, chosen on dev, which flatters that score.",
         markup=False,
         soft_wrap=True,
     )

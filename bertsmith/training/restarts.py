@@ -28,7 +28,7 @@ def starts_again(run: Path, seed: int, steps: int, restarts: int, why: str) -> b
     Notes come last: a run that is killed before them tries the same seed once more.
     """
     if steps < ENOUGH:
-        say(f"note: {why}; {steps} steps are few to learn from: raise train.epochs or train.learning_rate")
+        say(f"note: {why}; {steps} steps are few to learn from")
         return False
     before = distributed.by_main(lambda: facts_of(run).get("collapsed", []))
     collapsed = [entry for entry in before if entry["seed"] != seed] + [{"seed": seed, "why": why}]
