@@ -53,8 +53,7 @@ def evaluate(
     combine: Combine | None = None,
 ) -> dict[str, Any]:
     """Score a fine-tuned model, or several that answer together, on a labelled file."""
-    options = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
-    predictor = Predictor.load(model, device, **options)  # type: ignore[arg-type]
+    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     rows = list(read_task(predictor.task, data, predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
         scores = predictor.evaluate(rows, advance)
@@ -87,8 +86,7 @@ def predict(
         _check_out(Path(out), data, resume)
     elif resume:
         raise UserError("--resume goes on with a file; --out - has none")
-    options = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
-    predictor = Predictor.load(model, device, **options)  # type: ignore[arg-type]
+    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     columns = replace(predictor.columns, **{k: v for k, v in (("text", text), ("pair", pair)) if v})
     if str(out) == STDIN:
         count = write_answers(predictor, data, columns, keep, sys.stdout)

@@ -83,8 +83,8 @@ def finetune(
 
         if fixed := [s for s in settings or [] if s.partition("=")[0].strip() in find_grid(grid, task)]:
             raise UserError(f"--set {fixed[0]}: --grid changes this setting, too; leave one of them out")
-        many = {"seeds": 1 if seeds is None else seeds, "grid": grid}
-        summary = finetune_many(config, model, data, out, dev=dev, device=device, resume=resume, **many)  # type: ignore[arg-type]
+        count = 1 if seeds is None else seeds
+        summary = finetune_many(config, model, data, out, seeds=count, grid=grid, dev=dev, device=device, resume=resume)
         show_summary({"model": str(out / "model"), **summary}, as_json)
         return
     scores = function(config, model, data, out, dev=dev, device=device, resume=resume)
