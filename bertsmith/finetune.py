@@ -14,7 +14,7 @@ from bertsmith import draws
 from bertsmith.batch import Batch, Example, collate, share
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
-from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
+from bertsmith.formats.hf import Loaded, Notes, head_in, load_folder, read_config, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -117,7 +117,8 @@ def _finetune(
     resume: bool,
 ) -> dict[str, Any] | None:
     """Gives the scores, or None where the run has collapsed and is ready to start again."""
-    given, seed = config, seed_now(run, config.train.seed, config.restarts)
+    restarts = config.restarts if config.train.hours is None else 0  # by the clock there is no time for another
+    given, seed = config, seed_now(run, config.train.seed, restarts)
     config = replace(config, train=replace(config.train, seed=seed))
     task = find_task(config.task)
     splits = find_splits(task, data, dev)
@@ -142,7 +143,7 @@ def _finetune(
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
     endings = max(1, head.num_choices)
     steps = config.train.num_steps(len(encoded.examples) // endings)
-    found, finished = open_run(run, to_dict(given), facts, resume, {"start_task": loaded.notes.task})
+    found, finished = open_run(run, to_dict(given), facts, resume, {"start_task": _start_task(loaded)})
     counts = {"rows": len(rows), "labels": len(head.labels)}
     if finished:
         return {**counts, **final_scores(run)}
@@ -184,7 +185,6 @@ def _finetune(
     )
     guess = guess_loss(rows, head, network.class_weights)
     why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
-    restarts = config.restarts if config.train.hours is None else 0  # by the clock there is no time for another
     if why and starts_again(run, seed, steps or scores["steps"], restarts, why):
         return None
     _write_answers(predictor, task, splits, columns, dev_rows, run)
@@ -280,6 +280,12 @@ def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
             if part is not None:
                 init_weights(part, std)
     return replace(loaded, model=model)
+
+
+def _start_task(loaded: Loaded) -> str:
+    """The task that a start was trained for: `pretrain`, or nothing where that is not known."""
+    saved = head_in(read_config(loaded.folder), loaded.folder)
+    return loaded.notes.task or ("" if saved is None else "an unnamed task")
 
 
 def _check_layers(config: FinetuneConfig, layers: int) -> None:

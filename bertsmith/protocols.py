@@ -153,12 +153,12 @@ def _open(out: Path, facts: dict[str, Any], resume: bool) -> None:
 
 def _runs_in(folder: Path, out: Path) -> list[dict[str, Any]]:
     """The finished runs of a setting, also those of an earlier call with more seeds."""
-    found = sorted(folder.glob("seed-*"), key=lambda path: int(path.name.removeprefix("seed-")))
-    return [_run(path, out) for path in found if is_finished(path)]
+    numbers = (path.name.removeprefix("seed-") for path in folder.glob("seed-*") if is_finished(path))
+    return [_run(folder / f"seed-{seed}", seed, out) for seed in sorted(int(n) for n in numbers if n.isdecimal())]
 
 
-def _run(folder: Path, out: Path) -> dict[str, Any]:
-    seed, collapsed = int(folder.name.removeprefix("seed-")), facts_of(folder).get("collapsed", [])
+def _run(folder: Path, seed: int, out: Path) -> dict[str, Any]:
+    collapsed = facts_of(folder).get("collapsed", [])
     values = {"seed": seed, "folder": str(folder.relative_to(out)), "scores": final_scores(folder)}
     return {**values, **({"collapsed": collapsed} if collapsed else {})}
 

@@ -90,14 +90,16 @@ def test_the_start_of_a_run_is_remembered_and_tells_the_protocols_apart(world, t
     fine_tune(world, runs / "mnli", "mnli", ("entailment", "neutral", "contradiction"), world / "run")
     fine_tune(world, runs / "rte", "rte", ("entailment", "not_entailment"), world / "run")
     fine_tune(world, runs / "rte-from-mnli", "rte", ("entailment", "not_entailment"), runs / "mnli")
-    assert [read_json(runs / name / "run.json")["start_task"] for name in ("mnli", "rte", "rte-from-mnli")] == [
-        "pretrain",
-        "pretrain",
-        "mnli",
-    ]
+    unnamed = shutil.copytree(runs / "mnli" / "model", tmp_path / "unnamed")
+    (unnamed / "bertsmith.json").unlink()  # as another program's model of MNLI
+    fine_tune(world, runs / "rte-from-another", "rte", ("entailment", "not_entailment"), unnamed)
+    names = ("mnli", "rte", "rte-from-mnli", "rte-from-another")
+    starts = [read_json(runs / name / "run.json")["start_task"] for name in names]
+    assert starts == ["pretrain", "pretrain", "mnli", "an unnamed task"]
     log = runs / "rte-from-mnli" / "metrics.jsonl"
     log.write_text(json.dumps({"step": 2, "dev_accuracy": 0.875}) + "\n")
     found = glue([runs])
+    assert found["left_out"] == ["rte from an unnamed task"]
     assert found["from_mnli"]["tasks"]["rte"] == 87.5
     assert found["alone"]["tasks"].keys() == {"mnli", "rte"}
     assert found["alone"]["tasks"]["rte"] != 87.5

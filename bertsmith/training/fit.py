@@ -252,7 +252,8 @@ class _Loop:
         with self.meter.paused():
             scores = self.evaluate()
         self._write({f"dev_{name}": value for name, value in scores.items()})
-        reached = distributed.agree(scores.get(self.goal.lstrip("-"), math.nan))
+        reached = scores.get(self.goal.lstrip("-"))
+        reached = distributed.agree(math.nan if reached is None else reached)
         if math.isfinite(reached):
             self.score = -reached if self.goal.startswith("-") else reached
         self.scores = {name: value for name, value in scores.items() if isinstance(value, (int, float))}
