@@ -38,7 +38,7 @@ def starts_again(run: Path, seed: int, steps: int, restarts: int, why: str) -> b
         distributed.by_main(lambda: _clear(run, len(collapsed)))
     else:
         tried = f" with {len(collapsed)} seeds" if restarts else ""
-        say(f"warning: the run has collapsed{tried}: {why}. Try a lower train.learning_rate or a longer train.warmup")
+        say(f"warning: the run has collapsed{tried}: {why}. Try another train.learning_rate or more train.epochs")
     add_facts(run, collapsed=collapsed, **({"best_step": None} if again else {}))
     return again
 
