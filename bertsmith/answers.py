@@ -26,7 +26,7 @@ from bertsmith.engines import EngineName, Precision
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, sync
 from bertsmith.formats.hub import FILES
-from bertsmith.predict import Predictor
+from bertsmith.predict import Combine, Names, Predictor
 from bertsmith.progress import progress_bar, say
 from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.records import STDIN
@@ -43,16 +43,17 @@ def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = Non
 
 
 def evaluate(
-    model: str | Path,
+    model: Names,
     data: str | Path,
     *,
     device: str | None = None,
     engine: EngineName | None = None,
     threads: int | None = None,
     precision: Precision | None = None,
+    combine: Combine | None = None,
 ) -> dict[str, Any]:
-    """Score a fine-tuned model on a labelled file."""
-    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision)
+    """Score a fine-tuned model, or several that answer together, on a labelled file."""
+    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     rows = list(read_task(predictor.task, data, predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
         scores = predictor.evaluate(rows, advance)
@@ -61,7 +62,7 @@ def evaluate(
 
 
 def predict(
-    model: str | Path,
+    model: Names,
     data: str | Path,
     out: str | Path,
     *,
@@ -73,9 +74,11 @@ def predict(
     engine: EngineName | None = None,
     threads: int | None = None,
     precision: Precision | None = None,
+    combine: Combine | None = None,
 ) -> int:
     """Answer every row of a file or of standard input (`-`), in order; gives the number of rows.
 
+    Several models answer together, see `together` of `bertsmith.predict`.
     `out` is a `.jsonl`, `.csv` or `.parquet` file, or `-` for JSON lines on standard output. `keep` names columns of
     the input to write beside the answers, `text` and `pair` its columns where they are not those of the training data.
     """
@@ -83,7 +86,7 @@ def predict(
         _check_out(Path(out), data, resume)
     elif resume:
         raise UserError("--resume goes on with a file; --out - has none")
-    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision)
+    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     columns = replace(predictor.columns, **{k: v for k, v in (("text", text), ("pair", pair)) if v})
     if str(out) == STDIN:
         count = write_answers(predictor, data, columns, keep, sys.stdout)
@@ -176,9 +179,11 @@ def _check_out(out: Path, data: str | Path, resume: bool) -> None:
 def _facts(predictor: Predictor, data: str | Path, columns: Columns, keep: Sequence[str]) -> dict[str, Any]:
     """What the answers depend on: the model, the input, and what is read of it."""
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in FILES for path in Path(predictor.folder).glob(pattern)):
+    folders = [Path(folder) for folder in predictor.folders]
+    for path in (path for folder in folders for path in sorted(p for name in FILES for p in folder.glob(name))):
         with path.open("rb") as file:
             digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    digest.update(b"nbest" if predictor.members else b"")
     found = Path(data).stat() if str(data) != STDIN and Path(data).is_file() else None
     read = {"text": columns.text, "pair": columns.pair, "keep": list(keep)}
     written = [found.st_size, found.st_mtime_ns] if found else []

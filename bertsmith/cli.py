@@ -26,6 +26,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "embed": answer.embed,
     "convert": convert.convert,
     "verify resume": train.verify_resume,
+    "glue": train.glue,
     "report": answer.report,
     "recipes": train.recipes,
     "demo": train.demo,

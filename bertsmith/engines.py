@@ -126,6 +126,20 @@ class OnnxEngine:
         return self._call([example])[0][places]
 
 
+class Together:
+    """Several models that take the same examples: the mean of their scores, before any softmax."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = list(engines)
+
+    def run(self, examples: Sequence[Example]) -> list[Scores]:
+        found = [engine.run(examples) for engine in self.engines]
+        return [np.mean(scores, axis=0, dtype=np.float32) for scores in zip(*found, strict=True)]
+
+    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
+        return np.mean([engine.masked_words(example, places) for engine in self.engines], axis=0, dtype=np.float32)
+
+
 def batches(examples: Sequence[Example], tokens: int, padding: float = 1.0) -> Iterator[list[int]]:
     """Places of examples, longest first, at most `tokens` in a batch and no row shorter by more than `padding`."""
     lengths = np.array([len(example.tokens) for example in examples])

@@ -13,6 +13,10 @@ class UserError(ValueError):
     """
 
 
+class Diverged(UserError):
+    """A run whose losses stay bad: with other settings it may do well."""
+
+
 def suggestion(name: str, allowed: Iterable[str]) -> str:
     """`; did you mean 'x'?` where one of the allowed names is close, else nothing."""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)

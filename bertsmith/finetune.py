@@ -14,14 +14,15 @@ from bertsmith import draws
 from bertsmith.batch import Batch, Example, collate, share
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
-from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
+from bertsmith.formats.hf import Loaded, Notes, head_in, load_folder, read_config, save_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fast import can_fuse
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.predict import Predictor
 from bertsmith.pretrain import check_length
 from bertsmith.progress import say
+from bertsmith.tasks.collapse import collapse, guess_loss, same_answer
 from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.files import write_answers
 from bertsmith.tasks.metrics import seqeval_metrics
@@ -32,7 +33,8 @@ from bertsmith.tasks.spans import choose_threshold
 from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import finish_run, open_run
+from bertsmith.training.restarts import seed_now, starts_again
+from bertsmith.training.run import final_scores, finish_run, open_run
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
@@ -63,7 +65,12 @@ class FinetuneData:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights."""
+    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
+
+    A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
+    the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
+    they are (0: the embeddings alone).
+    """
 
     task: str
     data: FinetuneData = field(default_factory=FinetuneData)
@@ -71,6 +78,14 @@ class FinetuneConfig:
         default_factory=lambda: TrainConfig(epochs=3, batch_size=32, learning_rate=5e-5, warmup=0.1)
     )
     random_start: bool = False
+    restarts: int = 2
+    reinit_layers: int = 0
+    frozen_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("restarts", "reinit_layers", "frozen_layers"):
+            if (getattr(self, name) or 0) < 0:
+                raise UserError(f"{name} must not be negative: {getattr(self, name)}")
 
 
 def finetune(
@@ -86,7 +101,11 @@ def finetune(
     """Train all parameters with a new output layer; `out/model` is the finished model. Gives the dev scores."""
     where = pick_device(device)
     with distributed.processes(where):
-        return _finetune(config, find_model(model), data, Path(out), dev, where, resume)
+        source, scores = find_model(model), None
+        while scores is None:
+            scores = _finetune(config, source, data, Path(out), dev, where, resume)
+            resume = True  # a run that has collapsed goes on, from its beginning
+        return scores
 
 
 def _finetune(
@@ -97,13 +116,19 @@ def _finetune(
     dev: str | Path | None,
     where: torch.device,
     resume: bool,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
+    """Gives the scores, or None where the run has collapsed and is ready to start again."""
+    restarts = config.restarts if config.train.hours is None else 0  # by the clock there is no time for another
+    given, seed = config, seed_now(run, config.train.seed, restarts)
+    config = replace(config, train=replace(config.train, seed=seed))
     task = find_task(config.task)
     splits = find_splits(task, data, dev)
     columns = guessed_columns(task, splits.train[0], config.data.columns)
     rows, said = training_rows(task, splits.train, columns)
     kind, head = KINDS[task.head], KINDS[task.head].head_for(task, rows)
     dev_rows = _dev_rows(task, splits, columns, head)
+    if not dev_rows:
+        config.train.refuse_without_scores("give --dev")
     loaded = _start(source, head, config)
     positions = loaded.model.encoder.config
     max_length = config.data.max_length or min(task.max_length, positions.max_positions)
@@ -119,13 +144,14 @@ def _finetune(
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
     endings = max(1, head.num_choices)
     steps = config.train.num_steps(len(encoded.examples) // endings)
-    found, finished = open_run(run, to_dict(config), facts, resume)
+    found, finished = open_run(run, to_dict(given), facts, resume, {"start_task": _start_task(loaded)})
     counts = {"rows": len(rows), "labels": len(head.labels)}
     if finished:
-        return {**counts, **runlog.last_scores(run)}
+        return {**counts, **final_scores(run)}
     network = load_folder(found[0]).model if found is not None and distributed.is_main() else loaded.model
     assert isinstance(network, TaskModel)
     network.to(where)
+    _freeze(network, config.frozen_layers)
     network.encoder.gradient_checkpointing = config.train.gradient_checkpointing
     network.class_weights = class_weights(rows, head, config.data.class_weights, config.data.balanced)
     kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
@@ -139,6 +165,12 @@ def _finetune(
     def save(folder: Path, tensors: Any) -> None:
         save_folder(folder, network, loaded.tokenizer, predictor.notes, tensors)
 
+    def load(folder: Path) -> dict[str, torch.Tensor]:
+        best = load_folder(folder)
+        predictor.notes = best.notes  # a threshold belongs to the model that it was chosen for
+        return best.model.state_dict()
+
+    noticed: dict[str, str] = {}
     scores = fit(
         network,
         batches,
@@ -146,27 +178,46 @@ def _finetune(
         steps,
         run,
         save=save,
-        evaluate=(lambda: evaluate(predictor, task, dev_rows)) if dev_rows else None,
-        goal=task.metrics[0],
+        load=load,
+        evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed)) if dev_rows else None,
+        goal=_goal(task, head),
         resume=found,
         recordable=can_fuse(where, autocast_dtype(config.train.precision, where)),
         title=f"fine-tuning {config.task}",
     )
+    guess = guess_loss(rows, head, network.class_weights)
+    why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
+    if why and starts_again(run, seed, steps or scores["steps"], restarts, why):
+        return None
     _write_answers(predictor, task, splits, columns, dev_rows, run)
     finish_run(run, network, save)
     return {**counts, **scores}
 
 
-def evaluate(predictor: Predictor, task: Task, dev_rows: dict[str, list[Row]]) -> dict[str, float]:
-    """The scores on every dev file; where a question may have no answer, the threshold is chosen here (section 4.3)."""
+def _goal(task: Task, head: HeadConfig) -> str:
+    """The score that makes a model the best: the task's first; of tags that mark no entities the accuracy."""
+    entities = head.kind != "tags" or any(label.startswith(("B-", "I-")) for label in head.labels)
+    return task.metrics[0] if entities else "accuracy"
+
+
+def evaluate(
+    predictor: Predictor, task: Task, dev_rows: dict[str, list[Row]], noticed: dict[str, str]
+) -> dict[str, float]:
+    """The scores on every dev file; where a question may have no answer, the threshold is chosen here (section 4.3).
+
+    `noticed` is told where all rows of a file get the same answer.
+    """
     scores: dict[str, float] = {}
+    head = predictor.head
     for prefix, rows in dev_rows.items():
+        answers = list(predictor.predict_rows(rows))
+        noticed[prefix] = same_answer(rows, answers, head)
         if task.head == "span" and task.no_answer:
-            threshold = choose_threshold(task, rows, list(predictor.predict_rows(rows)))
+            threshold = choose_threshold(task, rows, answers)
             limits = {name: value for name, value in predictor.notes.limits.items() if name != "threshold"}
             limits |= {} if threshold is None else {"threshold": threshold}
             predictor.notes = replace(predictor.notes, limits=limits)
-        found = predictor.evaluate(rows)
+        found = KINDS[head.kind].score(predictor.task, rows, answers, head, predictor.limits)
         scores |= {f"{prefix}_{name}" if prefix else name: value for name, value in found.items()}
     return scores
 
@@ -220,10 +271,41 @@ def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
     """The pre-trained encoder with a fresh output layer; the pooler comes along where the folder has one."""
     torch.manual_seed(draws.seed(config.train.seed, HEAD_WEIGHTS))
     loaded = load_folder(source, head)
+    model = loaded.model
+    assert isinstance(model, TaskModel)
+    _check_layers(config, model.encoder.config.num_layers)
     if config.random_start:
-        model = TaskModel(Encoder(loaded.model.encoder.config), head)
-        return Loaded(loaded.folder, model, loaded.tokenizer, loaded.notes)
-    return loaded
+        model = TaskModel(Encoder(model.encoder.config), head)
+    elif config.reinit_layers:
+        encoder, std = model.encoder, model.encoder.config.init_std
+        for part in (*encoder.layers[-config.reinit_layers :], encoder.final_norm, getattr(model.head, "pooler", None)):
+            if part is not None:
+                init_weights(part, std)
+    return replace(loaded, model=model)
+
+
+def _start_task(loaded: Loaded) -> str:
+    """The task that a start was trained for: `pretrain`, or nothing where that is not known."""
+    saved = head_in(read_config(loaded.folder), loaded.folder)
+    return loaded.notes.task or ("" if saved is None else "an unnamed task")
+
+
+def _check_layers(config: FinetuneConfig, layers: int) -> None:
+    """Refuse layers that the model does not have, and random ones that would not be trained."""
+    anew, frozen = config.reinit_layers, config.frozen_layers
+    for name, value in (("reinit_layers", anew), ("frozen_layers", frozen)):
+        if (value or 0) > layers:
+            raise UserError(f"{name} is {value}, and the model has {layers} layers")
+    if frozen is not None and (config.random_start or anew + frozen > layers):
+        which = "random_start" if config.random_start else f"reinit_layers {anew}"
+        raise UserError(f"{which} and frozen_layers {frozen}: random layers would never be trained; leave one out")
+
+
+def _freeze(network: TaskModel, layers: int | None) -> None:
+    """Keep the embeddings and the lowest layers as they are."""
+    if layers is not None:
+        network.encoder.embeddings.requires_grad_(False)
+        network.encoder.layers[:layers].requires_grad_(False)
 
 
 def _dev_rows(task: Task, splits: Splits, columns: Columns, head: HeadConfig) -> dict[str, list[Row]]:

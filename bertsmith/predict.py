@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from bertsmith.batch import Example
-from bertsmith.engines import Engine, EngineName, OnnxEngine, Precision, TorchEngine, check_settings
+from bertsmith.engines import Engine, EngineName, OnnxEngine, Precision, Together, TorchEngine, check_settings
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
@@ -22,9 +24,12 @@ from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance
 from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.rows import Columns, Row
+from bertsmith.tasks.spans import merge
 from bertsmith.tasks.task import KINDS, find_task, plain_task
 from bertsmith.training.settings import pick_device
 
+Combine = Literal["logits", "nbest"]
+Names = str | Path | Sequence[str | Path]
 WINDOW = 4096  # rows that are sorted by length together
 
 
@@ -41,6 +46,8 @@ class Predictor:
     ) -> None:
         check_settings(None, threads, precision)
         self.tokenizer, self.notes, self.folder = loaded.tokenizer, loaded.notes, loaded.folder
+        self.folders: tuple[Path, ...] = (loaded.folder,)  # several where models answer together
+        self.members: tuple[Predictor, ...] = ()  # whose answers are merged, where their scores cannot be averaged
         self.engine: Engine
         self.missing: tuple[str, ...] = ()
         if isinstance(loaded, Exported):
@@ -62,15 +69,34 @@ class Predictor:
     @classmethod
     def load(
         cls,
-        name: str | Path,
+        name: Names,
         device: str | None = None,
         *,
         engine: EngineName | None = None,
         threads: int | None = None,
         precision: Precision | None = None,
+        combine: Combine | None = None,
     ) -> Predictor:
-        """Open a model folder, a run or a hub name; an ONNX folder is computed by ONNX Runtime, others by PyTorch."""
+        """Open a model folder, a run or a hub name, or several of them, which then answer together.
+
+        An ONNX folder is computed by ONNX Runtime, others by PyTorch. `combine` is for several, see `together`.
+        """
         check_settings(engine, threads, precision)
+        names = [name] if isinstance(name, (str, Path)) else list(name)
+        if not names:
+            raise UserError("no model is given; name a model folder, a run or a hub name")
+        members = [cls._open(each, device, engine, threads, precision) for each in names]
+        return members[0] if len(members) == 1 else together(members, combine)
+
+    @classmethod
+    def _open(
+        cls,
+        name: str | Path,
+        device: str | None,
+        engine: EngineName | None,
+        threads: int | None,
+        precision: Precision | None,
+    ) -> Predictor:
         folder = find_model(name)
         if engine is None:
             engine = "onnxruntime" if is_onnx(folder) and not any(folder.glob("*.safetensors")) else "torch"
@@ -121,6 +147,11 @@ class Predictor:
         rows, head, limits = iter(rows), self.head, self.limits
         kind = KINDS[head.kind]
         while window := list(islice(rows, WINDOW)):
+            if self.members:
+                found = [list(member.predict_rows(window)) for member in self.members]
+                self.shortened = self.members[0].shortened
+                yield from (merge(answers, limits) for answers in zip(*found, strict=True))
+                continue
             encoded = kind.encode(window, self.tokenizer, limits, head, labelled=False)
             self.shortened += encoded.shortened
             yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
@@ -159,6 +190,55 @@ class Predictor:
             [{"token": self.tokenizer.token(i), "probability": p} for p, i in zip(ps, ids, strict=True)]
             for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
+
+
+def together(members: Sequence[Predictor], combine: Combine | None = None) -> Predictor:
+    """Several models of one task as one.
+
+    `logits` averages their scores, before the softmax, which takes models that encode a text alike; `nbest` adds up
+    the probabilities of their answers to a question, whatever their tokenizers. By default the first where it can be.
+    A threshold for no answer is the mean of theirs.
+    """
+    if combine is not None and combine not in get_args(Combine):
+        raise UserError(f"unknown way to combine models {combine!r}; one of: {', '.join(get_args(Combine))}")
+    first = members[0]
+    for other in members[1:]:
+        _refuse_unlike(first, other)
+    strange = next((m for m in members if _encoding(m) != _encoding(first)), None)
+    is_span = first.head.kind == "span"
+    if strange is not None and (combine == "logits" or not is_span):
+        hint = "; combine them by nbest" if is_span else ""
+        raise UserError(
+            f"{strange.folder} and {first.folder} encode texts differently (tokenizer, max_length or windows), so that "
+            f"their scores have no mean{hint}"
+        )
+    if combine == "nbest" and not is_span:
+        raise UserError(f"nbest is for answers in a text, and {first.folder} gives none; combine by logits")
+    result = copy.copy(first)
+    result.folders = tuple(folder for member in members for folder in member.folders)
+    thresholds = [m.notes.limits["threshold"] for m in members if "threshold" in m.notes.limits]
+    mean = {"threshold": sum(thresholds) / len(thresholds)} if thresholds else {}
+    result.notes = replace(first.notes, limits={**first.notes.limits, **mean})
+    if strange is not None or combine == "nbest":
+        result.members = tuple(members)
+    else:
+        result.engine = Together([member.engine for member in members])
+    return result
+
+
+def _refuse_unlike(first: Predictor, other: Predictor) -> None:
+    """Models that answer together answer the same question with the same labels."""
+    if first.task.name != other.task.name:
+        raise UserError(f"{other.folder} was trained for {other.task.name}, {first.folder} for {first.task.name}")
+    one, two = first.head, other.head
+    if not one.same_classes(two) or one.num_choices != two.num_choices:
+        labels = (", ".join(head.labels) or f"{head.num_choices} endings" for head in (two, one))
+        raise UserError(f"{other.folder} and {first.folder} give different labels: {' against '.join(labels)}")
+
+
+def _encoding(member: Predictor) -> tuple[Any, ...]:
+    """What decides how a text is encoded."""
+    return member.tokenizer.hash, replace(member.limits, threshold=None)
 
 
 def measure_int8(folder: str | Path, rows: Sequence[Row]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import finish_run, open_run
+from bertsmith.training.run import final_scores, finish_run, open_run
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 from bertsmith.training.speed import free_memory
 
@@ -84,6 +84,8 @@ def _pretrain(
     corpus.check_tokenizer(tokenizer.hash, corpus.folder)
     objective, config = _start(config, find_model(start) if start is not None else None, corpus, tokenizer)
     train, kept = split_documents(corpus.manifest.documents, config.data.held_out)
+    if not len(kept):
+        config.train.refuse_without_scores("raise data.held_out")
     phases = _phases(config, corpus, train, tokenizer, where)
     first = phases[0].loader
     steps = config.train.num_steps(len(first.source))
@@ -92,7 +94,7 @@ def _pretrain(
     notes = {"model": _model_facts(objective), "data": _data_facts(first, len(kept)), "machine": _machine(where)}
     found, finished = open_run(run, to_dict(config), facts, resume, notes)
     if finished:
-        return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **runlog.last_scores(run)}
+        return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **final_scores(run)}
     if found is not None and distributed.is_main():
         loaded = load_folder(found[0], next_sentence=config.next_sentence).model
         assert isinstance(loaded, MaskedLM)
@@ -121,6 +123,7 @@ def _pretrain(
         steps,
         run,
         save=save,
+        load=lambda folder: load_folder(folder, next_sentence=config.next_sentence).model.state_dict(),
         evaluate=evaluate,
         goal="-mlm_loss",
         flops=lambda batch: _flops(config.model, batch),

@@ -28,10 +28,10 @@ LABELS = ("files", "numbers")
 class Stub:
     """Answers by the length of the text, and remembers how many rows each window had."""
 
-    columns, shortened, max_length, task = Columns(), 0, 16, find_task("classify")
+    columns, shortened, max_length, task, members = Columns(), 0, 16, find_task("classify"), ()
 
     def __init__(self, folder: Path, fail_after: int | None = None) -> None:
-        self.folder, self.fail_after, self.windows = folder, fail_after, []
+        self.folders, self.fail_after, self.windows = (folder,), fail_after, []
 
     def predict_rows(self, rows):
         window = []

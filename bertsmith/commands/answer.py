@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bertsmith.commands.options import (
+    Combine,
     Device,
     Engine,
     Json,
     Keep,
     MaxLength,
     Model,
+    Models,
     Pooling,
     Precision,
     Rows,
@@ -24,6 +26,7 @@ from bertsmith.commands.options import (
     names,
     show,
 )
+from bertsmith.errors import UserError
 
 
 def fill(
@@ -52,8 +55,12 @@ def fill(
 
 
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|PREDICTIONS", help="A fine-tuned model or, with --task, its predictions")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…|PREDICTIONS",
+            help="A fine-tuned model, several that answer together or, with --task, a file of predictions",
+        ),
     ],
     data: Annotated[Path, typer.Option("--data", help="Labelled rows")],
     task: Annotated[
@@ -62,6 +69,7 @@ def evaluate(
     null_odds: Annotated[
         Path | None, typer.Option("--null-odds", help="squad2: the file with the odds that there is no answer")
     ] = None,
+    combine: Combine = None,
     engine: Engine = None,
     threads: Threads = None,
     precision: Precision = None,
@@ -72,26 +80,30 @@ def evaluate(
 
     \b
     Example: bertsmith evaluate run2 --data dev.csv
+    Several seeds as an ensemble: bertsmith evaluate runs/seed-* --data dev.csv
     Predictions: bertsmith evaluate predictions.json --task squad1 --data dev-v1.1.json
     """
     from bertsmith.answers import evaluate as function
     from bertsmith.tasks.files import score_file
 
     if task is not None:
-        show(score_file(model, task, data, null_odds=null_odds), as_json)
+        if len(models) > 1:
+            raise UserError(f"--task scores one file of predictions, not {len(models)}")
+        show(score_file(models[0], task, data, null_odds=null_odds), as_json)
         return
-    options = {"engine": engine, "threads": threads, "precision": precision}
-    show(function(model, data, device=device, **options), as_json)  # type: ignore[arg-type]
+    options = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
+    show(function(models, data, device=device, **options), as_json)  # type: ignore[arg-type]
 
 
 def predict(
-    model: Model,
+    models: Models,
     data: Rows,
     out: Annotated[str, typer.Option("--out", help="A .jsonl, .csv or .parquet file; - writes JSON lines here")],
     keep: Keep = "",
     text: TextColumn = "",
     pair: Annotated[str, typer.Option("--pair", help="The column of the second text, as --text")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a file that was not finished")] = False,
+    combine: Combine = None,
     engine: Engine = None,
     threads: Threads = None,
     precision: Precision = None,
@@ -103,13 +115,14 @@ def predict(
     \b
     Example: bertsmith predict run2 input.csv --out out.jsonl
     Columns of the input beside the answers: --keep id,text
+    Several models as one: bertsmith predict runs/seed-1 runs/seed-2 input.csv --out out.jsonl
     Out of a pipe: cat texts.txt | bertsmith predict run2 - --out - > answers.jsonl
     """
     from bertsmith.answers import predict as function
 
     rows = function(
-        model, data, out, keep=names(keep), text=text, pair=pair, resume=resume, device=device,
-        engine=engine, threads=threads, precision=precision,  # type: ignore[arg-type]
+        models, data, out, keep=names(keep), text=text, pair=pair, resume=resume, device=device,
+        engine=engine, threads=threads, precision=precision, combine=combine,  # type: ignore[arg-type]
     )  # fmt: skip
     if out != "-":
         show({"predictions": out, "rows": rows}, as_json)

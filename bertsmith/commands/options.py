@@ -27,7 +27,14 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run")]
 Field = Annotated[str, typer.Option("--field", help="The field of JSON lines and parquet that holds the text")]
 Model = Annotated[str, typer.Argument(help="A model folder, a run or a hub name")]
-
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="MODEL…", help="A model folder, a run or a hub name; several answer together (an ensemble)"),
+]
+Combine = Annotated[
+    str | None,
+    typer.Option("--combine", help="Of several models: logits (their mean, the default) or nbest (answers in a text)"),
+]
 Rows = Annotated[
     str, typer.Argument(metavar="INPUT", help="Rows: .csv, .tsv, .jsonl, .parquet, .txt (a text a line), - for a pipe")
 ]
@@ -60,6 +67,55 @@ def show(values: dict[str, Any], as_json: bool, *header: str) -> None:
     for name, value in values.items():
         table.add_row(name.replace("_", " ") if not header else name, _cell(value))
     Console().print(table)
+
+
+def show_summary(summary: dict[str, Any], as_json: bool) -> None:
+    """The scores of several runs: for people a line a setting, and which run was taken."""
+    if as_json or os.environ.get("RANK", "0") != "0":
+        show(summary, as_json)
+        return
+    columns = ("seeds", "mean", "deviation", "median", "best")
+    table = Table("setting", *columns, title=f"{summary['task']}: {summary['metric']} on dev")
+    for setting in summary["settings"]:
+        figures = ("–" if setting[name] is None else _cell(setting[name]) for name in columns)
+        table.add_row(setting["name"] or "as given", *figures)
+    Console().print(table)
+    for run in summary.get("failed", []):
+        Console().print(f"{run['folder']} failed and is in no figure", markup=False)
+    best, metric = summary["best"], summary["metric"]
+    Console().print(
+        f"{summary['model']} is the model of {best['folder']} ({metric} {best[metric]:.4f}): the best of "
+        f"{best['of_runs']} runs, chosen on dev, which flatters that score.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def show_glue(found: dict[str, Any], as_json: bool) -> None:
+    """GLUE's table in points, a column a protocol; what is absent is said under it."""
+    if as_json:
+        show(found, as_json)
+        return
+    protocols = {"alone": "each task alone", "from_mnli": "RTE, MRPC, STS-B from MNLI"}
+    table = Table("GLUE dev", *protocols.values())
+    rows = {task: task for name in protocols for task in found[name]["tasks"]}
+    for task in rows:
+        table.add_row(task, *(_points(found[name]["tasks"].get(task)) for name in protocols))
+    table.add_section()
+    for key, words in (("average", "average, as the server"), ("paper_average", "average, as the paper's table")):
+        table.add_row(words, *(_points(found[name][key]) for name in protocols))
+    Console().print(table)
+    for name, words in protocols.items():
+        if found[name]["absent"]:
+            Console().print(f"no average of {words!r}: {', '.join(found[name]['absent'])} absent", markup=False)
+    if found["left_out"]:
+        Console().print(f"in neither column: {', '.join(found['left_out'])}", markup=False)
+    if several := {Path(run).name: count for run, count in found["seeds"].items() if count > 1}:
+        Console().print(f"means of seeds: {', '.join(f'{n} {count}' for n, count in several.items())}", markup=False)
+
+
+def _points(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def _cell(value: Any) -> str:

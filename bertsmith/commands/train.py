@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.commands.options import Device, Json, Out, Resume, Seed, Set, given, show
+from bertsmith.commands.options import Device, Json, Out, Resume, Seed, Set, given, show, show_glue, show_summary
 from bertsmith.config import override
 from bertsmith.errors import UserError
 
@@ -55,6 +55,12 @@ def finetune(
     ],
     out: Out,
     dev: Annotated[Path | None, typer.Option("--dev", help="Rows to score on; of a folder its own dev file")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="So many runs, with seeds that follow each other; mean and deviation")
+    ] = None,
+    grid: Annotated[
+        str | None, typer.Option("--grid", help='paper, glue, or "KEY=A,B KEY=C,D": every setting; the best on dev')
+    ] = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,
@@ -66,13 +72,39 @@ def finetune(
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
+    Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
     """
     from bertsmith.finetune import FinetuneConfig
     from bertsmith.finetune import finetune as function
 
     config = override(FinetuneConfig(task), [*given("train.seed", seed), *(settings or [])])
+    if seeds is not None or grid is not None:
+        from bertsmith.protocols import find_grid, finetune_many
+
+        if fixed := [s for s in settings or [] if s.partition("=")[0].strip() in find_grid(grid, task)]:
+            raise UserError(f"--set {fixed[0]}: --grid changes this setting, too; leave one of them out")
+        count = 1 if seeds is None else seeds
+        summary = finetune_many(config, model, data, out, seeds=count, grid=grid, dev=dev, device=device, resume=resume)
+        show_summary({"model": str(out / "model"), **summary}, as_json)
+        return
     scores = function(config, model, data, out, dev=dev, device=device, resume=resume)
     show({"model": str(out / "model"), **scores}, as_json)
+
+
+def glue(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER…", help="Folders with finished runs of GLUE's tasks, or the runs")
+    ],
+    as_json: Json = False,
+) -> None:
+    r"""Show GLUE's table on dev with both averages: each task alone, and small tasks started from MNLI.
+
+    \b
+    Example: bertsmith glue runs
+    """
+    from bertsmith.protocols import glue as function
+
+    show_glue(function(runs), as_json)
 
 
 def verify_resume(

@@ -217,9 +217,25 @@ def _decode_one(context: str, parts: Sequence[tuple[NDArray[np.float32], Window]
         {"text": text, "start": begin, "end": end, "score": float(chance)}
         for (text, (_, begin, end)), chance in zip(best.items(), chances, strict=True)
     ]
-    odds = null - found[0][0]
+    return _chosen(ranked, null - found[0][0], limits)
+
+
+def _chosen(ranked: list[dict[str, Any]], odds: float, limits: Limits) -> dict[str, Any]:
+    """The best of some answers, or none where that is likelier."""
     silent = limits.threshold is not None and odds > limits.threshold
     return {**ranked[0], **(NOTHING if silent else {}), "null_odds": odds, "nbest": ranked}
+
+
+def merge(answers: Sequence[dict[str, Any]], limits: Limits) -> dict[str, Any]:
+    """One answer out of those of several models: an answer's score is its mean over their n-best lists."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in (entry for answer in answers for entry in answer["nbest"]):
+        known = found.setdefault(entry["text"], {**entry, "score": 0.0})
+        known["score"] += entry["score"] / len(answers)
+    odds = sum(answer["null_odds"] for answer in answers) / len(answers)
+    if not found:
+        return {**NOTHING, "score": 1.0, "null_odds": odds, "nbest": []}
+    return _chosen(sorted(found.values(), key=lambda entry: -entry["score"])[: limits.n_best], odds, limits)
 
 
 def candidates(scores: NDArray[np.float32], window: Window, limits: Limits) -> list[tuple[float, int, int]]:

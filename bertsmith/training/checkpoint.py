@@ -29,6 +29,7 @@ from bertsmith.training import distributed
 OPTIMIZER, STATE = "optimizer.safetensors", "trainer.json"
 _NAME = re.compile(r"step-(\d+)")
 Save = Callable[[Path, Mapping[str, Tensor]], None]
+Load = Callable[[Path], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class TrainerState:
     skipped: int = 0
     in_a_row: int = 0
     score: float | None = None  # of the evaluation at this step; higher is better
+    best: float | None = None  # score of the run so far
+    since_best: int = 0  # evaluations
 
 
 def save_checkpoint(
@@ -81,6 +84,11 @@ def checkpoints(run: Path) -> list[Path]:
     folder = run / "checkpoints"
     found = [p for p in folder.iterdir() if _NAME.fullmatch(p.name)] if folder.is_dir() else []
     return sorted(found)
+
+
+def step_of(path: Path) -> int:
+    """The step of a checkpoint."""
+    return int(path.name.removeprefix("step-"))
 
 
 def best_checkpoint(found: Sequence[Path]) -> Path | None:
@@ -152,6 +160,14 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
             for key, value in values.items()
         }
     )
+
+
+@torch.no_grad()
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor] | None) -> None:
+    """Put whole tensors, which the first process alone has, into a model, in every process its part."""
+    found = distributed.broadcast_tensors(tensors)
+    for name, value in distributed.bare(model).state_dict().items():
+        value.copy_(distributed.part_like(found[name], value))
 
 
 def _gathered(values: Mapping[str, Any]) -> dict[str, Tensor]:

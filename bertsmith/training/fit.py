@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from bertsmith import draws
 from bertsmith.batch import Batch, rounded
 from bertsmith.errors import Interrupted, UserError
-from bertsmith.progress import progress_bar
+from bertsmith.progress import progress_bar, say
 from bertsmith.training import checkpoint, distributed, runlog
 from bertsmith.training.ahead import made_ahead
 from bertsmith.training.checkpoint import TrainerState
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.recorded import Recorder, may_record
+from bertsmith.training.run import add_facts
 from bertsmith.training.schedule import Course, course_of, rate_share
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 from bertsmith.training.speed import Meter
@@ -46,6 +47,7 @@ def fit(
     run: Path,
     *,
     save: checkpoint.Save,
+    load: checkpoint.Load,
     evaluate: Callable[[], dict[str, Any]] | None = None,
     goal: str = "",
     flops: Callable[[Batch], float] | None = None,
@@ -54,14 +56,14 @@ def fit(
     recordable: bool = False,
     title: str = "training",
 ) -> dict[str, Any]:
-    """Train a model and give the last evaluation, with the number of steps.
+    """Train a model and give the evaluation of what was kept, with the number of steps.
 
     `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
-    `save(folder, tensors)` writes the model; `evaluate()` scores it, and `goal` names the score that makes a checkpoint
-    the best one (`-loss`: lower is better). `flops` counts a batch's work; `watch` is called before every step, since
-    `batches` may run in other processes, and raises where the data has turned out to be bad. `resume` is a checkpoint
-    of this run: the model has been loaded from it, the optimiser is here. `recordable`: whether the model's passes can
-    be recorded on a GPU (see `recorded.py`).
+    `save(folder, tensors)` writes the model and `load(folder)` gives its tensors back; `evaluate()` scores it, and
+    `goal` names the score that makes a checkpoint the best one (`-loss`: lower is better). `flops` counts a batch's
+    work; `watch` is called before every step, since `batches` may run in other processes, and raises where the data
+    turned out to be bad. `resume` is a checkpoint of this run: the model has been loaded from it, the optimiser is
+    here. `recordable`: whether the model's passes can be recorded on a GPU (see `recorded.py`).
     """
     device = next(model.parameters()).device
     trained = distributed.divide(model, config.parallel, device)
@@ -78,7 +80,8 @@ def fit(
     if distributed.is_main():
         loop.log = runlog.open_log(run, loop.course.step, tensorboard=config.tensorboard)
     with stop_requests() as request:
-        return loop.go(made_ahead(make, loop.keys(), device, config.workers), watch, request, title)
+        scores = loop.go(made_ahead(make, loop.keys(), device, config.workers), watch, request, title)
+    return loop.take_best(scores, load) if config.keep_best else scores
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class _Loop:
     tokens: int = 0
     done: float = 0.0  # of the course, as the processes have agreed
     score: float | None = None  # of the evaluation at the present step
+    best: float | None = None  # score of the run so far
+    since_best: int = 0  # evaluations
     scores: dict[str, Any] = field(default_factory=dict)  # the last evaluation
     evaluated_at: int = -1
     saved_at: float = 0.0  # seconds of training time
@@ -122,6 +127,7 @@ class _Loop:
         self.course.step, self.course.before = state.step, state.seconds
         self.tokens, self.saved_at, self.saved = state.tokens, state.seconds, (state.step, path)
         self.guard = Guard(state.first_loss, state.skipped, state.in_a_row)
+        self.best, self.since_best = state.best, state.since_best
 
     def keys(self) -> Iterator[tuple[int, float]]:
         """The steps of the course, each with the share of the run before it, as far as it is known when asked."""
@@ -144,17 +150,17 @@ class _Loop:
                 word = self._agree(micro_batches, request)
                 before, self.done = self.done, word.done
                 if course.step > start and self._due(self.config.evaluate_every, before, self.done):
-                    self._evaluate()
+                    self._evaluate(due=True)
                 if word.save and course.step > start:
                     self._save()
                 if word.stop:
                     self._stop(request)
-                if course.by_clock and self.done >= total:
+                if self._out_of_patience() or (course.by_clock and self.done >= total):
                     break
                 self._step(micro_batches, word)
                 advance(course.done(), self.meter.words())
         if self.evaluated_at != course.step:
-            self._evaluate()
+            self._evaluate(due=True)
         if self.saved is not None:  # so that a run whose model cannot be written goes on from its end
             self._save()
         return {"steps": course.step, **self.scores}
@@ -225,17 +231,53 @@ class _Loop:
             facts = {"step": self.course.step, "seconds": round(self.course.elapsed, 3), "tokens": self.tokens}
             self.log({**facts, **record})
 
-    def _evaluate(self) -> None:
+    def _out_of_patience(self) -> bool:
+        if self.config.patience is None or self.since_best < self.config.patience:
+            return False
+        goal = self.goal.lstrip("-")
+        say(
+            f"stopped after step {self.course.step}: no better {goal} in {self.since_best} evaluations (train.patience)"
+        )
+        return True
+
+    def take_best(self, scores: dict[str, Any], load: checkpoint.Load) -> dict[str, Any]:
+        """Go back to the best checkpoint, and give its evaluation."""
+
+        def look() -> list[Any]:
+            path = checkpoint.best_checkpoint(checkpoint.checkpoints(self.run))
+            if path is None:  # none could be written, or no score was a number
+                return []
+            step = checkpoint.step_of(path)
+            return [str(path), step, runlog.last_scores(self.run, step)]
+
+        found = distributed.by_main(look)
+        if not found or found[1] == self.course.step:
+            return scores
+        checkpoint.load_model(self.model, load(Path(found[0])) if distributed.is_main() else None)
+        add_facts(self.run, best_step=found[1])
+        return {**scores, **found[2], "best_step": found[1]}
+
+    def _evaluate(self, *, due: bool = False) -> None:
+        """Score the model as it is.
+
+        Only an evaluation that is due tries the run's patience: when others happen depends on the clock.
+        """
         if self.evaluate is None:
             return
         with self.meter.paused():
             scores = self.evaluate()
         self._write({f"dev_{name}": value for name, value in scores.items()})
         reached = scores.get(self.goal.lstrip("-"))
-        if reached is not None and math.isfinite(reached):
+        reached = distributed.agree(math.nan if reached is None else reached)
+        if math.isfinite(reached):
             self.score = -reached if self.goal.startswith("-") else reached
         self.scores = {name: value for name, value in scores.items() if isinstance(value, (int, float))}
         self.evaluated_at = self.course.step
+        if due:
+            better = self.score is not None and (self.best is None or self.score > self.best)
+            self.best, self.since_best = (self.score, 0) if better else (self.best, self.since_best + 1)
+            if better and self.config.keep_best:
+                self._save()
 
     def _save(self, *, in_haste: bool = False) -> Path | None:
         """A checkpoint of this step, scored unless in haste, so that there is a best one.
@@ -249,7 +291,8 @@ class _Loop:
             self._evaluate()
         self.saved_at = course.elapsed
         counts = {"first_loss": guard.first, "skipped": guard.skipped, "in_a_row": guard.in_a_row}
-        state = TrainerState(course.step, course.elapsed, self.tokens, **counts, score=self.score)  # type: ignore[arg-type]
+        evaluations = {"score": self.score, "best": self.best, "since_best": self.since_best}
+        state = TrainerState(course.step, course.elapsed, self.tokens, **counts, **evaluations)  # type: ignore[arg-type]
         with self.meter.paused():
             path = checkpoint.save_checkpoint(self.run, state, self.model, self.optimizers, self.save, self.config.keep)
         self.saved = (course.step, path)

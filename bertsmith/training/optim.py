@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,19 +16,35 @@ from bertsmith.training.settings import TrainConfig
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """The optimiser of a model: one, or Muon with AdamW beside it. Biases and norms do not decay."""
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    shares = rate_shares(model, config.layer_decay)
     if config.optimizer == "muon":
         inner = [p for p in _inner_matrices(model) if p.requires_grad]  # a list: all processes need one order
         others = [p for p in parameters if not any(p is q for q in inner)]
-        muon = Muon(
-            _on_device([{"params": inner, "rate": config.learning_rate}]),
-            config.learning_rate,
-            config.weight_decay,
-            config.momentum,
-        )
-        return [muon, _adamw(others, config, config.rest_learning_rate or config.learning_rate)]
+        rest = _adamw(others, config, config.rest_learning_rate or config.learning_rate, shares)
+        groups = _on_device(_by_rate(inner, config.learning_rate, shares))
+        return [Muon(groups, config.learning_rate, config.weight_decay, config.momentum), rest] if groups else [rest]
     if config.optimizer == "lamb":
-        return [Lamb(_groups(parameters, config, config.learning_rate), config)]
-    return [_adamw(parameters, config, config.learning_rate)]
+        return [Lamb(_groups(parameters, config, config.learning_rate, shares), config)]
+    return [_adamw(parameters, config, config.learning_rate, shares)]
+
+
+def rate_shares(model: nn.Module, layer_decay: float) -> dict[Tensor, float]:
+    """The share of the learning rate that each parameter has: a factor less for every layer below the top one.
+
+    What comes before the layers in the model (embeddings) has the lowest rate, what comes after them (output layers)
+    that of the top layer.
+    """
+    lists = {name: part for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    name, layers = next(iter(lists.items()), ("", nn.ModuleList()))
+    shares: dict[Tensor, float] = {}
+    below = len(layers)
+    for path, parameter in model.named_parameters():
+        if layers and path.startswith(f"{name}."):
+            below = len(layers) - 1 - int(path.removeprefix(f"{name}.").split(".")[0])
+        elif below < len(layers):  # after the layers
+            below = 0
+        shares[parameter] = layer_decay**below if layers else 1.0
+    return shares
 
 
 def _inner_matrices(model: nn.Module) -> list[Tensor]:
@@ -37,19 +53,33 @@ def _inner_matrices(model: nn.Module) -> list[Tensor]:
     return [p for layer in layers for p in layer.parameters() if p.dim() == 2]
 
 
-def _groups(parameters: Iterable[Tensor], config: TrainConfig, rate: float) -> list[dict[str, Any]]:
+def _by_rate(parameters: Iterable[Tensor], rate: float, shares: Mapping[Tensor, float]) -> list[dict[str, Any]]:
+    """A group for every rate."""
+    groups: dict[float, list[Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault(shares[parameter], []).append(parameter)
+    return [{"params": group, "rate": rate * share} for share, group in groups.items()]
+
+
+def _groups(
+    parameters: Iterable[Tensor], config: TrainConfig, rate: float, shares: Mapping[Tensor, float]
+) -> list[dict[str, Any]]:
     parameters = list(parameters)
+    decaying = _by_rate([p for p in parameters if p.dim() > 1], rate, shares)
+    others = _by_rate([p for p in parameters if p.dim() <= 1], rate, shares)
     return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay, "rate": rate},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0, "rate": rate},
+        *({**group, "weight_decay": config.weight_decay} for group in decaying),
+        *({**group, "weight_decay": 0.0} for group in others),
     ]
 
 
-def _adamw(parameters: list[Tensor], config: TrainConfig, rate: float) -> torch.optim.Optimizer:
-    """AdamW with decoupled decay on matrices and embeddings."""
+def _adamw(
+    parameters: list[Tensor], config: TrainConfig, rate: float, shares: Mapping[Tensor, float]
+) -> torch.optim.Optimizer:
+    """AdamW with bias correction and decoupled decay on matrices and embeddings."""
     kinds = {p.device.type for p in parameters}
     values = {"betas": (config.beta1, config.beta2), "eps": config.adam_eps, "fused": kinds <= {"cuda", "cpu"}}
-    groups = _on_device(_groups(parameters, config, rate))
+    groups = _on_device(_groups(parameters, config, rate, shares))
     return torch.optim.AdamW(groups, lr=rate, capturable=kinds == {"cuda"}, **values)  # type: ignore[arg-type]
 
 

@@ -52,22 +52,33 @@ def _open(
         for left in run.glob(f".{CONFIG}.*.partial"):  # killed while it was made
             left.unlink()
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
-    _write(run / CONFIG, config)
-    _write(run / FACTS, {**facts, **notes})
+    write_json(run / CONFIG, config)
+    write_json(run / FACTS, {**facts, **notes})
     return None
 
 
-def _write(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """A JSON file that is there whole or not at all."""
     with new_file(path) as work:
         work.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def facts_of(run: Path) -> dict[str, Any]:
+    """What `run.json` says of a run; nothing where it is not there yet."""
+    return read_json(run / FACTS) if (run / FACTS).exists() else {}
+
+
+def add_facts(run: Path, **facts: Any) -> None:
+    """Write what a run has found out about itself beside the facts that it was started with."""
+    distributed.by_main(lambda: write_json(run / FACTS, {**facts_of(run), **facts}))
+
+
 def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
-    _same(read_json(run / CONFIG), config, run / CONFIG)
+    same_settings(read_json(run / CONFIG), config, run / CONFIG)
     if not (run / FACTS).exists():  # killed between the two
-        _write(run / FACTS, {**facts, **notes})
+        write_json(run / FACTS, {**facts, **notes})
     stored = read_json(run / FACTS)
-    _same({key: stored.get(key) for key in facts}, facts, run / FACTS)
+    same_settings({key: stored.get(key) for key in facts}, facts, run / FACTS)
     if is_finished(run):
         say(f"{run} is finished already: its model is at {run / MODEL}")
         return None
@@ -84,6 +95,11 @@ def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any], notes: Mapp
 def is_finished(run: Path) -> bool:
     """Whether a run has written its model."""
     return (run / MODEL).is_dir()
+
+
+def final_scores(run: Path) -> dict[str, float]:
+    """The dev scores of a run's model: those of its last evaluation, or of the best one where that was kept."""
+    return runlog.last_scores(run, facts_of(run).get("best_step"))
 
 
 def finish_run(run: Path, model: nn.Module, save: Save) -> None:
@@ -103,12 +119,12 @@ def finish_run(run: Path, model: nn.Module, save: Save) -> None:
     distributed.by_main(write)
 
 
-def _same(stored: dict[str, Any], given: dict[str, Any], where: Path, prefix: str = "") -> None:
+def same_settings(stored: dict[str, Any], given: dict[str, Any], where: Path, prefix: str = "") -> None:
     """Refuse to resume a run with other settings than it was started with."""
     for key in sorted({*stored, *given}):
         old, new = stored.get(key), given.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            _same(old, new, where, f"{prefix}{key}.")
+            same_settings(old, new, where, f"{prefix}{key}.")
         elif old != new and prefix + key not in MAY_CHANGE:
             raise UserError(
                 f"--resume: {prefix}{key} is {old!r} in {where} and {new!r} now; "

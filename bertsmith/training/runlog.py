@@ -88,13 +88,22 @@ def read(run: Path) -> list[dict[str, Any]]:
     return records
 
 
-def last_scores(run: Path) -> dict[str, float]:
-    """The last evaluation of a run, as `fit` gave it."""
+def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
+    """The last evaluation of a run, or the one at a step, as `fit` gave it."""
     found: dict[str, float] = {}
     for record in read(run):
+        if step is not None and record["step"] != step:
+            continue
         numbers = {n: v for n, v in record.items() if n.startswith("dev_") and isinstance(v, (int, float))}
         found = {n.removeprefix("dev_"): v for n, v in numbers.items()} or found
     return found
+
+
+def last_loss(run: Path) -> float:
+    """The mean training loss over the last fifth of a run; not a number where none was written."""
+    losses = [record["loss"] for record in read(run) if "loss" in record]
+    last = losses[-max(1, len(losses) // 5) :]
+    return sum(last) / len(last) if last else math.nan
 
 
 def rewind(run: Path, step: int) -> None:

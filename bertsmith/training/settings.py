@@ -34,11 +34,14 @@ class TrainConfig:
     `optimizer` is adamw, lamb (You et al. 2020) or muon (Jordan 2024: the encoder's matrices by Muon at
     `learning_rate`, everything else by AdamW at `rest_learning_rate`). The rate rises during the share `warmup` of the
     run; then it falls in a line, as a cosine, or stays until the last share `decay` (`stable`), or stays for good.
+    Every layer below the top one has `layer_decay` times the rate of the one above it, the embeddings the lowest.
 
     A checkpoint is written every `save_minutes` and, where it is set, every `save_every` steps; the last `keep` of them
     stay on the disk, and the best one. `evaluate_every` counts steps or, under 1, is a share of the run; 0 evaluates at
-    the end alone. `workers` processes make batches ahead (unset: up to 4 for a GPU, none for a CPU). With several
-    processes (`torchrun`) the model is copied (`parallel` ddp) or divided (fsdp).
+    the end alone. A run ends early after `patience` evaluations that were not better than the best before them; with
+    `keep_best` its model is that of the best evaluation instead of the last. `workers` processes make batches ahead
+    (unset: up to 4 for a GPU, none for a CPU). With several processes (`torchrun`) the model is copied (`parallel` ddp)
+    or divided (fsdp).
     """
 
     steps: int | None = None
@@ -52,6 +55,7 @@ class TrainConfig:
     warmup: float = 0.01
     schedule: Schedule = "linear"
     decay: float = 0.2
+    layer_decay: float = 1.0
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
@@ -65,6 +69,8 @@ class TrainConfig:
     save_every: int = 0
     save_minutes: float = 15.0
     evaluate_every: float = 0.0
+    patience: int | None = None
+    keep_best: bool = False
     keep: int = 2  # and the best: checkpoints are scored where evaluate_every is not 0
     tensorboard: bool = False
     seed: int = 1
@@ -73,7 +79,7 @@ class TrainConfig:
         for name, value in vars(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"train.{name} must be a finite number, not {value}")
-        for name in ("steps", "batch_size", "micro_batch_size", "keep"):
+        for name in ("steps", "batch_size", "micro_batch_size", "keep", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1, not {value}")
@@ -90,8 +96,21 @@ class TrainConfig:
         for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 0 and under 1, not {getattr(self, name)}")
+        if (self.patience is not None or self.keep_best) and not self.evaluate_every:
+            name = "keep_best" if self.keep_best else "patience"
+            raise UserError(
+                f"train.{name} compares evaluations: set train.evaluate_every, 0.1 for every tenth of the run"
+            )
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"train.layer_decay must be above 0 and at most 1, not {self.layer_decay}")
         if self.schedule == "stable" and self.warmup + self.decay > 1:
             raise UserError(f"train.warmup {self.warmup} and train.decay {self.decay} are together longer than the run")
+
+    def refuse_without_scores(self, hint: str) -> None:
+        """An error where evaluations are to be compared and there is nothing to evaluate on."""
+        for name in ("patience", "keep_best"):
+            if getattr(self, name):
+                raise UserError(f"train.{name} compares scores on held-out data, and there is none; {hint}")
 
     def micro_size(self, max_length: int) -> int:
         """How many sequences of this length go through the model at once."""

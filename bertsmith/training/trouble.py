@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch
-from bertsmith.errors import UserError
+from bertsmith.errors import Diverged
 from bertsmith.training.distributed import gather_texts, whole
 
 LIMIT = 5  # skipped steps in a row that end a run
@@ -56,7 +56,7 @@ def give_up(
         found.append([badness, f"{name}, {_samples(batch)}"])
     texts = gather_texts(json.dumps(max(found, key=itemgetter(0))))
     _, where = max(map(json.loads, texts), key=itemgetter(0))
-    raise UserError(
+    raise Diverged(
         f"the loss was bad in {LIMIT} steps in a row, the last time {loss:g} in step {step + 1}; first bad tensor: "
         f"{where}. Nothing was learnt from these steps. Lower train.learning_rate, raise train.warmup, or look at the "
         "samples; a new run can start from a checkpoint before the trouble with --model"
