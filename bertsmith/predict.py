@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from bertsmith.formats.onnx import FLOAT32, Exported, is_onnx, open_onnx, requir
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance
-from bertsmith.tasks.description import Limits, Task
+from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.task import KINDS, find_task, plain_task
 from bertsmith.training.settings import pick_device
@@ -58,6 +58,7 @@ class Predictor:
         self.positions = positions
         self.max_length = min(loaded.notes.max_length or positions, positions)
         self.shortened = 0
+        self.encode: Callable[..., Encoded] | None = None  # rows to examples, where not as the head's kind does
 
     @classmethod
     def load(
@@ -121,7 +122,7 @@ class Predictor:
         rows, head, limits = iter(rows), self.head, self.limits
         kind = KINDS[head.kind]
         while window := list(islice(rows, WINDOW)):
-            encoded = kind.encode(window, self.tokenizer, limits, head, labelled=False)
+            encoded = (self.encode or kind.encode)(window, self.tokenizer, limits, head, labelled=False)
             self.shortened += encoded.shortened
             yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 

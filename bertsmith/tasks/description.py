@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertsmith.batch import Example
+import numpy as np
+from numpy.typing import NDArray
+
 from bertsmith.model.heads import HeadKind
+from bertsmith.tasks.examples import Examples
 
 Names = dict[str, tuple[str, ...]]
 DEV = ("dev", "validation", "valid", "val")
@@ -60,11 +64,11 @@ class Limits:
 class Encoded:
     """Rows as examples: `owners` says which row each belongs to (in order), `details` what decoding needs of it."""
 
-    examples: list[Example]
-    owners: list[int]
-    details: list[Any] = field(default_factory=list)
+    examples: Examples
+    owners: Sequence[int] | NDArray[np.int64]
+    details: Sequence[Any] = ()
     shortened: int = 0  # rows of which something was cut off
 
     def parts_of(self, row: int) -> range:
         """The examples of a row."""
-        return range(bisect_left(self.owners, row), bisect_right(self.owners, row))
+        return range(bisect_left(self.owners, row), bisect_right(self.owners, row))  # type: ignore[arg-type]

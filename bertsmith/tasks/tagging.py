@@ -14,6 +14,7 @@ from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.conll import to_bio
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.metrics import entities
 from bertsmith.tasks.rows import Row
 from bertsmith.text.tokenizer import Tokenizer
@@ -74,7 +75,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
             examples.append(Example(whole, np.zeros(len(whole), dtype=np.int64), tags=tags if labelled else None))
             owners.append(number)
             details.append(begins)
-    return Encoded(examples, owners, details)
+    return Encoded(Examples.of(examples), owners, details)
 
 
 def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:

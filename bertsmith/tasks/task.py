@@ -12,9 +12,9 @@ from bertsmith.tasks import choice, sequences, spans, tagging
 from bertsmith.tasks.description import DEV, Encoded, Limits, Task
 from bertsmith.tasks.glue import GLUE, KOREAN
 from bertsmith.tasks.rows import NAMES, Row
-from bertsmith.tasks.sequences import encode_rows, shorten, target
+from bertsmith.tasks.sequences import target
 
-__all__ = ["KINDS", "OWN", "TASKS", "Encoded", "Limits", "Task", "encode_rows", "find_task", "shorten", "target"]
+__all__ = ["KINDS", "OWN", "TASKS", "Encoded", "Limits", "Task", "find_task", "target"]
 
 PAIRS = {
     "text": ("text1", "sentence1", "premise", "question1", "question", "text_a", "text"),
