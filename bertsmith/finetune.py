@@ -26,6 +26,7 @@ from bertsmith.progress import say
 from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.files import write_answers
+from bertsmith.tasks.judged import write_judged
 from bertsmith.tasks.metrics import seqeval_metrics
 from bertsmith.tasks.reading import Splits, find_splits, guessed_columns, read_task, training_rows
 from bertsmith.tasks.row_cache import encode_once
@@ -48,6 +49,7 @@ class FinetuneData:
 
     Answers are looked for in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer
     has at most `max_answer`. Rows of a class count `class_weights` times, or, `balanced`, all classes count alike.
+    `partial` says that the rows are only a part of their data set, so that reports mark the scores.
     """
 
     max_length: int | None = None
@@ -57,6 +59,7 @@ class FinetuneData:
     max_answer: int = 30
     class_weights: dict[str, float] = field(default_factory=dict)
     balanced: bool = False
+    partial: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_length", "stride", "max_query", "max_answer"):
@@ -180,13 +183,16 @@ def evaluate(predictor: Predictor, task: Task, dev_rows: dict[str, list[Row]]) -
 def _write_answers(
     predictor: Predictor, task: Task, splits: Splits, columns: Columns, dev_rows: dict[str, list[Row]], run: Path
 ) -> None:
-    """The files that GLUE's server and SQuAD's scripts take, in `predictions`."""
+    """What a report shows of the dev rows, and, in `predictions`, the files of GLUE's server and SQuAD's scripts."""
+    judged = {name: list(predictor.predict_rows(rows)) for name, rows in dev_rows.items()}
+    if judged and distributed.is_main():
+        write_judged(run, task, predictor.head, dev_rows, judged)
     if task.own:
         return
     tests = {name: list(read_task(task, paths, columns, labelled=False)) for name, paths in splits.test.items()}
     wanted = dev_rows if task.head == "span" else tests
     for name, rows in wanted.items():
-        answers = list(predictor.predict_rows(rows))
+        answers = judged[name] if task.head == "span" else list(predictor.predict_rows(rows))
         if distributed.is_main():
             write_answers(task, run / "predictions", name, rows, answers)
 

@@ -17,6 +17,7 @@ from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.metrics import entities
 from bertsmith.tasks.rows import Row
+from bertsmith.tasks.sequences import softmax
 from bertsmith.text.tokenizer import Tokenizer
 
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -105,12 +106,13 @@ def _windows(sizes: NDArray[Any], begin: int, end: int, room: int) -> Iterator[t
 def decode(
     rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
 ) -> list[dict[str, Any]]:
-    """The tag of each word, and the entities that they make up, with their places in the text."""
+    """The tag of each word with its probability, and the entities that they make up, with their places in the text."""
     answers = []
     for number, row in enumerate(rows):
-        parts = encoded.parts_of(number)
-        tags = [head.labels[i] for part in parts for i in logits[part][encoded.details[part]].argmax(-1)]
-        answers.append({"tags": tags, "entities": find_entities(row.text, words_of(row), tags)})
+        chances = [softmax(word) for i in encoded.parts_of(number) for word in logits[i][encoded.details[i]]]
+        tags = [head.labels[int(chance.argmax())] for chance in chances]
+        scores = [float(chance.max()) for chance in chances]
+        answers.append({"tags": tags, "scores": scores, "entities": find_entities(row.text, words_of(row), tags)})
     return answers
 
 
