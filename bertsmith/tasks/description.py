@@ -39,6 +39,7 @@ class Task:
     own: bool = False  # the user's own file: what is wrong in it is refused, not left out
     scale: tuple[float, float] | None = None  # the numbers that a regression may give
     no_answer: bool = False  # some questions have none
+    unlabelled: str = ""  # what stands for the label where annotators did not agree; such rows are left out
     letters: bool = False  # answers are compared letter by letter (Korean)
     max_length: int = 128
 

@@ -37,7 +37,7 @@ WORDS = {"text": ("tokens", "words", "text"), "label": ("ner_tags", "tags", "lab
 NER = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")  # the hub's order of numbers
 OWN = (
     Task("classify", "single", ("accuracy", "macro_f1"), NAMES, own=True),
-    Task("pair", "single", ("accuracy", "macro_f1"), PAIRS, own=True),
+    Task("pair", "single", ("accuracy", "macro_f1"), PAIRS, own=True, unlabelled="-"),
     Task("regress", "regression", ("pearson", "spearman"), NAMES, own=True),
     Task("tag", "tags", ("f1", "precision", "recall", "accuracy"), WORDS, own=True),
     Task("answer", "span", ("f1", "exact_match"), QUESTIONS, own=True, no_answer=True, max_length=384),
