@@ -51,6 +51,7 @@ td, th { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top; bor
   overflow-wrap: anywhere; min-width: 4.5rem; } th { border-bottom-width: 2px; font-weight: 600;
   overflow-wrap: break-word; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+figure td, figure th { min-width: 0; padding-right: .8rem; }
 td:first-child { min-width: 5.2rem; } body > .wide td:first-child { min-width: 8.5rem; } .guess { white-space: nowrap; }
 .right { color: var(--good); font-weight: 600; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
 .mask { background: var(--box); border-bottom: 2px solid var(--accent); padding: 0 .2rem; border-radius: .2rem; }

@@ -147,7 +147,7 @@ def test_confusion_calibration_and_the_worst_rows(tmp_path: Path) -> None:
     assert cells(html, "0") == ["1", "2", "3", "33.3 %"]
     assert cells(html, "1") == ["0", "1", "1", "100.0 %"]
     worst = [re.sub("<.*?>", " ", row) for row in re.findall(r"<tr>(.*?)</tr>", html.split("highest loss")[1], re.S)]
-    assert "&lt;b&gt;worst&lt;/b&gt;  0  1  99.0 %  4.61" in " ".join(worst[1].split(" ")).replace("   ", "  ")
+    assert worst[1].split() == ["&lt;b&gt;worst&lt;/b&gt;", "0", "1", "99.0", "%", "4.61"]
     assert "bad" in worst[2]
     assert "Calibration" in html
     assert "<b>worst" not in html
@@ -156,9 +156,9 @@ def test_confusion_calibration_and_the_worst_rows(tmp_path: Path) -> None:
 def test_the_calibration_error() -> None:
     assert calibration_error([0.8] * 10, [True] * 8 + [False] * 2)[0] == pytest.approx(0)
     assert calibration_error([1.0] * 4, [True, False, False, False])[0] == pytest.approx(0.75)
-    error, places, shares = calibration_error([0.9, 0.9, 0.5, 0.5], [True, True, False, True])
+    error, bins = calibration_error([0.9, 0.9, 0.5, 0.5], [True, True, False, True])
     assert error == pytest.approx(0.5 * 0.1 + 0.5 * 0.0)
-    assert (places, shares) == (pytest.approx([0.5, 0.9]), pytest.approx([0.5, 1.0]))
+    assert np.allclose(bins, [(0.5, 0.5, 2), (0.9, 1.0, 2)])
 
 
 def test_entities_by_type_are_those_of_seqeval() -> None:
@@ -231,3 +231,14 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (run / FILE).write_bytes(b"no parquet")
     with pytest.raises(UserError, match=f"{FILE} cannot be read"):
         report([run], tmp_path / "page.html")
+
+
+def test_own_rows_with_other_labels_are_another_task(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / name, score, task="classify", key="macro_f1", dev=0) for name, score in (("a", 0.8), ("b", 0.6))
+    ]
+    facts = json.loads((runs[1] / "run.json").read_text())
+    (runs[1] / "run.json").write_text(json.dumps({**facts, "labels": ["x", "y", "z", "w"]}))
+    html = written(runs, tmp_path / "page.html")
+    assert cells(html, "classify: 0, 1", "macro F1") == ["80.0"]
+    assert cells(html, "classify: x, y, z, … (4)", "macro F1") == ["60.0"]

@@ -21,9 +21,10 @@ IGNORED = MAY_CHANGE | {"train.seed"}  # settings that do not tell groups apart
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds. `system` names what they started from."""
+    """Runs that differ in nothing but their seeds. `system` names what they started from, `data` the rows."""
 
     task: str
+    data: str
     system: str
     settings: dict[str, str]
     runs: tuple[Run, ...]
@@ -69,18 +70,33 @@ class Group:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """The fine-tuning runs in groups, in the order of the tasks."""
     tuned = [run for run in runs if run.is_finetuning]
-    systems = _systems(tuned)
+    systems, names = _systems(tuned), _data_names(tuned)
     found: dict[str, list[Run]] = {}
     for run in tuned:
-        data = [run.fact("rows"), run.fact("labels")]
+        data = [run.fact("rows"), names[run.label]]
         found.setdefault(json.dumps([systems[run.label], _settings(run), data], sort_keys=True), []).append(run)
     order = {name: number for number, name in enumerate([*PAPER, *TASKS])}
-    groups = [Group(rs[0].name, systems[rs[0].label], _settings(rs[0]), tuple(rs)) for rs in found.values()]
+    groups = [
+        Group(rs[0].name, names[rs[0].label], systems[rs[0].label], _settings(rs[0]), tuple(rs))
+        for rs in found.values()
+    ]
     return sorted(groups, key=lambda group: order.get(group.task, len(order)))
 
 
 def _settings(run: Run) -> dict[str, str]:
     return {name: text for name, text in flatten(run.config) if name not in IGNORED}
+
+
+def _data_names(runs: Sequence[Run]) -> dict[str, str]:
+    """The task of each run, with its labels where people's own rows have others under the same task."""
+    labels = {run.label: tuple(map(str, run.fact("labels") or ())) for run in runs}
+    names = {}
+    for run in runs:
+        own = labels[run.label]
+        several = {labels[other.label] for other in runs if other.name == run.name} != {own}
+        shown = f"{', '.join(own[:3])}{f', … ({len(own)})' if len(own) > 3 else ''}" if own else "no labels"
+        names[run.label] = f"{run.name}: {shown}" if several else run.name
+    return names
 
 
 def _systems(runs: Sequence[Run]) -> dict[str, str]:
@@ -109,7 +125,8 @@ def scores_of(groups: Sequence[Group]) -> list[PaperScore]:
     if task in PAPER:
         return [score for score in PAPER[task] if score.key in measured]
     wanted = [key for key in (TASKS[task].metrics if task in TASKS else ()) if key in measured]
-    return [PaperScore(key, name_of(key)) for key in (wanted or measured)[:2]]
+    names = {key: name_of(key) for key in (wanted or measured)[:2]}
+    return [PaperScore(key, name[:1].lower() + name[1:]) for key, name in names.items()]
 
 
 def text_of_mean(values: Sequence[float]) -> tuple[str, str]:

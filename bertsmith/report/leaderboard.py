@@ -21,14 +21,21 @@ def leaderboard(runs: Sequence[Run]) -> str:
     groups = [group for group in group_runs(runs) if group.goal]
     if not groups:
         return ""
-    tasks, systems = (list(dict.fromkeys(names)) for names in ([g.task for g in groups], [g.system for g in groups]))
+    tasks, systems = (list(dict.fromkeys(names)) for names in ([g.data for g in groups], [g.system for g in groups]))
     notes: dict[str, str] = {}
     rows = []
     for task in tasks:
-        of_task = [group for group in groups if group.task == task]
+        of_task = [group for group in groups if group.data == task]
         best = [best_of([g for g in of_task if g.system == system]) for system in systems]
         for score in scores_of(of_task):
-            rows.append([task, score.name, *_cells(best, score, notes), *_paper(score)])
+            rows.append(
+                [
+                    task,
+                    Html(f"<span class=guess>{html.escape(score.name)}</span>"),
+                    *_cells(best, score, notes),
+                    *_paper(score),
+                ]
+            )
     rows += _average(groups, systems)
     has_paper = any(cell != ABSENT for row in rows for cell in row[-4:])
     header = ["task", "score", *systems, *([Html(f"paper<br>{name}") for name in PAPER_COLUMNS] if has_paper else [])]
@@ -94,7 +101,7 @@ def _explained(groups: Sequence[Group], has_paper: bool) -> str:
     words = ["Last dev scores in per cent"]
     if any(len(group.runs) > 1 for group in groups):
         words[0] += "; of several seeds the mean ± the standard deviation"
-    pairs = {(group.task, group.system) for group in groups}
+    pairs = {(group.data, group.system) for group in groups}
     if len(pairs) < len(groups):
         words.append("Where there are several configurations, the one with the best mean is shown")
     if has_paper:
@@ -111,7 +118,7 @@ def configurations(groups: Sequence[Group]) -> str:
         return ""
     rows = []
     for group in groups:
-        of_task = [other for other in groups if other.task == group.task]
+        of_task = [other for other in groups if other.data == group.data]
         first = scores_of(of_task)[0]
         differing = [n for n in group.settings if len({g.settings.get(n) for g in of_task}) > 1]
         settings = ", ".join(f"{name.split('.')[-1]} {group.settings[name]}" for name in differing) or ABSENT
@@ -120,7 +127,7 @@ def configurations(groups: Sequence[Group]) -> str:
         each = ", ".join(f"{value:.1f}" for value in values)
         trained = group.runs[0].fact("rows")
         rows.append(
-            [group.task, group.system, settings, f"{trained:,}" if isinstance(trained, int) else ABSENT]
+            [group.data, group.system, settings, f"{trained:,}" if isinstance(trained, int) else ABSENT]
             + [", ".join(run.label for run in group.runs), first.name, text, each if len(values) > 1 else ""]
         )
     header = ["task", "started from", "settings of its own", "rows", "runs", "score", "mean", "each run"]

@@ -20,6 +20,7 @@ WORST = 10  # rows that are shown
 CLASSES = 12  # of a confusion matrix; the rarer ones are together
 SIDE_BY_SIDE = 4  # classes of a matrix that leaves room for a picture beside it
 BINS = 15  # of the calibration (Guo et al. 2017)
+FEWEST = 5  # rows of a bin that is drawn
 POINTS = 1500  # of a scatter plot
 LONGEST = 260  # characters of a text that is shown
 OTHERS = "others"
@@ -73,7 +74,7 @@ def confusion(labels: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
         drawn = [
             _shaded(cells[gold, name], share, good=name == gold) for name, share in zip(names, shares, strict=True)
         ]
-        rows.append([_cut(gold, 24), *drawn, f"{total:,}", f"{100 * cells[gold, gold] / max(1, total):.1f} %"])
+        rows.append([_label(gold), *drawn, f"{total:,}", f"{100 * cells[gold, gold] / max(1, total):.1f} %"])
     header = ["gold, predicted →", *(_cut(name, 14) for name in names), "rows", "found"]
     return page.captioned("Confusion matrix", page.table(header, rows))
 
@@ -89,31 +90,34 @@ def calibration(sure: Sure) -> str:
     """How often the model is right when it is so sure, and by how much that differs on the average (ECE)."""
     if not sure[0]:
         return ""
-    error, places, shares = calibration_error(*sure)
+    error, bins = calibration_error(*sure)
+    drawn = [(place, share) for place, share, count in bins if count >= FEWEST] or [bin[:2] for bin in bins]
+    places, shares = zip(*drawn, strict=True)
     lines = [
         page.Line([0, 1], [0, 1], GREY, "as sure as right", light=True),
         page.Line(places, shares, page.COLOURS[0], "model", dots=True),
     ]
     title = f"Calibration: expected error {100 * error:.1f} %"
     words = f"On the average {100 * np.mean(sure[0]):.1f} % sure, and right in {100 * np.mean(sure[1]):.1f} %."
-    drawn = page.chart(title, lines, x_label="probability that the model gives", y_label="share that is right")
-    return drawn.replace("</figure>", f"<small>{words}</small></figure>")
+    words += f" Points stand for at least {FEWEST} rows." if len(drawn) < len(bins) else ""
+    chart = page.chart(title, lines, x_label="probability that the model gives", y_label="share that is right")
+    return chart.replace("</figure>", f"<small>{words}</small></figure>")
 
 
-def calibration_error(probabilities: Sequence[float], right: Sequence[bool]) -> tuple[float, list[float], list[float]]:
-    """The expected calibration error, and of every bin that has rows the mean probability and the share of right ones.
+def calibration_error(
+    probabilities: Sequence[float], right: Sequence[bool]
+) -> tuple[float, list[tuple[float, float, int]]]:
+    """The expected calibration error; of every bin that has rows, their mean probability, the right ones' share, count.
 
     Bins are of equal width; the error is the mean over all rows of how far the two are apart in their bin.
     """
     chances, hits = np.asarray(probabilities, float), np.asarray(right, float)
     bins = np.minimum((chances * BINS).astype(int), BINS - 1)
-    error, places, shares = 0.0, [], []
+    found = []
     for number in np.unique(bins):
         inside = bins == number
-        places.append(float(chances[inside].mean()))
-        shares.append(float(hits[inside].mean()))
-        error += abs(places[-1] - shares[-1]) * float(inside.mean())
-    return error, places, shares
+        found.append((float(chances[inside].mean()), float(hits[inside].mean()), int(inside.sum())))
+    return sum(abs(place - share) * count for place, share, count in found) / len(chances), found
 
 
 def _scatter(lines: Sequence[Line]) -> str:
@@ -216,7 +220,13 @@ def _worst_texts(lines: Sequence[Line]) -> str:
 
     def row(line: Line) -> list[str]:
         chance = f"{100 * line['probability']:.1f} %" if line["probability"] is not None else "–"
-        return [_text(line), _listed(line["gold"]), _listed(line["predicted"]), chance, f"{line['loss']:.2f}"]
+        return [
+            _text(line),
+            _label(_listed(line["gold"])),
+            _label(_listed(line["predicted"])),
+            chance,
+            f"{line['loss']:.2f}",
+        ]
 
     return _worst("Errors with the highest loss", header, _wrong(lines), row)
 
@@ -274,6 +284,11 @@ def _worst_answers(lines: Sequence[Line]) -> str:
 def _text(line: Line) -> str:
     both = html.escape(_cut(line["text"]))
     return Html(f"{both}<br><small>{html.escape(_cut(line['pair']))}</small>") if line["pair"] else _cut(line["text"])
+
+
+def _label(name: str) -> str:
+    """A short name in one line."""
+    return Html(f"<span class=guess>{html.escape(name)}</span>") if len(name) <= 24 else name
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from bertsmith.report.runs import (
 )
 
 ABSENT = "–"
-MOST_BESIDE = 8  # runs that stand beside each other in a table
+MOST_BESIDE = 5  # runs that stand beside each other in a table
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -86,13 +86,13 @@ def _curves_of(runs: Sequence[Run], task: str) -> str:
 def details(runs: Sequence[Run]) -> str:
     """The mistakes of the best configuration on each task, from each start."""
     groups = [group for group in group_runs(runs) if group.goal]
-    pairs = dict.fromkeys((group.task, group.system) for group in groups)
-    best = [best_of([g for g in groups if (g.task, g.system) == pair]) for pair in pairs]
+    pairs = dict.fromkeys((group.data, group.system) for group in groups)
+    best = [best_of([g for g in groups if (g.data, g.system) == pair]) for pair in pairs]
     shown = [(group, content) for group in best if group is not None and (content := mistakes(group))]
     if len(shown) <= 1:
         return "".join(page.section("Mistakes") + content for _, content in shown)
     titles = [
-        f"{g.task}, from {g.system}" if len({s for t, s in pairs if t == g.task}) > 1 else g.task for g, _ in shown
+        f"{g.data}, from {g.system}" if len({s for t, s in pairs if t == g.data}) > 1 else g.data for g, _ in shown
     ]
     folds = [page.folded(title, content) for title, (_, content) in zip(titles, shown, strict=True)]
     return page.section("Mistakes, task by task") + "".join(folds)

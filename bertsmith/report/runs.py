@@ -111,7 +111,7 @@ def runs_in(folder: Path, depth: int = 3) -> list[Path]:
     if _is_run(folder) or depth == 0:
         return [folder] if _is_run(folder) else []
     inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    inside.sort(key=lambda path: [(part.isdecimal(), part.zfill(12)) for part in re.split(r"(\d+)", path.name)])
+    inside.sort(key=lambda path: [p.zfill(12) if p.isdecimal() else p for p in re.split(r"(\d+)", path.name)])
     return [run for path in inside for run in runs_in(path, depth - 1)]
 
 

@@ -135,5 +135,5 @@ def _around(row: Row, answer: Mapping[str, Any]) -> str:
     context = row.pair or ""
     golds = answers_of(row)
     place = context.find(golds[0][0]) if golds else answer["start"] or 0
-    begin, end = max(0, place - AROUND), place + AROUND
-    return f"{'… ' if begin else ''}{context[begin:end].strip()}{' …' if end < len(context) else ''}"
+    begin, end = context.rfind(" ", 0, max(0, place - AROUND)) + 1, context.find(" ", place + AROUND)
+    return f"{'… ' if begin else ''}{context[begin:end] + ' …' if end > 0 else context[begin:]}"
