@@ -82,6 +82,14 @@ def test_seeds_are_one_line_with_their_mean_and_deviation(tmp_path: Path) -> Non
     assert "Fine-tuning: mrpc" in html
 
 
+def test_the_scores_are_also_told_in_short(tmp_path: Path) -> None:
+    for seed, score in ((1, 0.80), (2, 0.84)):
+        make(tmp_path / "out" / f"seed-{seed}", score, seed=seed)
+    found = report([tmp_path / "out"], tmp_path / "page.html")
+    assert found["scores"]["mrpc, F1, from first"] == "82.0 ± 2.8, 2 runs"
+    assert "best_held_out_loss" not in found
+
+
 def test_the_paper_stands_beside_and_test_figures_are_marked(tmp_path: Path) -> None:
     html = written(
         [make(tmp_path / "run", 0.8), make(tmp_path / "other", 0.7, task="rte", rows=2490, dev=0)], tmp_path / "p.html"

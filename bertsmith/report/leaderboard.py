@@ -45,6 +45,18 @@ def leaderboard(runs: Sequence[Run]) -> str:
     return "".join([*parts, configurations(groups)])
 
 
+def summary(runs: Sequence[Run]) -> dict[str, str]:
+    """The scores of each task and start in a line, for those who do not open the page."""
+    groups = [group for group in group_runs(runs) if group.goal]
+    found = {}
+    for task, system in dict.fromkeys((group.data, group.system) for group in groups):
+        group = best_of([g for g in groups if (g.data, g.system) == (task, system)])
+        for score in scores_of([group]) if group is not None else []:
+            text, spread = text_of_mean(group.values(score.key))  # type: ignore[union-attr]
+            found[f"{task}, {score.name}, from {system}"] = f"{text} {spread}".strip()
+    return found
+
+
 def best_of(groups: Sequence[Group]) -> Group | None:
     """The group with the best mean; the paper, too, chooses the learning rate on the dev set."""
     scored = [group for group in groups if group.mean(group.goal) is not None]

@@ -12,7 +12,7 @@ from bertsmith.errors import UserError
 from bertsmith.page import Html, colour_of
 from bertsmith.report.curves import group_of, headlines, learning, optimiser, speed
 from bertsmith.report.groups import group_runs
-from bertsmith.report.leaderboard import best_of, leaderboard
+from bertsmith.report.leaderboard import best_of, leaderboard, summary
 from bertsmith.report.masks import filled_masks
 from bertsmith.report.mistakes import mistakes
 from bertsmith.report.runs import (
@@ -37,7 +37,7 @@ MOST_BESIDE = 5  # runs that stand beside each other in a table
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Write a page on runs, finished or not; gives its path, the runs' labels and their best held-out losses."""
+    """Write a page on runs, finished or not; gives its path, the runs' labels, best held-out losses and dev scores."""
     if Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the page is one HTML file; give a name that ends in .html")
     found = read_runs(runs)
@@ -45,8 +45,14 @@ def report(runs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
     title, lead = _one(found[0]) if len(found) == 1 else (_board_words if is_board else _several)(found)
     parts = board(found) if is_board else _parts(found)
     page.write_page(out, title, lead, [part for part in [*_unfinished_runs(found), *parts] if part])
-    best = {run.label: loss[0] if (loss := best_loss(run)) else None for run in found}
-    return {"page": str(out), "runs": list(best), "best_held_out_loss": best}
+    best = {run.label: loss[0] if (loss := best_loss(run)) else None for run in found if not run.is_finetuning}
+    scores = summary(found)
+    return {
+        "page": str(out),
+        "runs": [run.label for run in found],
+        **({"best_held_out_loss": best} if best else {}),
+        **({"scores": scores} if scores else {}),
+    }
 
 
 def _parts(runs: Sequence[Run]) -> list[str]:

@@ -32,6 +32,13 @@ NAMES = {
     "mlm_perplexity": "Perplexity of the masked words",
     "mlm_accuracy": "Masked words guessed right",
     "nsp_accuracy": "Sentence pairs told right",
+    "exact_match": "Exact match",
+    "HasAns_f1": "F1 of questions with an answer",
+    "NoAns_f1": "F1 of questions without one",
+}
+# SQuAD's script gives many figures; these are not shown.
+LEFT_OUT = {"exact", "total", "best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"} | {
+    f"{kind}_{name}" for kind in ("HasAns", "NoAns") for name in ("exact", "total")
 }
 FEW = 40  # values that need no smoothing
 FIRST = tuple(NAMES)  # the order of scores: these, then the others as they come
@@ -156,6 +163,7 @@ def keys(runs: Sequence[Run], *, dev: bool) -> list[str]:
     for run in runs:
         for record in run.records:
             found |= {k.removeprefix(DEV): None for k, v in record.items() if k.startswith(DEV) == dev and is_number(v)}
+    found = {key: None for key in found if key not in LEFT_OUT}
     known = [key for key in FIRST if key in found]
     return known + [key for key in found if key not in known]
 
