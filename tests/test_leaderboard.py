@@ -82,6 +82,16 @@ def test_seeds_are_one_line_with_their_mean_and_deviation(tmp_path: Path) -> Non
     assert "Fine-tuning: mrpc" in html
 
 
+def test_runs_are_found_in_folders_of_folders(tmp_path: Path) -> None:
+    for name in ("grid/b", "grid/a", "seeds/seed-2", "seeds/seed-10", "alone"):
+        make(tmp_path / "out" / name, 0.8, dev=0)
+    (tmp_path / "out" / ".hidden").mkdir()
+    (tmp_path / "out" / "seeds" / "config.json").write_text("{}")
+    (tmp_path / "out" / "seeds" / "run.json").write_text("{}")  # of all seeds together
+    found = [run.folder.relative_to(tmp_path / "out").as_posix() for run in read_runs([tmp_path / "out"])]
+    assert found == ["alone", "grid/a", "grid/b", "seeds/seed-2", "seeds/seed-10"]
+
+
 def test_the_scores_are_also_told_in_short(tmp_path: Path) -> None:
     for seed, score in ((1, 0.80), (2, 0.84)):
         make(tmp_path / "out" / f"seed-{seed}", score, seed=seed)
@@ -152,8 +162,8 @@ def test_confusion_calibration_and_the_worst_rows(tmp_path: Path) -> None:
     rows = [Row(t, None, g, "") for t, g in (("good", "1"), ("bad", "0"), ("<b>worst</b>", "0"), ("fine", "0"))]
     write_judged(run, find_task("sst2"), SINGLE, {"": rows}, {"": [answer(p) for p in (0.9, 0.6, 0.99, 0.2)]})
     html = written([run], tmp_path / "page.html")
-    assert cells(html, "0") == ["1", "2", "3", "33.3 %"]
-    assert cells(html, "1") == ["0", "1", "1", "100.0 %"]
+    assert cells(html, "0") == ["1", "2", "3", "33.3\u00a0%"]
+    assert cells(html, "1") == ["0", "1", "1", "100.0\u00a0%"]
     worst = [re.sub("<.*?>", " ", row) for row in re.findall(r"<tr>(.*?)</tr>", html.split("highest loss")[1], re.S)]
     assert worst[1].split() == ["&lt;b&gt;worst&lt;/b&gt;", "0", "1", "99.0", "%", "4.61"]
     assert "bad" in worst[2]

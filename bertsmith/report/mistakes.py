@@ -24,6 +24,7 @@ FEWEST = 5  # rows of a bin that is drawn
 POINTS = 1500  # of a scatter plot
 LONGEST = 260  # characters of a text that is shown
 OTHERS = "others"
+PERCENT = "\u00a0%"  # stays with its number
 Sure = tuple[list[float], list[bool]]  # how sure a model was, and whether it was right
 
 
@@ -74,7 +75,7 @@ def confusion(labels: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
         drawn = [
             _shaded(cells[gold, name], share, good=name == gold) for name, share in zip(names, shares, strict=True)
         ]
-        rows.append([_label(gold), *drawn, f"{total:,}", f"{100 * cells[gold, gold] / max(1, total):.1f} %"])
+        rows.append([_label(gold), *drawn, f"{total:,}", f"{100 * cells[gold, gold] / max(1, total):.1f}{PERCENT}"])
     header = ["gold, predicted →", *(_cut(name, 14) for name in names), "rows", "found"]
     return page.captioned("Confusion matrix", page.table(header, rows))
 
@@ -97,7 +98,7 @@ def calibration(sure: Sure) -> str:
         page.Line([0, 1], [0, 1], GREY, "as sure as right", light=True),
         page.Line(places, shares, page.COLOURS[0], "model", dots=True),
     ]
-    title = f"Calibration: expected error {100 * error:.1f} %"
+    title = f"Calibration: expected error {100 * error:.1f}{PERCENT}"
     words = f"On the average {100 * np.mean(sure[0]):.1f} % sure, and right in {100 * np.mean(sure[1]):.1f} %."
     words += f" Points stand for at least {FEWEST} rows." if len(drawn) < len(bins) else ""
     chart = page.chart(title, lines, x_label="probability that the model gives", y_label="share that is right")
@@ -219,7 +220,7 @@ def _worst_texts(lines: Sequence[Line]) -> str:
     header = ["text", "gold", "predicted", "probability of it", "loss"]
 
     def row(line: Line) -> list[str]:
-        chance = f"{100 * line['probability']:.1f} %" if line["probability"] is not None else "–"
+        chance = f"{100 * line['probability']:.1f}{PERCENT}" if line["probability"] is not None else "–"
         return [
             _text(line),
             _label(_listed(line["gold"])),
@@ -236,7 +237,13 @@ def _worst_endings(lines: Sequence[Line]) -> str:
 
     def row(line: Line) -> list[str]:
         gold, chosen = (line["parts"][int(line[side][0])] for side in ("gold", "predicted"))
-        return [_text(line), _cut(gold), _cut(chosen), f"{100 * line['probability']:.1f} %", f"{line['loss']:.2f}"]
+        return [
+            _text(line),
+            _cut(gold),
+            _cut(chosen),
+            f"{100 * line['probability']:.1f}{PERCENT}",
+            f"{line['loss']:.2f}",
+        ]
 
     return _worst("Errors with the highest loss", header, _wrong(lines), row)
 
@@ -262,7 +269,7 @@ def _worst_sentences(lines: Sequence[Line]) -> str:
         for word, gold, said in zip(line["parts"], line["gold"], line["predicted"], strict=True):
             tags = f"<small>{html.escape(gold)} → {html.escape(said)}</small>"
             words.append(f"<span class=mask>{html.escape(word)}</span> {tags}" if gold != said else html.escape(word))
-        return [Html(" ".join(words[:60])), f"{100 * surest(line):.1f} %"]
+        return [Html(" ".join(words[:60])), f"{100 * surest(line):.1f}{PERCENT}"]
 
     wrong = sorted((line for line in lines if line["gold"] != line["predicted"]), key=lambda line: -surest(line))
     return _worst("Wrong tags that the model was surest of", ["sentence: gold → predicted", "sure"], wrong, row)
@@ -275,7 +282,7 @@ def _worst_answers(lines: Sequence[Line]) -> str:
 
     def row(line: Line) -> list[str]:
         gold, said = _listed(line["gold"]) or "no answer", line["predicted"][0] or "no answer"
-        chance, f1 = f"{100 * line['probability']:.1f} %", f"{line['scores'][1]:.0f}"
+        chance, f1 = f"{100 * line['probability']:.1f}{PERCENT}", f"{line['scores'][1]:.0f}"
         return [_cut(line["text"]), _cut(line["pair"] or "", 420), _cut(gold, 120), _cut(said, 120), chance, f1]
 
     return _worst("Worst answers", ["question", "context", "gold", "predicted", "sure", "F1"], wrong, row)

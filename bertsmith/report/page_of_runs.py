@@ -186,7 +186,7 @@ def _planned(run: Run) -> Any:
 
 def _inside(name: str) -> str:
     """A name inside a sentence."""
-    return name[:1].lower() + name[1:]
+    return name if name.startswith("F1") else name[:1].lower() + name[1:]
 
 
 def _counts(*pairs: tuple[Any, str]) -> str:

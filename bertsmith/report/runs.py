@@ -115,8 +115,10 @@ def runs_in(folder: Path, depth: int = 3) -> list[Path]:
     """A run folder itself, else the runs in a folder of them (seeds, a grid), `seed-2` before `seed-10`."""
     if not folder.is_dir():
         return []
-    if _is_run(folder) or depth == 0:
-        return [folder] if _is_run(folder) else []
+    if _is_run(folder) and not any(_is_run(path) for path in folder.glob("seed-*")):
+        return [folder]
+    if depth == 0:
+        return []
     inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
     inside.sort(key=lambda path: [p.zfill(12) if p.isdecimal() else p for p in re.split(r"(\d+)", path.name)])
     return [run for path in inside for run in runs_in(path, depth - 1)]
