@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bertsmith import draws
-from bertsmith.batch import Batch, Example, collate, share
+from bertsmith.batch import Batch, share
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, Notes, head_in, load_folder, read_config, save_folder
@@ -24,12 +26,15 @@ from bertsmith.pretrain import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.collapse import collapse, guess_loss, same_answer
 from bertsmith.tasks.description import Limits, Task
+from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.files import write_answers
+from bertsmith.tasks.judged import write_judged
 from bertsmith.tasks.metrics import seqeval_metrics
 from bertsmith.tasks.reading import Splits, find_splits, guessed_columns, read_task, training_rows
+from bertsmith.tasks.row_cache import encode_once
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.sequences import class_weights
-from bertsmith.tasks.spans import choose_threshold
+from bertsmith.tasks.spans import choose_threshold, stride_note
 from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
@@ -38,6 +43,7 @@ from bertsmith.training.run import final_scores, finish_run, open_run
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
+BLOCK = 4096  # rows whose order is drawn at once
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class FinetuneData:
 
     Answers are looked for in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer
     has at most `max_answer`. Rows of a class count `class_weights` times, or, `balanced`, all classes count alike.
+    `partial` says that the rows are only a part of their data set, so that reports mark the scores.
     """
 
     max_length: int | None = None
@@ -55,6 +62,7 @@ class FinetuneData:
     max_answer: int = 30
     class_weights: dict[str, float] = field(default_factory=dict)
     balanced: bool = False
+    partial: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_length", "stride", "max_query", "max_answer"):
@@ -125,7 +133,7 @@ def _finetune(
     splits = find_splits(task, data, dev)
     columns = guessed_columns(task, splits.train[0], config.data.columns)
     rows, said = training_rows(task, splits.train, columns)
-    kind, head = KINDS[task.head], KINDS[task.head].head_for(task, rows)
+    head = KINDS[task.head].head_for(task, rows)
     dev_rows = _dev_rows(task, splits, columns, head)
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
@@ -134,7 +142,9 @@ def _finetune(
     max_length = config.data.max_length or min(task.max_length, positions.max_positions)
     check_length(max_length, positions)
     limits = Limits(max_length, config.data.stride, config.data.max_query, config.data.max_answer)
-    encoded = kind.encode(rows, loaded.tokenizer, limits, head, labelled=True)
+    if task.head == "span" and (line := stride_note(limits)):
+        said.append(line)
+    encoded = encode_once(rows, loaded.tokenizer, limits, head, labelled=True)
     if encoded.shortened:
         said.append(
             f"{encoded.shortened} of {len(rows)} texts did not fit whole into {max_length} tokens; see data.max_length"
@@ -157,6 +167,7 @@ def _finetune(
     kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
     notes = Notes(config.task, asdict(columns), max_length, limits=dict(kept) if task.head == "span" else {})
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), where)
+    predictor.encode = encode_once  # the dev rows are the same at every evaluation, and in the next run
 
     def batches(step: int, share: float) -> list[Batch]:
         rank, ranks = distributed.rank(), distributed.ranks()
@@ -225,19 +236,22 @@ def evaluate(
 def _write_answers(
     predictor: Predictor, task: Task, splits: Splits, columns: Columns, dev_rows: dict[str, list[Row]], run: Path
 ) -> None:
-    """The files that GLUE's server and SQuAD's scripts take, in `predictions`."""
+    """What a report shows of the dev rows, and, in `predictions`, the files of GLUE's server and SQuAD's scripts."""
+    judged = {name: list(predictor.predict_rows(rows)) for name, rows in dev_rows.items()}
+    if judged and distributed.is_main():
+        write_judged(run, task, predictor.head, dev_rows, judged)
     if task.own:
         return
     tests = {name: list(read_task(task, paths, columns, labelled=False)) for name, paths in splits.test.items()}
     wanted = dev_rows if task.head == "span" else tests
     for name, rows in wanted.items():
-        answers = list(predictor.predict_rows(rows))
+        answers = judged[name] if task.head == "span" else list(predictor.predict_rows(rows))
         if distributed.is_main():
             write_answers(task, run / "predictions", name, rows, answers)
 
 
 def micro_batches(
-    examples: Sequence[Example],
+    examples: Examples,
     step: int,
     train: TrainConfig,
     max_length: int,
@@ -250,21 +264,35 @@ def micro_batches(
     A row is as many examples as there are `endings` to choose from, which stay together.
     """
     count = len(examples) // endings
-    samples = step * train.batch_size + np.arange(train.batch_size)
     by_epochs = train.epochs is not None and train.steps is None and train.hours is None
-    last = int((train.epochs or 0) * count) if by_epochs else np.inf
-    epochs, places = np.divmod(samples[samples < last], count)
-    rows = [
-        int(draws.permute(place, count, train.seed, epoch, ORDER)) for epoch, place in zip(epochs, places, strict=True)
-    ]
+    last = max(1, int((train.epochs or 0) * count)) if by_epochs else sys.maxsize
+    begin = step * train.batch_size
+    rows = chosen_rows(begin, min(begin + train.batch_size, last), count, train.seed)
     size = train.micro_size(max_length) if endings == 1 else max(1, train.micro_size(max_length) // endings)
     batches = []
-    for begin, is_idle in share(range(0, len(rows), size), rank, ranks):
-        chosen = rows[begin : begin + size]
-        parts = [examples[i] for row in chosen for i in range(row * endings, (row + 1) * endings)]
-        batch = collate(parts, packed=True, indices=np.array(chosen))
+    for place, is_idle in share(range(0, len(rows), size), rank, ranks):
+        batch = examples.batch(rows[place : place + size])
         batches.append(batch.idle() if is_idle else batch)
     return batches
+
+
+def chosen_rows(begin: int, end: int, count: int, seed: int) -> NDArray[np.int64]:
+    """The rows of the samples from `begin` to `end` of a run that goes through `count` rows again and again."""
+    parts = []
+    while begin < end:
+        epoch, place = divmod(begin, count)
+        block, offset = divmod(place, BLOCK)
+        part = _block(block, count, seed, epoch)[offset : offset + end - begin]
+        parts.append(part)
+        begin += len(part)
+    return np.concatenate(parts)
+
+
+@lru_cache(maxsize=4)
+def _block(number: int, count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """A part of an epoch's order: many rows are drawn in the time of a few."""
+    places = np.arange(number * BLOCK, min(count, (number + 1) * BLOCK))
+    return draws.permute(places, count, seed, epoch, ORDER)
 
 
 def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:

@@ -48,8 +48,10 @@ figure svg text { fill: var(--soft) !important; font-family: system-ui, "Noto Sa
   gap: .2rem 1.2rem; border-bottom: 1px solid var(--line); z-index: 2; max-height: 30vh; overflow: auto; }
 .wide { overflow-x: auto; margin: .6rem 0; } table { border-collapse: collapse; font-size: .92rem; }
 td, th { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; min-width: 4.5rem; } th { border-bottom-width: 2px; font-weight: 600; }
+  overflow-wrap: anywhere; min-width: 4.5rem; } th { border-bottom-width: 2px; font-weight: 600;
+  overflow-wrap: break-word; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+figure td, figure th { min-width: 0; padding-right: .8rem; }
 td:first-child { min-width: 5.2rem; } body > .wide td:first-child { min-width: 8.5rem; } .guess { white-space: nowrap; }
 .right { color: var(--good); font-weight: 600; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
 .mask { background: var(--box); border-bottom: 2px solid var(--accent); padding: 0 .2rem; border-radius: .2rem; }
@@ -65,7 +67,10 @@ class Html(str):
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a chart; `light` stands behind the others, `group` is the class that a legend can hide."""
+    """A curve of a chart; `light` stands behind the others, `group` is the class that a legend can hide.
+
+    Points that are not `joined` are a cloud.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
@@ -74,6 +79,7 @@ class Line:
     light: bool = False
     dots: bool = False
     group: str = ""
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,11 @@ def section(title: str, level: int = 2) -> str:
 
 def paragraph(text: str, css: str = "") -> str:
     return f"<p class='{css}'>{html.escape(text)}</p>"
+
+
+def captioned(title: str, content: str) -> str:
+    """Content that stands among plots."""
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{content}</figure>\n"
 
 
 def figures(plots: Iterable[str]) -> str:
@@ -201,7 +212,11 @@ def chart(
     """Lines and marks as a picture."""
     figure, axes = _canvas(x_label, y_label)
     for line in lines:
-        x, y = _thin(np.asarray(line.x, float), np.asarray(line.y, float))
+        x, y = np.asarray(line.x, float), np.asarray(line.y, float)
+        if not line.joined:
+            axes.plot(x, y, "o", color=line.colour, markersize=2.6, alpha=0.45, markeredgewidth=0, zorder=3)
+            continue
+        x, y = _thin(x, y)
         width, alpha = (0.8, 0.35) if line.light else (1.8, 1.0)
         point = "o" if (line.dots and len(x) <= 40) or len(x) == 1 else ""
         style = {"color": line.colour, "linewidth": width, "alpha": alpha, "marker": point, "markersize": 3.5}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from bertsmith.formats.onnx import FLOAT32, Exported, is_onnx, open_onnx, requir
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance
-from bertsmith.tasks.description import Limits, Task
+from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.spans import merge
 from bertsmith.tasks.task import KINDS, find_task, plain_task
@@ -65,6 +65,7 @@ class Predictor:
         self.positions = positions
         self.max_length = min(loaded.notes.max_length or positions, positions)
         self.shortened = 0
+        self.encode: Callable[..., Encoded] | None = None  # rows to examples, where not as the head's kind does
 
     @classmethod
     def load(
@@ -152,7 +153,7 @@ class Predictor:
                 self.shortened = self.members[0].shortened
                 yield from (merge(answers, limits) for answers in zip(*found, strict=True))
                 continue
-            encoded = kind.encode(window, self.tokenizer, limits, head, labelled=False)
+            encoded = (self.encode or kind.encode)(window, self.tokenizer, limits, head, labelled=False)
             self.shortened += encoded.shortened
             yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 

@@ -1,9 +1,11 @@
 """What several test files share."""
 
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: one thread is faster, and tests may run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["BERTSMITH_CACHE"] = tempfile.mkdtemp(prefix="bertsmith-cache-")  # not the user's own; see test_row_cache
 
 from pathlib import Path
 

@@ -107,6 +107,22 @@ def test_a_model_learns_to_choose(world: Path, tmp_path: Path, form: str) -> Non
         assert score_file(written, "swag", tmp_path / "test.csv")["accuracy"] == scores["accuracy"]
 
 
+def test_an_ending_is_chosen_by_its_context(world: Path, tmp_path: Path) -> None:
+    """The endings are the same in every row, and each is right as often: alone, neither text says anything."""
+    words = ["file", "class"]
+    rows = []
+    for i in range(64):
+        right = words[i % 2]
+        endings = words if i % 4 < 2 else words[::-1]
+        rows.append({"text": f"{right} {i // 4}", "endings": endings, "label": endings.index(right)})
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    changes = ["train.epochs=40", "train.batch_size=16", "train.learning_rate=5e-3", "data.max_length=16"]
+    config = override(FinetuneConfig("choose"), changes)
+    scores = finetune(config, world / "run", data, tmp_path / "run", dev=data, device="cpu")
+    assert scores["accuracy"] > 0.95
+
+
 @pytest.mark.parametrize(
     ("label", "says"), [(4, "none of the 4 endings"), ("E", "from 0 to 3"), ("x y", "'x y' is none"), (-1, "none of")]
 )

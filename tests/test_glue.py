@@ -94,6 +94,52 @@ def test_rows_that_lack_something_are_left_out_and_told(tmp_path: Path, capfd) -
     assert "line 2" in told
 
 
+@pytest.mark.parametrize("name", ["mnli", "pair"])
+def test_pairs_without_a_gold_label_are_left_out_and_told(world: Path, tmp_path: Path, capfd, name: str) -> None:
+    labels = ["entailment", "-", "neutral", "contradiction", "-"] * 4
+    lines = [json.dumps({"premise": f"the file {i}", "hypothesis": "it", "label": x}) for i, x in enumerate(labels)]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    rows = read(name, tmp_path / "t.jsonl")
+    assert [row.label for row in rows] == [x for x in labels if x != "-"]
+    told = " ".join(capfd.readouterr().err.split())
+    assert "note: 8 rows have no gold label and were left out" in told
+    assert "line 2" in told
+    assert len(read(name, tmp_path / "t.jsonl", labelled=False)) == 20
+    config = override(FinetuneConfig(name), ["train.steps=1"])
+    data = tmp_path / "t.jsonl"
+    assert finetune(config, world / "run", data, tmp_path / "run", dev=data, device="cpu")["rows"] == 12
+
+
+def test_a_minus_is_a_label_like_another_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na,-\nb,+\n")
+    assert [row.label for row in read("classify", tmp_path / "t.csv")] == ["-", "+"]
+
+
+def hub_parquet(path: Path, records: list[dict], features: dict) -> None:
+    """A parquet file as `datasets` writes it, with what its columns mean."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    noted = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.Table.from_pylist(records).replace_schema_metadata(noted), path)
+
+
+def test_the_hub_s_names_of_labels(world: Path, tmp_path: Path, capfd) -> None:
+    text, label = {"dtype": "string", "_type": "Value"}, {"names": ["bad", "good"], "_type": "ClassLabel"}
+    records = [{"text": f"the file {i}", "label": i % 3 - 1} for i in range(12)]
+    hub_parquet(tmp_path / "t.parquet", records, {"text": text, "label": label})
+    assert [row.label for row in read("classify", tmp_path / "t.parquet")] == ["bad", "good"] * 4
+    assert "4 rows have no gold label" in capfd.readouterr().err
+    config = override(FinetuneConfig("classify"), ["train.steps=1"])
+    finetune(config, world / "run", tmp_path / "t.parquet", tmp_path / "run", dev=tmp_path / "t.parquet", device="cpu")
+    assert Predictor.load(tmp_path / "run", "cpu").head.labels == ("bad", "good")
+    for form in ({"feature": label, "_type": "List"}, {"feature": label, "_type": "Sequence"}, [label]):
+        hub_parquet(tmp_path / "w.parquet", [{"tokens": ["a", "b"], "tags": [1, 0]}], {"tags": form})
+        assert [row.label for row in read("tag", tmp_path / "w.parquet")] == [["good", "bad"]]
+    hub_parquet(tmp_path / "c.parquet", [{"sentence": "a", "label": 1}], {"label": label})
+    assert [row.label for row in read("cola", tmp_path / "c.parquet")] == ["1"]  # the server wants numbers
+
+
 def test_hidden_labels_are_no_labels(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps({"sentence": "a", "label": -1}))
     assert len(read("cola", tmp_path / "t.jsonl", labelled=False)) == 1

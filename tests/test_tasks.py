@@ -1,10 +1,13 @@
 """Rows become examples: pairs in two segments, the longer text cut, never past the length."""
 
+import numpy as np
 import pytest
 
 from bertsmith.model.heads import HeadConfig
+from bertsmith.tasks.examples import shorten
 from bertsmith.tasks.rows import Row
-from bertsmith.tasks.task import encode_rows, shorten
+from bertsmith.tasks.sequences import encode
+from bertsmith.tasks.task import Limits
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -18,22 +21,23 @@ def one_at_a_time(first: int, second: int, room: int) -> tuple[int, int]:
 def test_the_longer_text_of_a_pair_is_cut(room: int) -> None:
     for first in range(15):
         for second in range(15):
-            a, b = shorten(list(range(first)), list(range(second)), room)
-            assert b is not None
-            assert (len(a), len(b)) == one_at_a_time(first, second, room)
-            assert (a, b) == (list(range(len(a))), list(range(len(b))))
+            a, b = shorten(*(np.array([n]) for n in (first, second, room)), np.array([True]))
+            assert (int(a[0]), int(b[0])) == one_at_a_time(first, second, room)
 
 
 def test_pairs_are_encoded_in_two_segments(world) -> None:
     tokenizer = Tokenizer.load(world / "tok")
     rows = [Row("a list of numbers", "the file", None, ""), Row("a list " * 40, None, None, "")]
-    (pair, single), shortened = encode_rows(rows, tokenizer, 16, HeadConfig("regression"), labelled=False)
+    encoded = encode(rows, tokenizer, Limits(16), HeadConfig("regression"), labelled=False)
+    pair, single = encoded.examples
     first, second = tokenizer.encode(["a list of numbers", "the file"])
     cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
     assert pair.tokens.tolist() == [cls_id, *first, sep_id, *second, sep_id]
     assert pair.segments.tolist() == [0] * (len(first) + 2) + [1] * (len(second) + 1)
-    assert len(single.tokens) == 16
-    assert shortened == 1
+    long = tokenizer.encode(["a list " * 40])[0]
+    assert single.tokens.tolist() == [cls_id, *long[:14], sep_id]
+    assert single.segments.tolist() == [0] * 16
+    assert encoded.shortened == 1
 
 
 def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_time(world, tmp_path) -> None:

@@ -21,6 +21,7 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import pretrain
 from bertsmith.recipes import recipe
+from bertsmith.tasks.examples import Examples
 from bertsmith.training import checkpoint, runlog
 from bertsmith.training.fit import gradients, update
 from bertsmith.training.optim import make_optimizers
@@ -220,7 +221,7 @@ def test_without_next_sentence_the_pair_head_is_gone(world: Path, tmp_path: Path
 
 
 def test_an_epoch_of_fine_tuning_sees_every_row_once() -> None:
-    rows, train = examples(10), TrainConfig(epochs=2, batch_size=4)
+    rows, train = Examples.of(examples(10)), TrainConfig(epochs=2, batch_size=4)
     seen = [b.num_tokens for step in range(train.num_steps(10)) for b in micro_batches(rows, step, train, 32)]
     assert train.num_steps(10) == 5
     assert sum(seen) == 2 * sum(len(r.tokens) for r in rows)

@@ -158,14 +158,15 @@ def embed(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders; several are compared")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, or folders of runs; several are compared")],
     out: Annotated[Path, typer.Option("--out", help="The page to write")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
-    r"""Write one page about a run or the comparison of several: curves, settings, data, samples.
+    r"""Write one page about a run or the comparison of several: curves, settings, samples; of tasks, mistakes too.
 
     \b
     Example: bertsmith report run --out report.html
+    Tasks beside the paper's figures: bertsmith report runs-of-tasks --out board.html
     """
     from bertsmith.report.page_of_runs import report as function
 

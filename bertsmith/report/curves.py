@@ -91,6 +91,8 @@ def _chart(runs: Sequence[Run], key: str, title: str, data: str, x: str = "step"
     marks: list[Mark] = []
     for number, run in enumerate(runs):
         own = _lines(run, number, key, data, x, divisor, single=len(runs) == 1)
+        if run.is_finetuning and all(len(line.x) == 1 for line in own):
+            continue  # scored once, at the end: no curve
         lines += own
         if own:
             crosses = limits == "robust" and data != "held out"

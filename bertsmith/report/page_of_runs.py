@@ -11,7 +11,10 @@ from bertsmith import page
 from bertsmith.errors import UserError
 from bertsmith.page import Html, colour_of
 from bertsmith.report.curves import group_of, headlines, learning, optimiser, speed
+from bertsmith.report.groups import group_runs
+from bertsmith.report.leaderboard import best_of, leaderboard, summary
 from bertsmith.report.masks import filled_masks
+from bertsmith.report.mistakes import mistakes
 from bertsmith.report.runs import (
     DEV,
     Measure,
@@ -30,27 +33,37 @@ from bertsmith.report.runs import (
 )
 
 ABSENT = "–"
+MOST_BESIDE = 5  # runs that stand beside each other in a table
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Write a page on runs, finished or not; gives its path, the runs' labels and their best held-out losses."""
+    """Write a page on runs, finished or not; gives its path, the runs' labels, best held-out losses and dev scores."""
     if Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the page is one HTML file; give a name that ends in .html")
     found = read_runs(runs)
-    title, lead = _one(found[0]) if len(found) == 1 else _several(found)
-    page.write_page(out, title, lead, [part for part in _parts(found) if part])
-    best = {run.label: loss[0] if (loss := best_loss(run)) else None for run in found}
-    return {"page": str(out), "runs": list(best), "best_held_out_loss": best}
+    is_board = len(found) > 1 and all(run.is_finetuning for run in found)
+    title, lead = _one(found[0]) if len(found) == 1 else (_board_words if is_board else _several)(found)
+    parts = board(found) if is_board else _parts(found)
+    page.write_page(out, title, lead, [part for part in [*_unfinished_runs(found), *parts] if part])
+    best = {run.label: loss[0] if (loss := best_loss(run)) else None for run in found if not run.is_finetuning}
+    scores = summary(found)
+    return {
+        "page": str(out),
+        "runs": [run.label for run in found],
+        **({"best_held_out_loss": best} if best else {}),
+        **({"scores": scores} if scores else {}),
+    }
 
 
 def _parts(runs: Sequence[Run]) -> list[str]:
     single = len(runs) == 1
     legend = page.legend((run.label, colour_of(i), group_of(i)) for i, run in enumerate(runs))
     return [
-        *(page.paragraph(_unfinished(run), "banner") for run in runs if not run.finished),
         page.cards((m.name, m.text, m.words) for m in measures(runs[0])) if single else _key_figures(runs) + legend,
+        leaderboard(runs),
         learning(runs),
         filled_masks(runs),
+        details(runs),
         optimiser(runs),
         _beside("Speed and memory", runs, [[*resources(run), *_facts(run, "machine")] for run in runs], speed(runs)),
         _beside("Data and model", runs, [[*_facts(run, *_other_facts(run))] for run in runs]),
@@ -58,7 +71,44 @@ def _parts(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def board(runs: Sequence[Run]) -> list[str]:
+    """What a page shows of several fine-tuning runs: the tasks first, the curves folded away."""
+    tasks = list(dict.fromkeys(run.name for run in runs))
+    curves = [_curves_of([run for run in runs if run.name == task], task) for task in tasks]
+    parts = [leaderboard(runs), details(runs), page.section("Curves"), *curves]
+    if len(runs) > MOST_BESIDE:
+        return parts
+    speeds = [[*resources(run), *_facts(run, "machine")] for run in runs]
+    return [*parts, _beside("Speed and memory", runs, speeds), _settings(runs)]
+
+
+def _curves_of(runs: Sequence[Run], task: str) -> str:
+    names = "".join(
+        f"<span class=key>{page.dot(colour_of(i))}{html.escape(run.label)}</span>" for i, run in enumerate(runs)
+    )
+    return page.folded(task, f"<p>{names}</p>{learning(runs)}{optimiser(runs)}")
+
+
+def details(runs: Sequence[Run]) -> str:
+    """The mistakes of the best configuration on each task, from each start."""
+    groups = [group for group in group_runs(runs) if group.goal]
+    pairs = dict.fromkeys((group.data, group.system) for group in groups)
+    best = [best_of([g for g in groups if (g.data, g.system) == pair]) for pair in pairs]
+    shown = [(group, content) for group in best if group is not None and (content := mistakes(group))]
+    if len(shown) <= 1:
+        return "".join(page.section("Mistakes") + content for _, content in shown)
+    titles = [
+        f"{g.data}, from {g.system}" if len({s for t, s in pairs if t == g.data}) > 1 else g.data for g, _ in shown
+    ]
+    folds = [page.folded(title, content) for title, (_, content) in zip(titles, shown, strict=True)]
+    return page.section("Mistakes, task by task") + "".join(folds)
+
+
 # The words at the top
+
+
+def _unfinished_runs(runs: Sequence[Run]) -> list[str]:
+    return [page.paragraph(_unfinished(run), "banner") for run in runs if not run.finished]
 
 
 def _work(run: Run) -> str:
@@ -85,6 +135,17 @@ def _several(runs: Sequence[Run]) -> tuple[str, str]:
     kinds = {_work(run) for run in runs}
     title = f"{len(runs)} {f'{min(kinds)} ' if len(kinds) == 1 else ''}runs compared"
     return title, " ".join(sentences) or "No run has been scored on held-out data yet."
+
+
+def _board_words(runs: Sequence[Run]) -> tuple[str, str]:
+    """The title and what the runs are, of fine-tuning runs."""
+    groups = group_runs(runs)
+    tasks, systems = (list(dict.fromkeys(names)) for names in ([g.task for g in groups], [g.system for g in groups]))
+    start = f"started from {systems[0]}" if len(systems) == 1 else f"started from {len(systems)} models"
+    several = f" in {len(groups)} configurations" if 1 < len(groups) < len(runs) else ""
+    seeds = " of one configuration" if len(groups) == 1 else several
+    names = f"{', '.join(tasks[:-1])} and {tasks[-1]}" if len(tasks) > 1 else tasks[0]
+    return f"Fine-tuning: {names}", f"{len(runs)} runs{seeds}, {start}, scored on held-out rows."
 
 
 def _subject(run: Run) -> str:
@@ -125,7 +186,7 @@ def _planned(run: Run) -> Any:
 
 def _inside(name: str) -> str:
     """A name inside a sentence."""
-    return name[:1].lower() + name[1:]
+    return name if name.startswith("F1") else name[:1].lower() + name[1:]
 
 
 def _counts(*pairs: tuple[Any, str]) -> str:

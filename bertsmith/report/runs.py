@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,6 +32,13 @@ NAMES = {
     "mlm_perplexity": "Perplexity of the masked words",
     "mlm_accuracy": "Masked words guessed right",
     "nsp_accuracy": "Sentence pairs told right",
+    "exact_match": "Exact match",
+    "HasAns_f1": "F1 of questions with an answer",
+    "NoAns_f1": "F1 of questions without one",
+}
+# SQuAD's script gives many figures; these are not shown.
+LEFT_OUT = {"exact", "total", "best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"} | {
+    f"{kind}_{name}" for kind in ("HasAns", "NoAns") for name in ("exact", "total")
 }
 FEW = 40  # values that need no smoothing
 FIRST = tuple(NAMES)  # the order of scores: these, then the others as they come
@@ -95,11 +103,25 @@ class Measure:
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs in these folders, each once, under labels that tell them apart."""
-    paths = list(dict.fromkeys(Path(os.path.abspath(folder)) for folder in folders))
+    """The runs in these folders, or in the folders inside them, each once, under labels that tell them apart."""
+    given = [Path(os.path.abspath(folder)) for folder in folders]
+    paths = list(dict.fromkeys(path for folder in given for path in runs_in(folder) or [folder]))
     if not paths:
         raise UserError("no run is given; name one or more run folders, as `bertsmith pretrain` writes them")
-    return [_read(path, label) for path, label in zip(paths, _labels(paths), strict=True)]
+    return [_read(path, label) for path, label in zip(paths, labels_of_paths(paths), strict=True)]
+
+
+def runs_in(folder: Path, depth: int = 3) -> list[Path]:
+    """A run folder itself, else the runs in a folder of them (seeds, a grid), `seed-2` before `seed-10`."""
+    if not folder.is_dir():
+        return []
+    if _is_run(folder) and not any(_is_run(path) for path in folder.glob("seed-*")):
+        return [folder]
+    if depth == 0:
+        return []
+    inside = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    inside.sort(key=lambda path: [p.zfill(12) if p.isdecimal() else p for p in re.split(r"(\d+)", path.name)])
+    return [run for path in inside for run in runs_in(path, depth - 1)]
 
 
 def _read(folder: Path, label: str) -> Run:
@@ -120,13 +142,13 @@ def _is_run(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (FACTS, runlog.FILE))
 
 
-def _labels(paths: Sequence[Path]) -> list[str]:
+def labels_of_paths(paths: Sequence[Path]) -> list[str]:
     """The last part of each path, and as many parts before it as it takes to tell it from the others."""
     labels = []
     for path in paths:
         others = [other.parts for other in paths if other != path]
         length = 1
-        while any(other[-length:] == path.parts[-length:] for other in others):
+        while any(other[-length:] == path.parts[-length:] for other in others) and length < len(path.parts):
             length += 1
         labels.append("/".join(path.parts[-length:]))
     return labels
@@ -143,6 +165,7 @@ def keys(runs: Sequence[Run], *, dev: bool) -> list[str]:
     for run in runs:
         for record in run.records:
             found |= {k.removeprefix(DEV): None for k, v in record.items() if k.startswith(DEV) == dev and is_number(v)}
+    found = {key: None for key in found if key not in LEFT_OUT}
     known = [key for key in FIRST if key in found]
     return known + [key for key in found if key not in known]
 
@@ -251,7 +274,9 @@ def resources(run: Run) -> list[tuple[str, str]]:
 
 
 def phases(run: Run) -> list[tuple[Record, float]]:
-    """Where the length of the sequences changes: the record and the new length."""
+    """Where the length of the sequences changes: the record and the new length; of tasks it is as their rows are."""
+    if run.is_finetuning:
+        return []
     lengths = [r for r in run.records if is_number(r.get("max_length"))]
     return [(now, now["max_length"]) for old, now in pairwise(lengths) if now["max_length"] != old["max_length"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.examples import between_marks, texts_of
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.tasks.rows import Row
-from bertsmith.tasks.sequences import join, softmax
+from bertsmith.tasks.sequences import softmax
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -52,18 +54,15 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     """As many examples a row as it has endings; the first of them carries the label."""
     for row in rows:
         _count(row, head)
-    firsts = tokenizer.encode([row.text for row in rows])
-    seconds = iter(tokenizer.encode([f"{row.pair} {e}" if row.pair else e for row in rows for e in row.parts]))
-    examples, owners, shortened = [], [], 0
-    for number, (row, first) in enumerate(zip(rows, firsts, strict=True)):
-        label, cut = check(row, head) if labelled else None, False
-        for _ in row.parts:
-            example, shorter = join(first, next(seconds), tokenizer, limits.max_length, label)
-            label, cut = None, cut or shorter
-            examples.append(example)
-            owners.append(number)
-        shortened += cut
-    return Encoded(examples, owners, shortened=shortened)
+    labels = np.asarray([check(row, head) for row in rows]) if labelled else None
+    counts = np.array([len(row.parts) for row in rows])
+    first = texts_of([row.text for row in rows], tokenizer)
+    second = texts_of([f"{row.pair} {e}" if row.pair else e for row in rows for e in row.parts], tokenizer)
+    owners = np.repeat(np.arange(len(rows)), counts)
+    pairs = np.ones(len(owners), dtype=bool)
+    examples, cut = between_marks(first.at(owners), second, pairs, tokenizer, limits.max_length)
+    shortened = len(set(owners[cut].tolist()))
+    return Encoded(replace(examples, labels=labels, step=int(counts[0])), owners, shortened=shortened)
 
 
 def decode(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertsmith.batch import Example
+import numpy as np
+from numpy.typing import NDArray
+
 from bertsmith.model.heads import HeadKind
+from bertsmith.tasks.examples import Examples
 
 Names = dict[str, tuple[str, ...]]
 DEV = ("dev", "validation", "valid", "val")
@@ -35,6 +39,7 @@ class Task:
     own: bool = False  # the user's own file: what is wrong in it is refused, not left out
     scale: tuple[float, float] | None = None  # the numbers that a regression may give
     no_answer: bool = False  # some questions have none
+    unlabelled: str = ""  # what stands for the label where annotators did not agree; such rows are left out
     letters: bool = False  # answers are compared letter by letter (Korean)
     max_length: int = 128
 
@@ -60,11 +65,11 @@ class Limits:
 class Encoded:
     """Rows as examples: `owners` says which row each belongs to (in order), `details` what decoding needs of it."""
 
-    examples: list[Example]
-    owners: list[int]
-    details: list[Any] = field(default_factory=list)
+    examples: Examples
+    owners: Sequence[int] | NDArray[np.int64]
+    details: Sequence[Any] = ()
     shortened: int = 0  # rows of which something was cut off
 
     def parts_of(self, row: int) -> range:
         """The examples of a row."""
-        return range(bisect_left(self.owners, row), bisect_right(self.owners, row))
+        return range(bisect_left(self.owners, row), bisect_right(self.owners, row))  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ def _task(
     names = {role: each for role, each in zip(("text", "pair", "label"), columns, strict=True) if each}
     head: HeadKind = "single" if labels else "regression"
     values: dict[str, Any] = {"test": {server: ("test",)}, **changes}
+    values["unlabelled"] = "-" if "entailment" in labels else ""
     return Task(name, head, metrics, {**names, "key": ("index", "id", "idx")}, labels=labels, **values)
 
 

@@ -11,7 +11,7 @@ from bertsmith.errors import UserError
 from bertsmith.progress import say
 from bertsmith.tasks.conll import read_conll, with_documents
 from bertsmith.tasks.description import Task
-from bertsmith.tasks.records import Told
+from bertsmith.tasks.records import Told, class_names
 from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_record, read_rows
 from bertsmith.tasks.sequences import named
 from bertsmith.tasks.spans import place_answers
@@ -94,6 +94,8 @@ def read_task(
         names, literal = names_for(task, columns), not task.own
         settings: dict[str, Any] = {"names": names, "literal": literal, "header": task.header, "left_out": skipped}
         rows: Iterator[Row] = read_rows(path, columns, labelled=labelled, **settings, keep=keep, told=told)
+        if labelled:
+            rows = _with_gold(rows, task, _class_names(task, path, columns))
         if task.head == "tags":
             rows = with_documents(_worded(rows, task, labelled))
         elif labelled and task.labels:
@@ -101,6 +103,35 @@ def read_task(
         yield from rows
     if skipped and left_out is None:
         say(f"note: {_lacking(skipped)}")
+
+
+def _class_names(task: Task, path: Path | str, columns: Columns) -> tuple[str, ...]:
+    """The names of the numbers in a parquet file's label column, where they are those of the task."""
+    candidates = [columns.label] if columns.label else names_for(task, columns).get("label", ())
+    found = class_names(path, candidates) if task.head in ("single", "tags") else ()
+    return found if not task.labels or set(found) <= set(task.labels) else ()
+
+
+def _with_gold(rows: Iterable[Row], task: Task, names: tuple[str, ...]) -> Iterator[Row]:
+    """Rows with their labels by name, without those that have none; how many these are is told."""
+    without: list[str] = []
+    for row in rows:
+        value = row.label
+        if (task.unlabelled and value == task.unlabelled) or (names and value == -1):  # -1 is the hub's
+            without.append(row.place)
+        elif names:
+            yield replace(
+                row, label=[_name(v, names) for v in value] if isinstance(value, list) else _name(value, names)
+            )
+        else:
+            yield row
+    if without:
+        say(f"note: {len(without)} rows have no gold label and were left out; the first: {without[0]}")
+
+
+def _name(value: Any, names: tuple[str, ...]) -> Any:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)
+    return names[value] if is_number else value
 
 
 def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:

@@ -150,6 +150,24 @@ def _questions(path: Path, article: Record) -> Iterator[Placed]:
             yield place, {**question, "context": paragraph.get("context"), "answers": answers}
 
 
+def class_names(path: str | Path, columns: Sequence[str]) -> tuple[str, ...]:
+    """What the numbers of the first of these columns mean, as `datasets` notes it in the parquet files it writes."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if Path(path).suffix.lower() != ".parquet" or not Path(path).is_file():
+        return ()
+    try:
+        noted = json.loads((pq.read_schema(path).metadata or {}).get(b"huggingface", b"{}"))
+        features = noted["info"]["features"]
+        feature = next(features[name] for name in columns if name in features)
+    except (pa.ArrowInvalid, ValueError, KeyError, TypeError, StopIteration):
+        return ()
+    inner = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # a list of labels
+    names = inner.get("names") if isinstance(inner, dict) and inner.get("_type") == "ClassLabel" else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
 def _parquet(path: Path, form: Form) -> Iterator[Placed]:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.batch import Example
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.examples import between_marks, texts_of
 from bertsmith.tasks.metrics import METRICS, accuracy, micro_f1
 from bertsmith.tasks.rows import Row
 from bertsmith.text.tokenizer import Tokenizer
@@ -78,49 +79,12 @@ def named(row: Row, task: Task) -> Any:
 
 
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
-    """One example a row."""
-    examples, shortened = encode_rows(rows, tokenizer, limits.max_length, head, labelled=labelled)
-    return Encoded(examples, list(range(len(rows))), shortened=shortened)
-
-
-def encode_rows(
-    rows: Sequence[Row], tokenizer: Tokenizer, max_length: int, head: HeadConfig, *, labelled: bool
-) -> tuple[list[Example], int]:
-    """Examples of rows, `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, and how many had to be shortened."""
-    firsts = tokenizer.encode([row.text for row in rows])
-    seconds = tokenizer.encode([row.pair for row in rows if row.pair is not None])
-    following = iter(seconds)
-    examples, shortened = [], 0
-    for row, first in zip(rows, firsts, strict=True):
-        second = next(following) if row.pair is not None else None
-        label = target(row, head) if labelled else None
-        example, cut = join(first, second, tokenizer, max_length, label)
-        examples.append(example)
-        shortened += cut
-    return examples, shortened
-
-
-def join(
-    first: list[int], second: list[int] | None, tokenizer: Tokenizer, max_length: int, label: Any = None
-) -> tuple[Example, bool]:
-    """One or two texts between `[CLS]` and `[SEP]`, and whether something had to be cut."""
-    cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
-    kept_first, kept_second = shorten(first, second, max_length - (2 if second is None else 3))
-    cut = len(kept_first) < len(first) or (second is not None and len(kept_second or []) < len(second))
-    tokens = [cls_id, *kept_first, sep_id]
-    segments = [0] * len(tokens)
-    if kept_second is not None:
-        tokens += [*kept_second, sep_id]
-        segments += [1] * (len(kept_second) + 1)
-    return Example(np.array(tokens), np.array(segments), label), cut
-
-
-def shorten(first: list[int], second: list[int] | None, room: int) -> tuple[list[int], list[int] | None]:
-    """Cut the end of a text, or of the longer one of a pair, until both fit."""
-    if second is None:
-        return first[:room], None
-    kept = second[: max(room - len(first), room // 2)]
-    return first[: room - len(kept)], kept
+    """One example a row, `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`."""
+    labels = np.asarray([target(row, head) for row in rows]) if labelled else None
+    first, second = (texts_of(texts, tokenizer) for texts in ([r.text for r in rows], [r.pair or "" for r in rows]))
+    has_second = np.array([row.pair is not None for row in rows])
+    examples, shortened = between_marks(first, second, has_second, tokenizer, limits.max_length)
+    return Encoded(replace(examples, labels=labels), range(len(rows)), shortened=int(shortened.sum()))
 
 
 def target(row: Row, head: HeadConfig) -> Any:

@@ -13,6 +13,7 @@ from bertsmith.batch import Example
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import softmax
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
@@ -128,7 +129,9 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
         text: (np.array(e.ids, dtype=np.int64), np.array(e.offsets, dtype=np.int64).reshape(-1, 2))
         for text, e in zip(contexts, tokenizer.encode_aligned(contexts), strict=True)
     }
-    encoded = Encoded([], [], [])
+    examples: list[Example] = []
+    owners: list[int] = []
+    details: list[Window] = []
     shortened = 0
     for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
         most = min(limits.max_query, limits.max_length - 4)
@@ -148,10 +151,10 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
             if labelled:
                 inside = answer is not None and begin <= answer[0] and answer[1] < end
                 label = np.array(answer) - begin + len(first) if inside else np.array([0, 0])
-            encoded.examples.append(Example(whole, segments, label))
-            encoded.owners.append(number)
-            encoded.details.append(Window(len(first), offsets[begin:end], best[begin:end] == index))
-    return replace(encoded, shortened=shortened)
+            examples.append(Example(whole, segments, label))
+            owners.append(number)
+            details.append(Window(len(first), offsets[begin:end], best[begin:end] == index))
+    return Encoded(Examples.of(examples), owners, details, shortened)
 
 
 def _tokens_of_answer(row: Row, offsets: NDArray[Any]) -> tuple[int, int] | None:
@@ -176,8 +179,22 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     return spans
 
 
+def stride_note(limits: Limits) -> str | None:
+    """A line where windows may stand side by side without sharing a token, so that answers are torn apart."""
+    query = min(limits.max_query, limits.max_length - 4)
+    room = limits.max_length - query - 3
+    if limits.stride < room:
+        return None
+    return (
+        f"beside a question of {query} tokens a window has room for {room}, and data.stride is {limits.stride}: such "
+        f"windows share no token, and answers across their border are lost; data.stride={max(1, room // 2)} suits"
+    )
+
+
 def most_context(spans: Sequence[tuple[int, int]], length: int) -> NDArray[Any]:
     """For each token the window in which it has most context on its poorer side; the first where several do."""
+    if len(spans) == 1:
+        return np.zeros(length, dtype=np.int64)
     places = np.arange(length)
     scores = [
         np.where(

@@ -14,8 +14,10 @@ from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.conll import to_bio
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.metrics import entities
 from bertsmith.tasks.rows import Row
+from bertsmith.tasks.sequences import softmax
 from bertsmith.text.tokenizer import Tokenizer
 
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -74,7 +76,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
             examples.append(Example(whole, np.zeros(len(whole), dtype=np.int64), tags=tags if labelled else None))
             owners.append(number)
             details.append(begins)
-    return Encoded(examples, owners, details)
+    return Encoded(Examples.of(examples), owners, details)
 
 
 def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:
@@ -104,12 +106,13 @@ def _windows(sizes: NDArray[Any], begin: int, end: int, room: int) -> Iterator[t
 def decode(
     rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
 ) -> list[dict[str, Any]]:
-    """The tag of each word, and the entities that they make up, with their places in the text."""
+    """The tag of each word with its probability, and the entities that they make up, with their places in the text."""
     answers = []
     for number, row in enumerate(rows):
-        parts = encoded.parts_of(number)
-        tags = [head.labels[i] for part in parts for i in logits[part][encoded.details[part]].argmax(-1)]
-        answers.append({"tags": tags, "entities": find_entities(row.text, words_of(row), tags)})
+        chances = [softmax(word) for i in encoded.parts_of(number) for word in logits[i][encoded.details[i]]]
+        tags = [head.labels[int(chance.argmax())] for chance in chances]
+        scores = [float(chance.max()) for chance in chances]
+        answers.append({"tags": tags, "scores": scores, "entities": find_entities(row.text, words_of(row), tags)})
     return answers
 
 

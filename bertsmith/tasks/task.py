@@ -12,9 +12,9 @@ from bertsmith.tasks import choice, sequences, spans, tagging
 from bertsmith.tasks.description import DEV, Encoded, Limits, Task
 from bertsmith.tasks.glue import GLUE, KOREAN
 from bertsmith.tasks.rows import NAMES, Row
-from bertsmith.tasks.sequences import encode_rows, shorten, target
+from bertsmith.tasks.sequences import target
 
-__all__ = ["KINDS", "OWN", "TASKS", "Encoded", "Limits", "Task", "encode_rows", "find_task", "shorten", "target"]
+__all__ = ["KINDS", "OWN", "TASKS", "Encoded", "Limits", "Task", "find_task", "target"]
 
 PAIRS = {
     "text": ("text1", "sentence1", "premise", "question1", "question", "text_a", "text"),
@@ -37,7 +37,7 @@ WORDS = {"text": ("tokens", "words", "text"), "label": ("ner_tags", "tags", "lab
 NER = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")  # the hub's order of numbers
 OWN = (
     Task("classify", "single", ("accuracy", "macro_f1"), NAMES, own=True),
-    Task("pair", "single", ("accuracy", "macro_f1"), PAIRS, own=True),
+    Task("pair", "single", ("accuracy", "macro_f1"), PAIRS, own=True, unlabelled="-"),
     Task("regress", "regression", ("pearson", "spearman"), NAMES, own=True),
     Task("tag", "tags", ("f1", "precision", "recall", "accuracy"), WORDS, own=True),
     Task("answer", "span", ("f1", "exact_match"), QUESTIONS, own=True, no_answer=True, max_length=384),

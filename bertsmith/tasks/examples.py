@@ -1,0 +1,157 @@
+"""Examples as flat arrays, all tokens one after the other: a batch is cut out of them without a loop.
+
+T tokens in all, n examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertsmith.batch import IGNORE, Batch, Example, lay_out
+from bertsmith.text.tokenizer import Tokenizer
+
+AT_ONCE = 16384  # texts in the hands of the tokenizer: what it gives takes much more memory than the tokens
+
+
+@dataclass(frozen=True)
+class Examples(Sequence[Example]):
+    """Examples that stand one after the other: number i has the tokens from `starts[i]` to `starts[i + 1]`.
+
+    Of every `step` examples, which belong together as the endings of a question do, the first has a label.
+    """
+
+    tokens: NDArray[np.int32]  # (T,)
+    segments: NDArray[np.uint8]  # (T,)
+    starts: NDArray[np.int64]  # (n + 1,)
+    labels: NDArray[Any] | None = None  # (n / step, …)
+    tags: NDArray[np.int32] | None = None  # (T,)
+    step: int = 1
+
+    @classmethod
+    def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
+        """Examples that were made one at a time."""
+        if isinstance(examples, Examples):
+            return examples
+        first = examples[0] if examples else Example(np.zeros(0), np.zeros(0))
+        labels = [e.label for e in examples[::step]] if first.label is not None else None
+        return cls(
+            joined([e.tokens for e in examples], np.int32),
+            joined([e.segments for e in examples], np.uint8),
+            starts_of([len(e.tokens) for e in examples]),
+            None if labels is None else np.asarray(labels),
+            None if first.tags is None else joined([np.asarray(e.tags) for e in examples], np.int32),
+            step,
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> Example: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Example]: ...
+    def __getitem__(self, number: int | slice) -> Example | list[Example]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(number)
+        number %= len(self)
+        place = slice(self.starts[number], self.starts[number + 1])
+        has_label = self.labels is not None and number % self.step == 0
+        label = self.labels[number // self.step] if has_label else None  # type: ignore[index]
+        tags = None if self.tags is None else self.tags[place]
+        return Example(self.tokens[place], self.segments[place], label, tags)
+
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
+        """Rows (`step` examples each) as a packed batch, with what `collate` says of them."""
+        chosen = rows if self.step == 1 else (rows[:, None] * self.step + np.arange(self.step)).ravel()
+        begins = self.starts[chosen]
+        lengths = self.starts[chosen + 1] - begins
+        shifts = begins - lengths.cumsum() + lengths  # from a token's place in the batch to its place here
+        source = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
+        batch = lay_out(self.tokens[source], self.segments[source], lengths, packed=True)
+        labels, counts = {}, {}
+        if self.labels is not None:
+            labels["label"], counts["task"] = torch.as_tensor(self.labels[rows]), len(rows)
+        if self.tags is not None:
+            tags = self.tags[source].astype(np.int64)
+            labels["tags"], counts["task"] = torch.from_numpy(tags), int((tags != IGNORE).sum())
+        return replace(batch, labels=labels, counts=counts, indices=rows)
+
+
+def joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """Arrays one after the other; of none, an empty one."""
+    return np.concatenate(parts).astype(dtype) if len(parts) else np.zeros(0, dtype)
+
+
+def starts_of(lengths: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """Where parts of these lengths begin, and where the last one ends."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The tokens of texts, one after the other: where each begins, and how many it has."""
+
+    tokens: NDArray[np.int32]  # (T,)
+    begins: NDArray[np.int64]  # (n,)
+    lengths: NDArray[np.int64]  # (n,)
+
+    def at(self, places: NDArray[np.int64]) -> Texts:
+        """Some of the texts, which may come several times."""
+        return Texts(self.tokens, self.begins[places], self.lengths[places])
+
+
+def texts_of(texts: Sequence[str], tokenizer: Tokenizer) -> Texts:
+    """Tokens of texts, each that is there several times encoded once, by the library on all cores."""
+    numbers: dict[str, int] = {}
+    places = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+    distinct, tokens, lengths = list(numbers), [], list[int]()
+    for begin in range(0, len(distinct), AT_ONCE):
+        ids = tokenizer.encode(distinct[begin : begin + AT_ONCE])
+        lengths += map(len, ids)
+        tokens.append(np.fromiter(chain.from_iterable(ids), np.int32, sum(lengths[begin:])))
+    whole = Texts(joined(tokens, np.int32), starts_of(lengths)[:-1], np.array(lengths, dtype=np.int64))
+    return whole.at(places)
+
+
+def between_marks(
+    first: Texts, second: Texts, has_second: NDArray[np.bool_], tokenizer: Tokenizer, max_length: int
+) -> tuple[Examples, NDArray[np.bool_]]:
+    """`[CLS] A [SEP]` or, where there is a second text, `[CLS] A [SEP] B [SEP]`; and which had to be shortened."""
+    marks = 2 + has_second
+    kept_first, kept_second = shorten(first.lengths, second.lengths, max_length - marks, has_second)
+    starts = starts_of(kept_first + kept_second + marks)
+    tokens = np.full(int(starts[-1]), tokenizer.id("[SEP]"), dtype=np.int32)
+    tokens[starts[:-1]] = tokenizer.id("[CLS]")
+    segments = np.zeros(len(tokens), dtype=np.uint8)
+    begins = starts[:-1] + 1 + kept_first + 1  # of the second texts
+    for texts, kept, places in ((first, kept_first, starts[:-1] + 1), (second, kept_second, begins)):
+        inside = _ranges(kept)
+        tokens[inside + np.repeat(places, kept)] = texts.tokens[inside + np.repeat(texts.begins, kept)]
+    tails = np.where(has_second, kept_second + 1, 0)
+    segments[_ranges(tails) + np.repeat(begins, tails)] = 1
+    return Examples(tokens, segments, starts), (kept_first < first.lengths) | (kept_second < second.lengths)
+
+
+def shorten(
+    first: NDArray[Any], second: NDArray[Any], room: NDArray[Any], has_second: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The lengths that fit: the end of a text is cut, or of the longer one of a pair."""
+    kept = np.where(has_second, np.minimum(second, np.maximum(room - first, room // 2)), 0)
+    return np.minimum(first, room - kept), kept
+
+
+def _ranges(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """0, 1, … up to each length, one after the other."""
+    starts = starts_of(lengths)
+    return np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
