@@ -28,6 +28,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "convert": convert.convert,
     "verify resume": train.verify_resume,
     "report": answer.report,
+    "view": states.view,
     "recipes": train.recipes,
     "demo": train.demo,
 }

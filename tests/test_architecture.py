@@ -15,7 +15,7 @@ LAYERS = [
     {"tasks", "formats"},
     {"pretrain", "held_out", "finetune", "predict", "answers", "embed", "features", "extend", "engines"},
     {"recipes", "verify", "convert"},
-    {"demo_text", "demo", "report"},
+    {"demo_text", "demo", "report", "view", "view_page"},
     {"cli", "commands", "__main__", "__init__"},
 ]
 # Inside a layer, who may import whom; everything else goes down only.
@@ -38,6 +38,7 @@ SAME_LAYER = {
     ("features", "answers"),
     ("convert", "verify"),
     ("demo", "demo_text"),
+    ("view", "view_page"),
     ("cli", "__init__"),
     ("cli", "commands"),
     ("__main__", "cli"),

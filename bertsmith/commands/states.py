@@ -1,7 +1,8 @@
-"""Commands that look inside a model: hidden states as features."""
+"""Commands that look inside a model: hidden states as features, and a page on one text."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -54,3 +55,22 @@ def features(
         precision=precision,  # type: ignore[arg-type]
     )  # fmt: skip
     show(found, as_json)
+
+
+def view(
+    model: Model,
+    text: Annotated[str, typer.Argument(help="A text")],
+    pair: Annotated[str | None, typer.Argument(help="A second text, for a pair")] = None,
+    out: Annotated[Path, typer.Option("--out", help="The page to write")] = Path("view.html"),
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    r"""Write a page on what a model does with a text: attention, masked words, nearest words by layer.
+
+    \b
+    Example: bertsmith view run "The length of a list is its number of items." --out page.html
+    A pair: bertsmith view run "Is it raining?" "The street is wet."
+    """
+    from bertsmith.view import view as function
+
+    show(function(model, text, pair, out, device=device), as_json)
