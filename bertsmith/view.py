@@ -110,7 +110,7 @@ def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> li
                 rank = int((row > own).sum()) + 1
                 found[places[i]] = {
                     "words": _top(row, predictor, CANDIDATES),
-                    "own": round(float(own), 5),
+                    "own": round(float(own), 8),
                     "rank": rank,
                 }
             done += len(chosen)

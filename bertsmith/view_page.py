@@ -26,8 +26,8 @@ LOOKS = """<style>
 .bars i { height: .8rem; background: #3b82f6; border-radius: .2rem; min-width: 1px; }
 .bars b { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums; color: var(--soft); }
 .bars .own { color: var(--good); font-weight: 600; }
-.heads { display: grid; gap: 3px; align-items: center; font-size: .75rem; color: var(--soft); max-width: 46rem; }
-.heads span { text-align: center; } .heads button { padding: 0; border: 1px solid var(--line); background: var(--box);
+.heads { display: grid; gap: 3px; align-items: center; font-size: .75rem; color: var(--soft); }
+.heads span { text-align: center; white-space: nowrap; } .heads button { padding: 0; border: 1px solid var(--line); background: var(--box);
   border-radius: .2rem; cursor: pointer; line-height: 0; aspect-ratio: 1; min-width: 0; overflow: hidden; }
 .heads button.chosen { outline: 2px solid var(--accent); } .heads canvas { width: 100%; height: 100%; }
 .near { display: inline-block; margin-right: .9rem; white-space: nowrap; } .near small { margin-left: .25rem; }
@@ -63,7 +63,7 @@ const n = data.tokens.length, L = data.layers, A = data.heads;
 const $ = id => document.getElementById(id);
 const make = (kind, css, text) => { const e = document.createElement(kind); if (css) e.className = css;
   if (text !== undefined) e.textContent = text; return e; };
-const percent = x => x >= .0995 ? Math.round(100 * x) + " %" : (100 * x).toFixed(1) + " %";
+const percent = x => x && x < .0005 ? "< 0.1 %" : x >= .0995 ? Math.round(100 * x) + " %" : (100 * x).toFixed(1) + " %";
 let pinned = Math.max(0, data.special.indexOf(false)), shown = pinned;
 
 // The weights (n × n) of a head; -1 is the mean over all layers or heads.
@@ -163,7 +163,7 @@ for (const [id, count, all] of [["layer", L, "mean of all"], ["head", A, "mean"]
 }
 $("way").onchange = $("bare").onchange = () => show(shown);
 const grid = $("heads");
-grid.style.gridTemplateColumns = "3.2rem repeat(" + (A + 1) + ", minmax(0, 1fr))";
+grid.style.gridTemplateColumns = "3.4rem repeat(" + (A + 1) + ", minmax(0, 4.4rem))";
 grid.append(make("span"), make("span", "", "mean"), ...[...Array(A).keys()].map(h => make("span", "", h + 1)));
 for (let l = 0; l < L; l++) {
   grid.append(make("span", "", "layer " + (l + 1)));

@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ from bertsmith.predict import Predictor
 from bertsmith.view import MOST_TOKENS, view
 
 TEXT, PAIR = "the quick brown foxes jump over dogs", "lazy dogs bark"
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def save(model, tokenizer, folder: Path) -> Path:
@@ -100,16 +104,19 @@ def test_a_model_without_the_head_says_so(kind, tmp_path, tiny_tokenizer):
 def test_nothing_breaks_out_and_nothing_comes_from_outside(tmp_path, tokenizer_folder):
     from bertsmith.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer.load(tokenizer_folder)
-    folder = save(reference("mlm", tokenizer.vocab_size), tokenizer, tmp_path / "<script>alert(1)<")
-    nasty = "</script><script>alert(1)</script> <!-- <img src=x onerror=alert(1)> \"' & 한국어는"
+    backend = Tokenizer.load(tokenizer_folder).backend
+    backend.add_tokens(["</script><img>"])  # a vocabulary is no friend either
+    tokenizer = Tokenizer(backend, True)
+    model = reference("mlm", tokenizer.vocab_size, max_position_embeddings=128)
+    folder = save(model, tokenizer, tmp_path / "<script>alert(1)<")
+    nasty = "</script><script>alert(1)</script> <!-- <img src=x onerror=alert(1)> \"' & 한국어는 </script><img>"
     view(folder, nasty, nasty, tmp_path / "page.html", device="cpu")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(re.findall("<script", page)) == 2
     assert len(re.findall("</script", page)) == 2
     assert "<img" not in page
     assert "alert(1)" not in page.replace("&lt;script&gt;alert(1)&lt;", "")
-    assert "<" in data_of(tmp_path / "page.html")["tokens"]
+    assert {"<", "</script><img>"} <= set(data_of(tmp_path / "page.html")["tokens"])
     assert not re.search(r"https?://|src\s*=|@import|url\(|innerHTML|fetch\(", page)
 
 
@@ -122,3 +129,20 @@ def test_empty_and_too_long_texts(folder, tmp_path):
     assert not (tmp_path / "long.html").exists()
     assert MOST_TOKENS == 128
     assert "view" in COMMANDS
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
+def test_a_browser_draws_it(folder, tmp_path):
+    view(folder, TEXT, PAIR, tmp_path / "page.html", device="cpu")
+    switches = (
+        "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-sync dump-dom".split()
+    )
+    command = [BROWSER, *(f"--{name}" for name in switches), f"--user-data-dir={tmp_path / 'chromium'}"]
+    done = subprocess.run([*command, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, timeout=120)
+    data = data_of(tmp_path / "page.html")
+    drawn = done.stdout.split("<script>")[0]
+    assert len(re.findall('<button class="token', drawn)) == len(data["tokens"])
+    assert len(re.findall("<canvas", drawn)) == data["layers"] * (data["heads"] + 1)
+    assert "Where it looks: the" in drawn
+    assert "the itself: " in drawn
+    assert len(re.findall("<tr>", drawn)) == data["layers"] + 1
