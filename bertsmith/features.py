@@ -72,21 +72,23 @@ def features(
     out, work = Path(out), partial_folder(Path(out))
     refuse_existing(out)
     predictor = Predictor.load(model, device, precision=precision)
-    reader = _Reader(predictor, layers, align, dtype, max_length, overlap)
+    extractor = Extractor(predictor, layers, align, dtype, max_length, overlap)
     if work.exists() and not resume:
         raise UserError(f"{work} is there from a run that was stopped; add --resume to go on with it, or remove it")
-    settings = {"layers": list(reader.described.layers), "align": align, "dtype": dtype, "documents": documents}
-    settings |= {"max_length": reader.room + 2, "overlap": reader.overlap}
-    described = _begin(work, {**facts_of(predictor, data, Columns(text), ()), **settings}, reader.described)
+    settings = {"layers": list(extractor.described.layers), "align": align, "dtype": dtype, "documents": documents}
+    settings |= {"max_length": extractor.room + 2, "overlap": extractor.overlap}
+    described = _begin(work, {**facts_of(predictor, data, Columns(text), ()), **settings}, extractor.described)
     try:
-        described = _write_parts(reader, described, work, lambda told: _rows(data, text, conll, documents, told))
+        described = write_parts(extractor, described, work, lambda told: _rows(data, text, conll, documents, told))
     except BaseException:
         _keep_or_remove(work)
         raise
     return _finish(work, out, described)
 
 
-def _write_parts(reader: _Reader, described: Described, work: Path, read: Callable[[Told], Iterator[Row]]) -> Described:
+def write_parts(
+    extractor: Extractor, described: Described, work: Path, read: Callable[[Told], Iterator[Row]]
+) -> Described:
     """Write the parts that are not there yet; what all of them hold."""
     share = 0.0
 
@@ -96,8 +98,8 @@ def _write_parts(reader: _Reader, described: Described, work: Path, read: Callab
 
     rows = islice(read(told), sum(described.texts), None)
     with progress_bar("extracting", 1.0) as advance:
-        for part in reader.parts(rows):
-            texts, words = reader.write(part_file(work, len(described.texts)), part)
+        for part in extractor.parts(rows):
+            texts, words = extractor.write(part_file(work, len(described.texts)), part)
             described = replace(described, texts=(*described.texts, texts), words=(*described.words, words))
             advance(share, f"{sum(described.texts):,} texts, {sum(described.words):,} vectors")
     return described
@@ -223,11 +225,17 @@ class _Window:
     weights: NDArray[np.float32]
 
 
-class _Reader:
+class Extractor:
     """An encoder with all that says how its states become features."""
 
     def __init__(
-        self, predictor: Predictor, layers: str, align: str, dtype: str, max_length: int | None, overlap: int | None
+        self,
+        predictor: Predictor,
+        layers: str,
+        align: str,
+        dtype: str,
+        max_length: int | None = None,
+        overlap: int | None = None,
     ) -> None:
         if not isinstance(predictor.engine, TorchEngine):
             raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
+from bertsmith.frozen import STATES, check_features, frozen_examples
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.predict import Predictor
 from bertsmith.pretrain import check_length
 from bertsmith.progress import say
@@ -62,7 +65,10 @@ class FinetuneData:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights."""
+    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
+
+    With a variant of `features` the encoder is not trained: a BiLSTM on its states is (section 5.3).
+    """
 
     task: str
     data: FinetuneData = field(default_factory=FinetuneData)
@@ -70,6 +76,7 @@ class FinetuneConfig:
         default_factory=lambda: TrainConfig(epochs=3, batch_size=32, learning_rate=5e-5, warmup=0.1)
     )
     random_start: bool = False
+    features: FeatureConfig = field(default_factory=FeatureConfig)
 
 
 def finetune(
@@ -98,10 +105,13 @@ def _finetune(
     resume: bool,
 ) -> dict[str, Any]:
     task = find_task(config.task)
+    check_features(config.features, task)
     splits = find_splits(task, data, dev)
     columns = guessed_columns(task, splits.train[0], config.data.columns)
     rows, said = training_rows(task, splits.train, columns)
     kind, head = KINDS[task.head], KINDS[task.head].head_for(task, rows)
+    if config.features.variant:
+        head = replace(head, features=config.features)
     dev_rows = _dev_rows(task, splits, columns, head)
     loaded = _start(source, head, config)
     positions = loaded.model.encoder.config
@@ -117,7 +127,8 @@ def _finetune(
         say(f"note: {line}")
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
     endings = max(1, head.num_choices)
-    steps = config.train.num_steps(len(encoded.examples) // endings)
+    count = len(rows) if head.features is not None else len(encoded.examples) // endings
+    steps = config.train.num_steps(count)
     found, finished = open_run(run, to_dict(config), facts, resume)
     counts = {"rows": len(rows), "labels": len(head.labels)}
     if finished:
@@ -130,10 +141,13 @@ def _finetune(
     kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
     notes = Notes(config.task, asdict(columns), max_length, limits=dict(kept) if task.head == "span" else {})
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), where)
+    examples = encoded.examples
+    if head.features is not None:
+        examples = frozen_examples(predictor, rows, head, max_length, run / STATES)
 
     def batches(step: int, share: float) -> list[Batch]:
         rank, ranks = distributed.rank(), distributed.ranks()
-        return micro_batches(encoded.examples, step, config.train, max_length, rank, ranks, endings)
+        return micro_batches(examples, step, config.train, max_length, rank, ranks, endings)
 
     def save(folder: Path, tensors: Any) -> None:
         save_folder(folder, network, loaded.tokenizer, predictor.notes, tensors)
@@ -152,6 +166,8 @@ def _finetune(
     )
     _write_answers(predictor, task, splits, columns, dev_rows, run)
     finish_run(run, network, save)
+    if distributed.is_main():
+        shutil.rmtree(run / STATES, ignore_errors=True)
     return {**counts, **scores}
 
 

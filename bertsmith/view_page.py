@@ -27,7 +27,8 @@ LOOKS = """<style>
 .bars b { font-weight: 400; text-align: right; font-variant-numeric: tabular-nums; color: var(--soft); }
 .bars .own { color: var(--good); font-weight: 600; }
 .heads { display: grid; gap: 3px; align-items: center; font-size: .75rem; color: var(--soft); }
-.heads span { text-align: center; white-space: nowrap; } .heads button { padding: 0; border: 1px solid var(--line); background: var(--box);
+.heads span { text-align: center; white-space: nowrap; }
+.heads button { padding: 0; border: 1px solid var(--line); background: var(--box);
   border-radius: .2rem; cursor: pointer; line-height: 0; aspect-ratio: 1; min-width: 0; overflow: hidden; }
 .heads button.chosen { outline: 2px solid var(--accent); } .heads canvas { width: 100%; height: 100%; }
 .near { display: inline-block; margin-right: .9rem; white-space: nowrap; } .near small { margin-left: .25rem; }

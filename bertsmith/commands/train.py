@@ -55,6 +55,10 @@ def finetune(
     ],
     out: Out,
     dev: Annotated[Path | None, typer.Option("--dev", help="Rows to score on; of a folder its own dev file")] = None,
+    features: Annotated[
+        str | None,
+        typer.Option("--features", help="Train a BiLSTM on the frozen encoder: last, concat-last-four, … (Table 7)"),
+    ] = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,
@@ -66,11 +70,14 @@ def finetune(
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
+    Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
     from bertsmith.finetune import FinetuneConfig
     from bertsmith.finetune import finetune as function
+    from bertsmith.recipes import feature_based
 
-    config = override(FinetuneConfig(task), [*given("train.seed", seed), *(settings or [])])
+    start = FinetuneConfig(task) if features is None else feature_based(task, features)
+    config = override(start, [*given("train.seed", seed), *(settings or [])])
     scores = function(config, model, data, out, dev=dev, device=device, resume=resume)
     show({"model": str(out / "model"), **scores}, as_json)
 
