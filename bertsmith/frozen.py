@@ -35,9 +35,8 @@ def frozen_examples(
 ) -> list[Example]:
     """One example a sentence: the states of its words, memory-mapped, and their tags."""
     assert head.features is not None
-    if not (folder / INDEX).exists():
-        extractor = Extractor(predictor, head.features.layers, "first", "float16", max_length)
-        distributed.by_main(lambda: _write(extractor, rows, folder))
+    extractor = Extractor(predictor, head.features.layers, "first", "float16", max_length)
+    distributed.by_main(lambda: _write(extractor, rows, folder))
     examples = []
     for row, entry in zip(rows, Features.open(folder), strict=True):
         none = np.zeros(len(entry.words), dtype=np.int64)
@@ -47,6 +46,9 @@ def frozen_examples(
 
 
 def _write(extractor: Extractor, rows: Sequence[Row], folder: Path) -> None:
+    if (folder / INDEX).exists():  # of this run, before it was stopped
+        return
+
     def told_rows(told: Told) -> Iterator[Row]:
         for number, row in enumerate(rows, 1):
             told(number / len(rows))

@@ -187,10 +187,15 @@ foxes O
 @pytest.mark.parametrize("align", ["first", "mean", "none"])
 def test_given_words_in_their_document_or_alone(align, folder, theirs, tmp_path, tiny_tokenizer):
     (tmp_path / "eng.train").write_text(CONLL, encoding="utf-8")
-    (tmp_path / "words.txt").write_text(CONLL, encoding="utf-8")
+    (tmp_path / "words.txt").write_text(f"\n{CONLL}", encoding="utf-8")
+    (tmp_path / "known.txt").write_text(CONLL, encoding="utf-8")
     options = {"layers": "1", "align": align, "dtype": "float32", "device": "cpu"}
     features(folder, tmp_path / "eng.train", tmp_path / "documents", **options)
     features(folder, tmp_path / "words.txt", tmp_path / "alone", conll=True, documents=False, **options)
+    features(folder, tmp_path / "known.txt", tmp_path / "known", **options)
+    assert [entry.words for entry in Features.open(tmp_path / "known")][2] == Features.open(tmp_path / "documents")[
+        2
+    ].words
     together, alone = Features.open(tmp_path / "documents"), Features.open(tmp_path / "alone")
     sentences = [["the", "quick", "fox's"], ["dogs", "\u200b", "bark."], ["foxes"]]
     pieces = [[tiny_tokenizer.encode([w])[0] or [tiny_tokenizer.id("[UNK]")] for w in words] for words in sentences]

@@ -77,17 +77,22 @@ class RecurrentHead(nn.Module):
         init_weights(self, config.init_std)
 
     def forward(self, states: Tensor, layout: Packed) -> Tensor:
-        """Scores (W, K) from states (W, L, H) of sentences of words."""
-        x = torch.einsum("l,wlh->wh", self.mix.softmax(0), states) if self.sums else states.flatten(1)
-        lengths = layout.starts.diff().cpu()
-        packed = pack_padded_sequence(layout.pad(self.dropout(x)), lengths, batch_first=True, enforce_sorted=False)
-        hidden, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        return self.output(self.dropout(layout.unpad(hidden)))
+        """Scores (W, K) from states (W, L, H) of sentences of words.
+
+        In the parameters' own precision also while training: not every device has an LSTM in bfloat16.
+        """
+        with torch.autocast(states.device.type, enabled=False):
+            states = states.to(self.output.weight.dtype)
+            x = torch.einsum("l,wlh->wh", self.mix.softmax(0), states) if self.sums else states.flatten(1)
+            lengths = layout.starts.diff().cpu()
+            packed = pack_padded_sequence(layout.pad(self.dropout(x)), lengths, batch_first=True, enforce_sorted=False)
+            hidden, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+            return self.output(self.dropout(layout.unpad(hidden)))
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
         """Scores (T, K) of a batch: of words whose states it brings, or at the tokens that its words begin with."""
         if "states" in batch.labels:
-            return self(batch.labels["states"].to(self.output.weight.dtype), _without_empty(batch.layout))
+            return self(batch.labels["states"], _without_empty(batch.layout))
         read, layout = batch.labels["read"], batch.layout
         assert isinstance(layout, Packed)
         scores = self.output.weight.new_zeros(len(batch.tokens), self.output.out_features)
