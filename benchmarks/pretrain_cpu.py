@@ -32,8 +32,8 @@ from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.fit import gradients, update
 from bertsmith.training.optim import make_optimizers
+from bertsmith.training.passes import gradients, update
 
 BATCH_SIZE, VOCABULARY = 32, 30522
 

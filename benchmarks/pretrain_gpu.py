@@ -45,8 +45,8 @@ from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.fit import gradients, update
 from bertsmith.training.optim import make_optimizers
+from bertsmith.training.passes import gradients, update
 from bertsmith.training.recorded import Recorder
 from bertsmith.training.settings import TrainConfig
 from bertsmith.training.speed import matrix_ceiling

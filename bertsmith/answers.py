@@ -108,7 +108,7 @@ def predict_file(
 ) -> int:
     """Answers into a file, through a folder beside it that a killed run leaves and a resumed one goes on with."""
     work = partial_folder(out)
-    facts = _facts(predictor, data, columns, keep)
+    facts = facts_of(predictor, data, columns, keep)
     begin = _begin(work, facts) if resume and work.exists() else 0
     work.mkdir(parents=True, exist_ok=True)
     with new_file(work / FACTS) as file_of_facts:
@@ -176,7 +176,7 @@ def _check_out(out: Path, data: str | Path, resume: bool) -> None:
         raise UserError(f"{work} is there from a run that was stopped; add --resume to go on with it, or remove it")
 
 
-def _facts(predictor: Predictor, data: str | Path, columns: Columns, keep: Sequence[str]) -> dict[str, Any]:
+def facts_of(predictor: Predictor, data: str | Path, columns: Columns, keep: Sequence[str]) -> dict[str, Any]:
     """What the answers depend on: the model, the input, and what is read of it."""
     digest = hashlib.sha256()
     folders = [Path(folder) for folder in predictor.folders]

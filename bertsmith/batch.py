@@ -162,6 +162,8 @@ class Example:
     segments: NDArray[Any]  # (n,)
     label: Any = None  # a class, a number, a row of numbers, or a (start, end) span
     tags: NDArray[Any] | None = None  # (n,) one class a token, IGNORE where there is none
+    read: NDArray[Any] | None = None  # the tokens that are asked about, in order: each word's first; others are context
+    states: NDArray[Any] | None = None  # (n, layers, H) what a frozen encoder gave for them
 
 
 @dataclass(frozen=True)
@@ -289,4 +291,9 @@ def collate(
         if isinstance(batch.layout, Padded):
             tags = fill_grid(batch.layout.mask.numpy(), tags, IGNORE)
         labels["tags"] = torch.from_numpy(tags)
+    if examples[0].read is not None and isinstance(batch.layout, Packed):
+        places = zip(batch.layout.starts.tolist(), examples, strict=False)
+        labels["read"] = torch.from_numpy(np.concatenate([start + np.asarray(e.read, np.int64) for start, e in places]))
+    if examples[0].states is not None:
+        labels["states"] = torch.from_numpy(np.concatenate([np.asarray(e.states) for e in examples]))
     return replace(batch, labels=labels, counts=counts, indices=indices)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith import __version__
-from bertsmith.commands import answer, convert, text, train
+from bertsmith.commands import answer, convert, states, text, train
 from bertsmith.errors import Interrupted, UserError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -24,10 +24,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": answer.evaluate,
     "predict": answer.predict,
     "embed": answer.embed,
+    "features": states.features,
     "convert": convert.convert,
     "verify resume": train.verify_resume,
     "glue": train.glue,
     "report": answer.report,
+    "view": states.view,
     "recipes": train.recipes,
     "demo": train.demo,
 }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing
-from bertsmith.formats.families import family_named
+from bertsmith.formats.families import FEATURE_TAGGER, family_named
 from bertsmith.formats.hf import CONFIG, NOTES, load_folder, read_config
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import export_onnx
@@ -87,11 +87,19 @@ def convert(
             report = tf1_to_hf(source, folder, cased=options.cased, config=options.config, vocab=options.vocab)
         else:
             folder = find_model(source)
+            _refuse_features(folder, kind, verify)
         if not straight:
             report |= WRITERS[kind](folder, target, options)
         if verify:
             report["parity"] = _verify(folder, target, kind, options, Path(scratch))
     return {"from": "tf1" if released else "hf", "to": kind, "folder": str(target), **report}
+
+
+def _refuse_features(folder: Path, kind: Target, verify: bool) -> None:
+    """A BiLSTM on frozen features stays in our own form."""
+    if FEATURE_TAGGER in (read_config(folder).get("architectures") or []) and (kind != "hf" or verify):
+        what = "--verify: transformers" if kind == "hf" else f"--to {kind}: it"
+        raise UserError(f"{what} has no BiLSTM on a frozen encoder, as {folder} is; convert the model it started from")
 
 
 def _target(to: str | None, released: bool) -> Target:

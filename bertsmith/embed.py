@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith.answers import say_shortened
 from bertsmith.batch import Batch, Example, Layout, collate
@@ -26,6 +26,7 @@ from bertsmith.errors import UserError
 from bertsmith.folders import new_file
 from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
 from bertsmith.model.encoder import Encoder
+from bertsmith.model.states import hidden_states, layer_number
 from bertsmith.predict import WINDOW, Predictor
 from bertsmith.progress import progress_bar
 from bertsmith.tasks.rows import Columns, Row, read_rows
@@ -97,9 +98,7 @@ class Embedder:
         self.tokenizer, self.device = predictor.tokenizer, predictor.engine.device
         config = self.encoder.config
         self.size = config.hidden_size
-        if not -config.num_layers - 1 <= layer <= config.num_layers:
-            raise UserError(f"--layer {layer}: the model has layers 0 (embeddings) to {config.num_layers}, or -1 back")
-        self.layer = layer % (config.num_layers + 1)
+        self.layer = layer_number(layer, config.num_layers)
         saved = read_pooling(predictor.folder)
         self.pooling = saved or Pooling()
         if kind is not None and kind != self.pooling.kind:  # another vector: what the folder says of its length is void
@@ -132,7 +131,8 @@ class Embedder:
     def _run(self, batch: Batch) -> Vectors:
         self.encoder.eval()
         batch = batch.to(self.device)
-        pooled = pool(hidden_states(self.encoder, batch, self.layer).float(), batch.layout, self.pooling.kind)
+        hidden = hidden_states(self.encoder, batch, [self.layer])[self.layer]
+        pooled = pool(hidden.float(), batch.layout, self.pooling.kind)
         return (F.normalize(pooled, dim=-1) if self.pooling.normalize else pooled).cpu().numpy()
 
 
@@ -144,25 +144,6 @@ def pool(hidden: Tensor, layout: Layout, kind: PoolingKind) -> Tensor:
         return layout.pad(hidden, float("-inf")).amax(1)
     lengths = layout.pad(torch.ones_like(hidden[..., :1])).sum(1)
     return layout.pad(hidden).sum(1) / lengths
-
-
-def hidden_states(encoder: Encoder, batch: Batch, layer: int) -> Tensor:
-    """The output of a layer, 0 for the embeddings; without the attention weights that a trace would hold."""
-    if layer == encoder.config.num_layers:
-        return encoder(batch)
-    outputs: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        outputs.append(output if len(outputs) == layer else output.new_empty(0))
-
-    parts = dict.fromkeys([encoder.embeddings, *encoder.layers])  # a part that serves several layers runs several times
-    hooks = [part.register_forward_hook(keep) for part in parts]
-    try:
-        encoder(batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return outputs[layer]
 
 
 def _check_out(out: Path, keep: Sequence[str]) -> None:

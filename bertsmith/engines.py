@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -64,7 +65,7 @@ class TorchEngine:
         with torch.inference_mode(), threads_of(self.threads):
             for chosen in batches(examples, TOKENS.get(self.device.type, 2048)):
                 batch = collate([_bare(examples[i]) for i in chosen], packed=True).to(self.device)
-                scores = self.model.head(self.model.encoder(batch), batch.layout).float().cpu().numpy()
+                scores = self.model.scores(batch).cpu().numpy()
                 for i, row in zip(chosen, self._rows(scores, batch), strict=True):
                     results[i] = row
         return results
@@ -243,4 +244,4 @@ def _copy(model: Model) -> Model:
 
 def _bare(example: Example) -> Example:
     """Without what was to be learnt: rows of one batch need not agree on that."""
-    return example if example.label is None and example.tags is None else Example(example.tokens, example.segments)
+    return example if example.label is None and example.tags is None else replace(example, label=None, tags=None)

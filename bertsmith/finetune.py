@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -18,9 +19,11 @@ from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, Notes, head_in, load_folder, read_config, save_folder
 from bertsmith.formats.hub import find_model
+from bertsmith.frozen import STATES, FrozenExamples, check_features, frozen_examples
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fast import can_fuse
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.predict import Predictor
 from bertsmith.pretrain import check_length
 from bertsmith.progress import say
@@ -77,7 +80,8 @@ class FinetuneConfig:
 
     A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
     the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
-    they are (0: the embeddings alone).
+    they are (0: the embeddings alone). With a variant of `features` the encoder is not trained: a BiLSTM on its states
+    is (section 5.3).
     """
 
     task: str
@@ -89,6 +93,7 @@ class FinetuneConfig:
     restarts: int = 2
     reinit_layers: int = 0
     frozen_layers: int | None = None
+    features: FeatureConfig = field(default_factory=FeatureConfig)
 
     def __post_init__(self) -> None:
         for name in ("restarts", "reinit_layers", "frozen_layers"):
@@ -130,10 +135,13 @@ def _finetune(
     given, seed = config, seed_now(run, config.train.seed, restarts)
     config = replace(config, train=replace(config.train, seed=seed))
     task = find_task(config.task)
+    check_features(config.features, task)
     splits = find_splits(task, data, dev)
     columns = guessed_columns(task, splits.train[0], config.data.columns)
     rows, said = training_rows(task, splits.train, columns)
     head = KINDS[task.head].head_for(task, rows)
+    if config.features.variant:
+        head = replace(head, features=config.features)
     dev_rows = _dev_rows(task, splits, columns, head)
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
@@ -153,7 +161,8 @@ def _finetune(
         say(f"note: {line}")
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
     endings = max(1, head.num_choices)
-    steps = config.train.num_steps(len(encoded.examples) // endings)
+    count = len(rows) if head.features is not None else len(encoded.examples) // endings
+    steps = config.train.num_steps(count)
     found, finished = open_run(run, to_dict(given), facts, resume, {"start_task": _start_task(loaded)})
     counts = {"rows": len(rows), "labels": len(head.labels)}
     if finished:
@@ -168,10 +177,13 @@ def _finetune(
     notes = Notes(config.task, asdict(columns), max_length, limits=dict(kept) if task.head == "span" else {})
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), where)
     predictor.encode = encode_once  # the dev rows are the same at every evaluation, and in the next run
+    examples: Examples | FrozenExamples = encoded.examples
+    if head.features is not None:
+        examples = frozen_examples(predictor, rows, head, max_length, run / STATES)
 
     def batches(step: int, share: float) -> list[Batch]:
         rank, ranks = distributed.rank(), distributed.ranks()
-        return micro_batches(encoded.examples, step, config.train, max_length, rank, ranks, endings)
+        return micro_batches(examples, step, config.train, max_length, rank, ranks, endings)
 
     def save(folder: Path, tensors: Any) -> None:
         save_folder(folder, network, loaded.tokenizer, predictor.notes, tensors)
@@ -193,7 +205,7 @@ def _finetune(
         evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed)) if dev_rows else None,
         goal=_goal(task, head),
         resume=found,
-        recordable=can_fuse(where, autocast_dtype(config.train.precision, where)),
+        recordable=head.features is None and can_fuse(where, autocast_dtype(config.train.precision, where)),
         title=f"fine-tuning {config.task}",
     )
     guess = guess_loss(rows, head, network.class_weights)
@@ -202,6 +214,8 @@ def _finetune(
         return None
     _write_answers(predictor, task, splits, columns, dev_rows, run)
     finish_run(run, network, save)
+    if distributed.is_main():
+        shutil.rmtree(run / STATES, ignore_errors=True)
     return {**counts, **scores}
 
 
@@ -251,7 +265,7 @@ def _write_answers(
 
 
 def micro_batches(
-    examples: Examples,
+    examples: Examples | FrozenExamples,
     step: int,
     train: TrainConfig,
     max_length: int,

@@ -10,7 +10,9 @@ from bertsmith import config as configs
 from bertsmith.data.loader import DataConfig
 from bertsmith.data.masking import MaskPolicy
 from bertsmith.errors import UserError, suggestion
+from bertsmith.finetune import FinetuneConfig
 from bertsmith.model.config import SIZES, encoder_config
+from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.pretrain import PretrainConfig
 from bertsmith.training.settings import TrainConfig
 
@@ -65,6 +67,12 @@ def demo() -> PretrainConfig:
         data=replace(base.data, max_length=64, long_length=None, copies=0),
         train=TrainConfig(steps=2600, batch_size=32, learning_rate=2e-3, warmup=0.05, evaluate_every=260),
     )
+
+
+def feature_based(task: str, variant: str) -> FinetuneConfig:
+    """Table 7 of the BERT paper, below the line: a BiLSTM that starts at random on an encoder that is not trained."""
+    train = TrainConfig(epochs=20, batch_size=32, learning_rate=1e-3, warmup=0.05)
+    return FinetuneConfig(task, train=train, features=FeatureConfig(variant))
 
 
 RECIPES: dict[str, Callable[[], PretrainConfig]] = {

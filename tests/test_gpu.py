@@ -16,8 +16,8 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.training.fit import gradients, update
 from bertsmith.training.optim import make_optimizers
+from bertsmith.training.passes import gradients, update
 from bertsmith.training.recorded import Recorder
 from bertsmith.training.settings import TrainConfig
 

@@ -23,8 +23,8 @@ from bertsmith.pretrain import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.tasks.examples import Examples
 from bertsmith.training import checkpoint, runlog
-from bertsmith.training.fit import gradients, update
 from bertsmith.training.optim import make_optimizers
+from bertsmith.training.passes import gradients, update
 from bertsmith.training.schedule import rate_share
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
 

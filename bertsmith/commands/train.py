@@ -61,6 +61,10 @@ def finetune(
     grid: Annotated[
         str | None, typer.Option("--grid", help='paper, glue, or "KEY=A,B KEY=C,D": every setting; the best on dev')
     ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option("--features", help="Train a BiLSTM on the frozen encoder: last, concat-last-four, … (Table 7)"),
+    ] = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,
@@ -73,11 +77,14 @@ def finetune(
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
+    Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
     from bertsmith.finetune import FinetuneConfig
     from bertsmith.finetune import finetune as function
+    from bertsmith.recipes import feature_based
 
-    config = override(FinetuneConfig(task), [*given("train.seed", seed), *(settings or [])])
+    start = FinetuneConfig(task) if features is None else feature_based(task, features)
+    config = override(start, [*given("train.seed", seed), *(settings or [])])
     if seeds is not None or grid is not None:
         from bertsmith.protocols import find_grid, finetune_many
 

@@ -34,6 +34,8 @@ CONFIG_NAMES = {
 }
 # What `transformers` has no field for; it keeps what it does not know. Written where it is not the default.
 OWN_FIELDS = ("bias",)
+# A BiLSTM on frozen features: `transformers` has no class for it, and must not open it as one that it has.
+FEATURE_TAGGER, OWN_TYPE = "BertsmithFeatureTagger", "bertsmith-features-"
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 ACTIVATIONS_IN = {
     **{theirs: ours for ours, theirs in ACTIVATIONS.items()},
@@ -54,7 +56,7 @@ FIXED = {
 WRITTEN_ANEW = frozenset(
     """architectures id2label label2id num_labels _num_labels problem_type num_choices finetuning_task model_type
     transformers_version torch_dtype dtype _name_or_path name_or_path attn_implementation _attn_implementation_autoset
-    tokenizer_class""".split()
+    tokenizer_class features""".split()
 )
 KEPT = frozenset(
     """classifier_dropout use_cache gradient_checkpointing directionality pooler_fc_size pooler_type
@@ -177,7 +179,7 @@ FAMILIES = {family.model_type: family for family in (BERT, ROBERTA_PRELAYERNORM)
 
 def family_named(values: Mapping[str, Any], where: Path) -> Family:
     """The family of a saved configuration, or an error that lists those that are known."""
-    name = values.get("model_type", BERT.model_type)
+    name = str(values.get("model_type", BERT.model_type)).removeprefix(OWN_TYPE)
     if name not in FAMILIES:
         near = suggestion(str(name), FAMILIES)
         raise UserError(f"{where}: model_type {name!r} is not one of {', '.join(map(repr, FAMILIES))}{near}")

@@ -21,8 +21,10 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.formats.families import (
     ACTIVATIONS,
     ACTIVATIONS_IN,
+    FEATURE_TAGGER,
     KEPT,
     OWN_FIELDS,
+    OWN_TYPE,
     Family,
     Names,
     expand,
@@ -33,13 +35,16 @@ from bertsmith.formats.weights import WEIGHTS, read_weights
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
+from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
 Model = MaskedLM | TaskModel
 CONFIG, NOTES = "config.json", "bertsmith.json"
 POSITIONS = "encoder.embeddings.positions.weight"
+OWN_NAMES = ("head.output.", "head.lstm.", "head.mix")  # of an output layer
 POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
+REMARK = "transformers has no class for this model: a BiLSTM reads the states of an encoder that was not trained"
 PROBLEM_TYPES: dict[str, HeadKind] = {
     "single_label_classification": "single",
     "multi_label_classification": "multi",
@@ -51,7 +56,8 @@ PROBLEM_TYPES: dict[str, HeadKind] = {
 class Notes:
     """What `bertsmith.json` adds to a folder: how the model's data was read, encoded (`limits`) and decoded.
 
-    `kept` are the fields of `config.json` that change nothing for us; they are written back into it.
+    `kept` are the fields of `config.json` that change nothing for us; they are written back into it. `remark` is for
+    people who open the folder.
     """
 
     task: str = ""
@@ -60,6 +66,7 @@ class Notes:
     recipe: str = ""
     limits: dict[str, float] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
+    remark: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +88,8 @@ def save_folder(
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     _write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
+    own = isinstance(model, TaskModel) and model.head_config.features is not None
+    notes = replace(notes, remark=REMARK if own else "")
     _write_json(folder / NOTES, {name: value for name, value in asdict(notes).items() if name != "kept"})
     tokenizer.save(folder, model.encoder.config.max_positions)
 
@@ -95,10 +104,12 @@ def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sent
     config, saved = config_in(values, folder), head_in(values, folder)
     weights = _read_weights(folder, family_of(config))
     names = dict(expand(_saved_names(family_of(config), values), range(config.num_layers)))
+    if saved is not None and saved.features is not None:
+        names |= {name: (name,) for name in weights if name.startswith(OWN_NAMES)}
     if head is None:
         head = saved
     elif saved is None or not saved.same_classes(head):  # its output layer starts anew
-        names = {ours: theirs for ours, theirs in names.items() if not ours.startswith("head.output.")}
+        names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(OWN_NAMES)}
     has_pair_head = all(name in weights for name in names["next_sentence.output.weight"])
     with torch.device("meta"):  # no memory and no random numbers: the weights come from the folder
         encoder = Encoder(config)
@@ -145,6 +156,8 @@ def config_out(model: Model) -> dict[str, Any]:
     config = model.encoder.config
     family = family_of(config)
     values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": family.model_type}
+    if isinstance(model, TaskModel) and model.head_config.features is not None:
+        values["model_type"] = OWN_TYPE + family.model_type
     values.update({theirs: getattr(config, name) for name, theirs in family.config_names.items()})
     values[family.config_names["max_positions"]] += family.unused_positions(config.pad_token_id)
     values[family.config_names["activation"]] = ACTIVATIONS[config.activation]
@@ -168,15 +181,17 @@ def head_out(head: HeadConfig) -> dict[str, Any]:
         values["num_choices"] = head.num_choices
     if head.dropout is not None:
         values["classifier_dropout"] = head.dropout
+    if head.features is not None:
+        values["features"] = asdict(head.features)
     return values
 
 
 def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
     """The head that a saved configuration describes, where it describes one."""
     saved, heads = _architecture(values), family_named(values, folder / CONFIG).heads
-    if saved not in heads:
+    if saved not in heads and saved != FEATURE_TAGGER:
         return None
-    kind, _ = heads[saved]
+    kind, _ = heads.get(saved, ("tags", {}))
     names = values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(values.get("num_labels", 2))}
     labels = tuple(str(names[key]) for key in sorted(names, key=int))
     if kind == "single":
@@ -184,7 +199,10 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
         kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
     needs_labels = kind in ("single", "multi", "tags")
     choices = int(values.get("num_choices") or 0)
-    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder))
+    features = None
+    if saved == FEATURE_TAGGER:
+        features = from_dict(FeatureConfig, values.get("features", {}), f"{folder / CONFIG}: features")
+    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), features)
 
 
 def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
@@ -196,10 +214,12 @@ def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
 
 
 def architecture_of(model: Model) -> str:
-    """The class of `transformers` that a model is saved for."""
+    """The class of `transformers` that a model is saved for, or ours where it has none."""
     family = family_of(model.encoder.config)
     if isinstance(model, MaskedLM):
         return family.pretraining[model.next_sentence is not None]
+    if model.head_config.features is not None:
+        return FEATURE_TAGGER
     kind = model.head_config.kind
     wanted = "single" if kind in PROBLEM_TYPES.values() else kind
     return next(name for name, (k, _) in family.heads.items() if k == wanted)
@@ -212,9 +232,13 @@ def names_of(model: Model) -> dict[str, tuple[str, ...]]:
     """
     config = model.encoder.config
     family = family_of(config)
-    own = family.masked_lm if isinstance(model, MaskedLM) else family.heads[architecture_of(model)][1]
-    table = dict(expand({**family.encoder, **own}, range(config.num_layers)))
     has = model.state_dict().keys()
+    own: Names = {name: name for name in has if name.startswith("head.")}  # where `transformers` has no name for it
+    if isinstance(model, MaskedLM):
+        own = family.masked_lm
+    elif model.head_config.features is None:
+        own = family.heads[architecture_of(model)][1]
+    table = dict(expand({**family.encoder, **own}, range(config.num_layers)))
     return {name: theirs for name, theirs in table.items() if name in has or name.startswith("encoder.")}
 
 

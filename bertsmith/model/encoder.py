@@ -175,7 +175,7 @@ def init_weights(module: nn.Module, std: float) -> None:
 
 def init_parameter(name: str, parameter: Tensor, std: float) -> None:
     """Truncated normal matrices, zero biases, as the released code; norms start at the identity."""
-    if name.endswith("bias"):
+    if name.rsplit(".", 1)[-1].startswith("bias"):
         nn.init.zeros_(parameter)
     elif parameter.dim() == 1:  # a norm's scale
         nn.init.ones_(parameter)

@@ -17,6 +17,7 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, activate, init_weights
 from bertsmith.model.fast import is_fast
+from bertsmith.model.recurrent import FeatureConfig, RecurrentHead
 
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]
 
@@ -91,17 +92,19 @@ class HeadConfig:
 
     `single` chooses one label of a text or pair, `multi` any number of them, `regression` gives a number, `choice`
     picks one of `num_choices` endings (0: a batch is one question), `tags` labels every token, `span` marks where an
-    answer starts and ends. `dropout` is that before the output layer where it is not the encoder's.
+    answer starts and ends. `dropout` is that before the output layer where it is not the encoder's. With `features` the
+    tags are read by a BiLSTM from an encoder that is not trained.
     """
 
     kind: HeadKind
     labels: tuple[str, ...] = ()
     num_choices: int = 0
     dropout: float | None = None
+    features: FeatureConfig | None = None
 
     def same_classes(self, other: HeadConfig) -> bool:
         """Whether the weights of one output layer mean the same in the other."""
-        return (self.kind, self.labels) == (other.kind, other.labels)
+        return (self.kind, self.labels, self.features) == (other.kind, other.labels, other.features)
 
     def label_index(self, name: str, where: str = "") -> int:
         """The number of a class, or an error that lists the classes there are."""
@@ -145,6 +148,8 @@ class TokenHead(nn.Module):
 def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
     """The output layer that a head's description asks for."""
     dropout = config.hidden_dropout if head.dropout is None else head.dropout
+    if head.features is not None:
+        return RecurrentHead(config, head.features, len(head.labels), dropout)
     if head.kind == "tags":
         return TokenHead(config, len(head.labels), dropout)
     if head.kind == "span":
@@ -162,10 +167,18 @@ class TaskModel(nn.Module):
         self.head_config = head
         self.class_weights: list[float] | None = None  # how much each class counts in training, where not alike
         self.head = make_head(encoder.config, head)
+        if head.features is not None:
+            encoder.requires_grad_(False)
+
+    def scores(self, batch: Batch) -> Tensor:
+        """What the output layer gives: (B, K) for sequences and endings, (…, K) for tokens."""
+        if isinstance(self.head, RecurrentHead):
+            return self.head.scores(self.encoder, batch).float()
+        return self.head(self.encoder(batch), batch.layout).float()
 
     def logits(self, batch: Batch) -> Tensor:
         """Scores: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""
-        scores = self.head(self.encoder(batch), batch.layout).float()
+        scores = self.scores(batch)
         if self.head_config.kind == "choice":
             return scores.view(-1, self.head_config.num_choices or len(scores))
         if self.head_config.kind == "span":

@@ -33,6 +33,7 @@ class Examples(Sequence[Example]):
     labels: NDArray[Any] | None = None  # (n / step, …)
     tags: NDArray[np.int32] | None = None  # (T,)
     step: int = 1
+    read: NDArray[np.bool_] | None = None  # (T,) whether a token is asked about
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -48,6 +49,7 @@ class Examples(Sequence[Example]):
             None if labels is None else np.asarray(labels),
             None if first.tags is None else joined([np.asarray(e.tags) for e in examples], np.int32),
             step,
+            None if first.read is None else joined([_mask(e) for e in examples], np.bool_),
         )
 
     def __len__(self) -> int:
@@ -67,7 +69,8 @@ class Examples(Sequence[Example]):
         has_label = self.labels is not None and number % self.step == 0
         label = self.labels[number // self.step] if has_label else None  # type: ignore[index]
         tags = None if self.tags is None else self.tags[place]
-        return Example(self.tokens[place], self.segments[place], label, tags)
+        read = None if self.read is None else np.flatnonzero(self.read[place])
+        return Example(self.tokens[place], self.segments[place], label, tags, read)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """Rows (`step` examples each) as a packed batch, with what `collate` says of them."""
@@ -84,6 +87,12 @@ class Examples(Sequence[Example]):
             tags = self.tags[source].astype(np.int64)
             labels["tags"], counts["task"] = torch.from_numpy(tags), int((tags != IGNORE).sum())
         return replace(batch, labels=labels, counts=counts, indices=rows)
+
+
+def _mask(example: Example) -> NDArray[np.bool_]:
+    mask = np.zeros(len(example.tokens), dtype=np.bool_)
+    mask[example.read] = True
+    return mask
 
 
 def joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

@@ -108,6 +108,7 @@ def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
         "owners": np.asarray(encoded.owners, dtype=np.int64),
         **({} if examples.labels is None else {"labels": examples.labels}),
         **({} if examples.tags is None else {"tags": examples.tags}),
+        **({} if examples.read is None else {"read": examples.read}),
         **(_flat_details(encoded.details) if with_details and encoded.details else {}),
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -127,7 +128,7 @@ def _read(path: Path) -> Encoded | None:
         if facts["checksum"] != _checksum(arrays):
             return None
         flat: Any = [arrays.get(name) for name in ("tokens", "segments", "starts", "labels", "tags")]
-        examples = replace(Examples(*flat), step=facts["step"])
+        examples = replace(Examples(*flat), step=facts["step"], read=arrays.get("read"))
         found = Encoded(examples, arrays["owners"], _details(arrays), facts["shortened"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None

@@ -66,14 +66,15 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     for number, (row, words) in enumerate(zip(rows, texts, strict=True)):
         classes = np.array(check(row, head) if labelled else [IGNORE] * len(words))
         document, offset = (row.document, row.begin) if row.document else (tuple(words), 0)
-        sizes = np.minimum([len(pieces[word]) for word in document], room)
+        sizes = np.minimum(np.array([len(pieces[word]) for word in document], dtype=np.int64), room)
         for first, end, left, right in _windows(sizes, offset, offset + len(words), room):
             begins = 1 + sizes[left:first].sum() + np.cumsum([0, *sizes[first:end]])[:-1]
             tokens = [piece for word in document[left:right] for piece in pieces[word][:room]]
             tags = np.full(len(tokens) + 2, IGNORE)
             tags[begins] = classes[first - offset : end - offset]
             whole = np.array([cls_id, *tokens, sep_id])
-            examples.append(Example(whole, np.zeros(len(whole), dtype=np.int64), tags=tags if labelled else None))
+            zeros = np.zeros(len(whole), dtype=np.int64)
+            examples.append(Example(whole, zeros, tags=tags if labelled else None, read=begins))
             owners.append(number)
             details.append(begins)
     return Encoded(Examples.of(examples), owners, details)

@@ -1,0 +1,158 @@
+"""The store of hidden states: Arrow files that are memory-mapped, in a folder with `features.json`.
+
+A folder holds parts of whole texts; each is an Arrow IPC file that other programs open as well. W words of a part, n of
+a text, H hidden size. The layers of a word stand side by side, so a text is one stretch of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.config import from_dict, read_json
+from bertsmith.errors import UserError
+from bertsmith.folders import new_file
+
+Dtype = Literal["float16", "float32"]
+Align = Literal["first", "mean", "none"]
+INDEX, VERSION = "features.json", 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A text with its words (or tokens), where they stand in it, and a vector of each layer for each of them."""
+
+    text: str
+    words: list[str]
+    offsets: NDArray[np.int32]  # (n, 2) characters of the text
+    vectors: NDArray[Any]  # (layers, n, H)
+
+
+@dataclass(frozen=True)
+class Described:
+    """What `features.json` says: the layers in the order of the vectors, and the texts and words of each part."""
+
+    model: str
+    layers: tuple[int, ...]
+    align: Align
+    dtype: Dtype
+    hidden_size: int
+    texts: tuple[int, ...] = ()
+    words: tuple[int, ...] = ()
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        for name, kind in (("align", Align), ("dtype", Dtype)):
+            if getattr(self, name) not in get_args(kind):
+                raise UserError(f"--{name} {getattr(self, name)!r} is not one of {', '.join(get_args(kind))}")
+
+    @property
+    def bytes_per_word(self) -> int:
+        """Of its vectors."""
+        return len(self.layers) * self.hidden_size * np.dtype(self.dtype).itemsize
+
+
+class Features:
+    """A folder of features, opened where it is read: `features[i]` is a view into the file."""
+
+    def __init__(self, folder: Path, described: Described) -> None:
+        self.folder, self.described = folder, described
+        self.layers = described.layers
+        self._ends = list(accumulate(described.texts))
+        self._parts: dict[int, tuple[Any, NDArray[Any]]] = {}
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Features:
+        """Open a folder; only its index is read."""
+        folder = Path(folder)
+        if not (folder / INDEX).exists():
+            raise UserError(
+                f"{folder} holds no features: {INDEX} is missing; `bertsmith features` writes it at the end"
+            )
+        values = read_json(folder / INDEX)
+        if values.get("version") != VERSION:
+            raise UserError(f"{folder / INDEX}: version {values.get('version')!r} is not {VERSION}; extract them again")
+        return cls(folder, from_dict(Described, values, str(folder / INDEX)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, number: int) -> Entry:
+        number = number + len(self) if number < 0 else number
+        if not 0 <= number < len(self):
+            raise IndexError(f"text {number} of {len(self)}")
+        part = int(np.searchsorted(self._ends, number, side="right"))
+        table, vectors = self._part(part)
+        row = number - (self._ends[part - 1] if part else 0)
+        starts = table.column("vectors").offsets
+        begin, end = starts[row].as_py(), starts[row + 1].as_py()
+        places = table.column("offsets")[row].values.flatten().to_numpy().reshape(-1, 2)
+        return Entry(
+            table.column("text")[row].as_py(),
+            table.column("words")[row].as_py(),
+            places,
+            vectors[begin:end].transpose(1, 0, 2),
+        )
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (self[i] for i in range(len(self)))
+
+    def _part(self, number: int) -> tuple[Any, NDArray[Any]]:
+        """A part's columns and its vectors (W, layers, H), both still in the file."""
+        if number not in self._parts:
+            table = read_part(part_file(self.folder, number))
+            flat = table.column("vectors").values.values.to_numpy(zero_copy_only=True)
+            self._parts[number] = table, flat.reshape(-1, len(self.layers), self.described.hidden_size)
+        return self._parts[number]
+
+
+def part_file(folder: Path, number: int) -> Path:
+    """Where a part stands."""
+    return folder / f"part-{number:05}.arrow"
+
+
+def read_part(path: Path) -> Any:
+    """The one record batch of a part, memory-mapped."""
+    import pyarrow as pa
+
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path} cannot be read: {error}; extract the features again") from None
+
+
+def write_part(
+    path: Path,
+    texts: Sequence[str],
+    words: Sequence[Sequence[str]],
+    offsets: NDArray[np.int32],
+    vectors: NDArray[Any],
+) -> None:
+    """A part of whole texts: their words, and of all words in a row the places (W, 2) and vectors (W, layers, H)."""
+    import pyarrow as pa
+
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in words])]).astype(np.int64)
+    pairs = pa.FixedSizeListArray.from_arrays(pa.array(offsets.reshape(-1)), 2)
+    values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), int(np.prod(vectors.shape[1:])))
+    columns = {
+        "text": pa.array(texts, pa.string()),
+        "words": pa.array(words, pa.list_(pa.string())),
+        "offsets": pa.LargeListArray.from_arrays(pa.array(starts), pairs),
+        "vectors": pa.LargeListArray.from_arrays(pa.array(starts), values),
+    }
+    batch = pa.record_batch(columns)
+    with new_file(path) as work, pa.ipc.new_file(str(work), batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def write_index(folder: Path, described: Described) -> None:
+    """Say what the folder holds; it is one from here on."""
+    with new_file(folder / INDEX) as work:
+        work.write_text(json.dumps(asdict(described), indent=1) + "\n", encoding="utf-8")

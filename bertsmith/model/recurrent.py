@@ -1,0 +1,117 @@
+"""The feature-based tagger (section 5.3, Table 7): a BiLSTM reads the hidden states of an encoder that is not trained.
+
+W words, T tokens, L layers that are read, H the encoder's hidden size, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from bertsmith.batch import Batch, Layout, Packed
+from bertsmith.errors import UserError, suggestion
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder, init_weights
+from bertsmith.model.states import hidden_states, parse_layers
+
+# The rows of Table 7: which layers, and how they become one vector a word.
+VARIANTS: dict[str, tuple[str, Literal["concat", "sum"]]] = {
+    "embeddings": ("0", "concat"),
+    "second-to-last": ("-2", "concat"),
+    "last": ("-1", "concat"),
+    "sum-last-four": ("-4..-1", "sum"),
+    "concat-last-four": ("-4..-1", "concat"),
+    "sum-all": ("1..-1", "sum"),
+}
+
+
+@dataclass(frozen=True)
+class FeatureConfig:
+    """What stands between a frozen encoder and the output layer; without a `variant` the whole model is fine-tuned.
+
+    `hidden_size` is the BiLSTM's in each direction.
+    """
+
+    variant: str = ""
+    hidden_size: int = 768
+    num_layers: int = 2
+
+    def __post_init__(self) -> None:
+        if self.variant and self.variant not in VARIANTS:
+            near = suggestion(self.variant, VARIANTS) or "; one of: " + ", ".join(VARIANTS)
+            raise UserError(f"--features: unknown variant {self.variant!r}{near}")
+        for name in ("hidden_size", "num_layers"):
+            if getattr(self, name) < 1:
+                raise UserError(f"features.{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def layers(self) -> str:
+        """The layers that are read, as `--layers` writes them."""
+        return VARIANTS[self.variant][0]
+
+    def numbers(self, num_layers: int) -> tuple[int, ...]:
+        """The layers that are read, of an encoder with so many."""
+        if "four" in self.variant and num_layers < 4:
+            raise UserError(f"--features {self.variant} reads four layers, and the model has {num_layers}")
+        return parse_layers(self.layers, num_layers)
+
+
+class RecurrentHead(nn.Module):
+    """One vector of scores a word, from a BiLSTM on the states of some layers."""
+
+    def __init__(self, config: EncoderConfig, features: FeatureConfig, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = features.numbers(config.num_layers)
+        self.sums = VARIANTS[features.variant][1] == "sum"
+        if self.sums:
+            self.mix = nn.Parameter(torch.empty(len(self.layers)))  # all alike at first; softmax makes them weights
+        size = config.hidden_size * (1 if self.sums else len(self.layers))
+        between = dropout if features.num_layers > 1 else 0.0
+        self.lstm = nn.LSTM(size, features.hidden_size, features.num_layers, bidirectional=True, dropout=between)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(2 * features.hidden_size, outputs)
+        init_weights(self, config.init_std)
+
+    def forward(self, states: Tensor, layout: Packed) -> Tensor:
+        """Scores (W, K) from states (W, L, H) of sentences of words.
+
+        In the parameters' own precision also while training: not every device has an LSTM in bfloat16.
+        """
+        with torch.autocast(states.device.type, enabled=False):
+            states = states.to(self.output.weight.dtype)
+            x = torch.einsum("l,wlh->wh", self.mix.softmax(0), states) if self.sums else states.flatten(1)
+            lengths = layout.starts.diff().cpu()
+            packed = pack_padded_sequence(layout.pad(self.dropout(x)), lengths, batch_first=True, enforce_sorted=False)
+            hidden, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+            return self.output(self.dropout(layout.unpad(hidden)))
+
+    def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
+        """Scores (T, K) of a batch: of words whose states it brings, or at the tokens that its words begin with."""
+        if "states" in batch.labels:
+            return self(batch.labels["states"], _without_empty(batch.layout))
+        read, layout = batch.labels["read"], batch.layout
+        assert isinstance(layout, Packed)
+        scores = self.output.weight.new_zeros(len(batch.tokens), self.output.out_features)
+        if not len(read):
+            return scores
+        words = torch.searchsorted(read, layout.starts.to(read.dtype)).int()  # where each sequence's words begin
+        found = self(self.states(encoder, batch)[read], _without_empty(Packed(words, layout.max_length)))
+        return scores.to(found.dtype).index_copy(0, read, found)
+
+    @torch.no_grad()
+    def states(self, encoder: Encoder, batch: Batch) -> Tensor:
+        """What is read of a frozen encoder (T, L, H), without dropout."""
+        encoder.eval()
+        found = hidden_states(encoder, batch, self.layers)
+        return torch.stack([found[layer] for layer in self.layers], -2)
+
+
+def _without_empty(layout: Layout) -> Packed:
+    """The sentences that have words."""
+    assert isinstance(layout, Packed)
+    starts = torch.unique_consecutive(layout.starts)
+    return Packed(starts, int(starts.diff().max()))
