@@ -102,7 +102,7 @@ def test_states_from_the_disk_give_the_same_scores(start, tmp_path, tiny_tokeniz
     model = model_of(tiny_tokenizer, "sum-last-four", max_positions=64)
     predictor = Predictor(Loaded(tmp_path, model, tiny_tokenizer, Notes()), "cpu")
     rows, head = list(read_conll(tmp_path / "train.conll", labelled=True))[:6], model.head_config
-    examples = frozen_examples(predictor, rows, head, 64, tmp_path / "states")
+    examples = frozen_examples(predictor, rows, head, 64, tmp_path / "states").examples
     assert [e.tags.tolist() for e in examples] == [tagging.check(row, head) for row in rows]
     assert all(e.states.shape == (len(e.tags), 4, 32) and e.states.dtype == np.float16 for e in examples)
     assert all(not e.states.flags.owndata for e in examples)

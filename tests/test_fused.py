@@ -38,10 +38,10 @@ def scrambled(index: Tensor, seed: int) -> Tensor:
     return x ^ (x >> 16)
 
 
-def kept(down: Tensor, across: Tensor, dropout: float) -> Tensor:
-    """What dropout leaves of ones: 0, or 1 / (1 - dropout)."""
-    x = (down + across) & WORD
-    keep = (((x ^ (x >> 15)) * 0x846CA68B) & WORD) >= round(dropout * (1 << 32))
+def kept(rows: Tensor, columns: Tensor, seed: int, dropout: float) -> Tensor:
+    """What dropout leaves of ones, 0 or 1 / (1 - dropout), where rows and columns of these numbers meet."""
+    slope, level = scrambled(rows, seed), scrambled(rows, seed ^ 0x2545F491)
+    keep = ((slope * (scrambled(columns, ~seed) | 1) + level) & WORD) >= round(dropout * (1 << 32))
     return keep / (1 - dropout)
 
 
@@ -54,9 +54,7 @@ def drawn_seed(dropout: float) -> int:
 
 def grid(shape: tuple[int, int], dropout: float) -> Tensor:
     seed = drawn_seed(dropout)
-    return kept(
-        scrambled(torch.arange(shape[0]), seed)[:, None], scrambled(torch.arange(shape[1]), ~seed)[None], dropout
-    )
+    return kept(torch.arange(shape[0])[:, None], torch.arange(shape[1])[None], seed, dropout)
 
 
 def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
@@ -148,8 +146,8 @@ def test_attention(lengths: list[int], dropout: float) -> None:
     for start, end in pairwise(starts.tolist()):
         q, k, v = (qkv + bias)[start:end].unflatten(1, (3, heads, size)).unbind(1)
         weights = (torch.einsum("iad,jad->aij", q, k) / size**0.5).softmax(-1)
-        down = scrambled(torch.arange(start, end)[None, :, None] * heads + torch.arange(heads)[:, None, None], seed)
-        weights = weights * kept(down, scrambled(torch.arange(end - start), ~seed)[None, None], dropout)
+        rows = torch.arange(start, end)[None, :, None] * heads + torch.arange(heads)[:, None, None]
+        weights = weights * kept(rows, torch.arange(end - start)[None, None], seed, dropout)
         outputs.append(torch.einsum("aij,jad->iad", weights, v).flatten(1))
     assert_same(ours, torch.cat(outputs), [qkv, bias])
 
@@ -170,7 +168,7 @@ def test_dropout_is_even_and_independent() -> None:
 
 def _dropped(seed: int, size: int) -> Tensor:
     index = torch.arange(size)
-    return kept(scrambled(index, seed)[:, None], scrambled(index, ~seed)[None], 0.1)
+    return kept(index[:, None], index[None], seed, 0.1)
 
 
 # --- whole models

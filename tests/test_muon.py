@@ -51,3 +51,39 @@ def test_no_gradient_no_step() -> None:
     before = matrices()
     assert not torch.equal(parameters[0], before[0])
     assert all(torch.equal(p, b) for p, b in zip(parameters[1:], before[1:], strict=True))
+
+
+def test_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU runs takes the same steps; here by Triton's interpreter."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("runs on the interpreter")
+    from bertsmith.training import muon, muon_kernels
+
+    monkeypatch.setattr(muon_kernels, "TILE", (16, 16, 16, 4, 1))
+    monkeypatch.setattr(muon, "DTYPE", torch.float32)  # the interpreter cannot multiply bfloat16
+    plain, fused = matrices(), matrices()
+    for parameters, kernels in ((plain, None), (fused, muon_kernels)):
+        monkeypatch.setattr(muon, "fused_kernels", lambda *_, kernels=kernels: kernels)
+        group = {"params": parameters, "lr": torch.tensor(0.05)}
+        optimizer = Muon([group], lr=0.05, weight_decay=0.1, momentum=0.9)
+        for step in range(3):
+            torch.manual_seed(step)
+            for p in parameters:
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+    for start, mine, other in zip(matrices(), fused, plain, strict=True):
+        assert (mine - other).norm() < 1e-4 * (other - start).norm()
+
+
+def test_a_product_with_an_addend() -> None:
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("runs on the interpreter")
+    from bertsmith.training import muon, muon_kernels
+
+    a, b, c = torch.randn(2, 40, 24), torch.randn(2, 24, 30), torch.randn(2, 40, 30)
+    expected = muon.product(a, b, c, 0.5, 2.0)
+    torch.testing.assert_close(muon_kernels.product(a, b, c, 0.5, 2.0), expected, atol=1e-5, rtol=1e-5)
+    whole = muon_kernels.product(a, a.mT, symmetric=True)
+    torch.testing.assert_close(whole, a @ a.mT, atol=1e-5, rtol=1e-5)

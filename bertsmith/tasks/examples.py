@@ -73,7 +73,7 @@ class Examples(Sequence[Example]):
         return Example(self.tokens[place], self.segments[place], label, tags, read)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
-        """Rows (`step` examples each) as a packed batch, with what `collate` says of them."""
+        """Rows (`step` examples each) as a packed batch to learn from, as `collate` makes it."""
         chosen = rows if self.step == 1 else (rows[:, None] * self.step + np.arange(self.step)).ravel()
         begins = self.starts[chosen]
         lengths = self.starts[chosen + 1] - begins

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from bertsmith.training import distributed
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, as published
 TURNS = 5
+DTYPE = torch.bfloat16  # of the iteration
 
 
 class Muon(torch.optim.Optimizer):
@@ -38,15 +40,21 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Matrices of one shape."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        moments = [self._moment(p) for p in parameters]
-        torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-        steps = torch._foreach_lerp(gradients, moments, group["momentum"])
         rows, columns = parameters[0].shape
-        whole = torch.empty(len(steps), rows, columns, dtype=torch.bfloat16, device=steps[0].device)
-        torch._foreach_copy_(list(whole.unbind(0)), [distributed.whole(step) for step in steps])
-        factor = group["lr"] * -math.sqrt(max(1.0, rows / columns))
-        changes = orthogonalise_together(whole) * factor
+        gradients, moments = [p.grad for p in parameters if p.grad is not None], [self._moment(p) for p in parameters]
+        steps = torch.empty(len(parameters), rows, columns, dtype=DTYPE, device=parameters[0].device)
+        kernels = fused_kernels(parameters[0], group["lr"])
+        factor = math.sqrt(max(1.0, rows / columns))
+        if kernels is not None:
+            for gradient, moment, step in zip(gradients, moments, steps, strict=True):
+                kernels.momentum(gradient, moment, step, group["momentum"])
+            for parameter, step in zip(parameters, orthogonalise(steps, kernels.product), strict=True):
+                kernels.change(parameter, step, group["lr"], group["weight_decay"], factor)
+            return
+        torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
+        ahead = torch._foreach_lerp(gradients, moments, group["momentum"])
+        torch._foreach_copy_(list(steps.unbind(0)), [distributed.whole(step) for step in ahead])
+        changes = orthogonalise_together(steps) * (group["lr"] * -factor)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for parameter, change in zip(parameters, changes, strict=True):
             parameter.add_(distributed.part_like(change, parameter))
@@ -72,13 +80,35 @@ def orthogonalise_together(matrices: Tensor) -> Tensor:
     return distributed.gather(done)[: len(matrices)]
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
+def product(
+    a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0, *, symmetric: bool = False
+) -> Tensor:
+    """alpha · a b + beta · c for every matrix of the stacks."""
+    return a @ b if c is None else torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
+
+
+def orthogonalise(matrices: Tensor, product: Callable[..., Tensor] = product) -> Tensor:
     """Bring the singular values of a stack of matrices (N, rows, columns) near 1, by Newton and Schulz's iteration."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(TURNS):
-        gram = x.mT @ x if tall else x @ x.mT  # the smaller of the two
-        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, x, factor, beta=a) if tall else torch.baddbmm(x, factor, x, beta=a)
+        gram = product(x.mT, x, symmetric=True) if tall else product(x, x.mT, symmetric=True)  # the smaller of the two
+        factor = product(gram, gram, gram, c, b, symmetric=True)
+        x = product(x, factor, x, 1.0, a) if tall else product(factor, x, x, 1.0, a)
     return x
+
+
+def fused_kernels(parameter: Tensor, rate: float | Tensor) -> Any:
+    """The kernels of `muon_kernels.py`, where one process has whole matrices on a GPU; None elsewhere."""
+    whole = parameter.is_cuda and isinstance(rate, Tensor) and distributed.ranks() == 1
+    return _kernels() if whole else None
+
+
+@lru_cache
+def _kernels() -> Any:
+    try:
+        from bertsmith.training import muon_kernels
+    except ImportError:  # no Triton
+        return None
+    return muon_kernels

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import keeps, scrambled, threshold_of
+from bertsmith.model.fused.rows import keeps, line_of, place_of, threshold_of
 
 LONGEST = 128
 LOG2E = 1.4426950408889634
@@ -40,8 +40,9 @@ def _tile_attention_forward(
     weights = weights / tl.sum(weights, 1)[:, None]
     if DROP:
         seed = tl.load(seed_ptr)
-        down, across = scrambled((start + row) * heads + head, seed), scrambled(row, ~seed)
-        weights = tl.where(keeps(down[:, None], across[None, :], threshold), weights, 0.0)
+        slope, level = line_of((start + row) * heads + head, seed)
+        across = place_of(row, seed)
+        weights = tl.where(keeps(slope[:, None], level[:, None], across[None, :], threshold), weights, 0.0)
     out = tl.dot(weights.to(v.dtype), v)
     if DROP:
         out *= factor
@@ -72,8 +73,9 @@ def _tile_attention_backward(
     back = tl.dot(grad, tl.trans(v))
     if DROP:
         seed = tl.load(seed_ptr)
-        down, across = scrambled((start + row) * heads + head, seed), scrambled(row, ~seed)
-        kept = keeps(down[:, None], across[None, :], threshold)
+        slope, level = line_of((start + row) * heads + head, seed)
+        across = place_of(row, seed)
+        kept = keeps(slope[:, None], level[:, None], across[None, :], threshold)
         back = tl.where(kept, back, 0.0)
         dropped = tl.where(kept, weights, 0.0).to(v.dtype)
         scale_back = scale_back * factor

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import keeps, scrambled, threshold_of
+from bertsmith.model.fused.rows import keeps, line_of, place_of, threshold_of
 
 LOG2E = 1.4426950408889634
 FORWARD, QUERY_SIDE, KEY_SIDE = (64, 64, 4, 3), (128, 64, 4, 3), (128, 32, 4, 3)  # own block, other's, warps, stages
@@ -38,7 +38,7 @@ def _long_attention_forward(
         mixed = tl.zeros((OWN, SIZE), tl.float32)
         if DROP:
             seed = tl.load(seed_ptr)
-            down = scrambled((start + query) * heads + head, seed)
+            slope, start_of = line_of((start + query) * heads + head, seed)
         for begin in range(0, length, OTHER):
             key = begin + tl.arange(0, OTHER)
             place = key[:, None] * (3 * width) + feature[None, :]
@@ -50,7 +50,8 @@ def _long_attention_forward(
             shrink = tl.exp2(top - new)
             total = total * shrink + tl.sum(weights, 1)
             if DROP:
-                weights = tl.where(keeps(down[:, None], scrambled(key, ~seed)[None, :], threshold), weights, 0.0)
+                across = place_of(key, seed)[None, :]
+                weights = tl.where(keeps(slope[:, None], start_of[:, None], across, threshold), weights, 0.0)
             mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
             top = new
         mixed = mixed * (factor / total)[:, None]
@@ -89,7 +90,7 @@ def _long_attention_queries(
         level = tl.load(sums_ptr + head * tokens + token, query < length, 0.0)
         if DROP:
             seed = tl.load(seed_ptr)
-            down = scrambled((start + query) * heads + head, seed)
+            slope, start_of = line_of((start + query) * heads + head, seed)
         for begin in range(0, length, OTHER):
             key = begin + tl.arange(0, OTHER)
             at = key[:, None] * (3 * width) + feature[None, :]
@@ -99,13 +100,14 @@ def _long_attention_queries(
             weights = tl.exp2(tl.minimum(tl.dot(q, tl.trans(k)) * scale - level[:, None], 0.0))
             back = tl.dot(grad, tl.trans(v))
             if DROP:  # the factor of what is kept is left to the end
-                back = tl.where(keeps(down[:, None], scrambled(key, ~seed)[None, :], threshold), back, 0.0)
+                across = place_of(key, seed)[None, :]
+                back = tl.where(keeps(slope[:, None], start_of[:, None], across, threshold), back, 0.0)
             dscores = (weights * (back - delta[:, None])).to(k.dtype)
             dq += tl.dot(dscores, k)
         dq *= scale_back
         tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), asked)
     row = sequence * tl.num_programs(0) + tl.program_id(0)
-    tl.store(part_ptr + row * 2 * width + head * SIZE + feature, tl.sum(dq, 0))
+    tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dq, 0))
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -130,7 +132,7 @@ def _long_attention_keys(
         v = tl.load(base + 2 * width + place, there, 0.0)
         if DROP:
             seed = tl.load(seed_ptr)
-            down = scrambled(key, ~seed)
+            down = place_of(key, seed)
         for begin in range(0, length, OTHER):
             query = begin + tl.arange(0, OTHER)
             asked = query[:, None] < length
@@ -142,8 +144,8 @@ def _long_attention_keys(
             weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])  # keys in rows
             back = tl.dot(v, tl.trans(grad))
             if DROP:
-                across = scrambled((start + query) * heads + head, seed)
-                kept = keeps(down[:, None], across[None, :], threshold)
+                slope, start_of = line_of((start + query) * heads + head, seed)
+                kept = keeps(slope[None, :], start_of[None, :], down[:, None], threshold)
                 back = tl.where(kept, back, 0.0)
                 dv += tl.dot(tl.where(kept, weights, 0.0).to(v.dtype), grad)
             else:
@@ -159,7 +161,7 @@ def _long_attention_keys(
         tl.store(at + 2 * width, dv.to(k.dtype), there)
         dv = tl.where(there, dv, 0.0)
     row = sequence * tl.num_programs(0) + tl.program_id(0)
-    tl.store(part_ptr + row * 2 * width + width + head * SIZE + feature, tl.sum(dv, 0))
+    tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dv, 0))
 
 
 def long_attention_forward(
@@ -191,18 +193,19 @@ def long_attention_backward(
     values = size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout), 1 / (1 - dropout), heads, tokens
     own, other, warps, stages = QUERY_SIDE
     blocks = triton.cdiv(longest, own)
-    parts = torch.empty((len(starts) - 1) * blocks, 2 * width, dtype=torch.float32, device=device)
+    queries = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_queries[(blocks, heads, len(starts) - 1)](
-        grad, out, qkv, starts, seed, sums, delta, dqkv, parts, *values,
+        grad, out, qkv, starts, seed, sums, delta, dqkv, queries, *values,
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     own, other, warps, stages = KEY_SIDE
+    blocks = triton.cdiv(longest, own)
+    values_of = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_keys[(blocks, heads, len(starts) - 1)](
-        grad, qkv, starts, seed, sums, delta, dqkv, parts, *values,
+        grad, qkv, starts, seed, sums, delta, dqkv, values_of, *values,
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    whole = parts.sum(0)
-    return dqkv, torch.cat([whole[:width], torch.zeros(width, device=device), whole[width:]])
+    return dqkv, torch.cat([queries.sum(0), torch.zeros(width, device=device), values_of.sum(0)])
 
 
 def warm_kernels() -> list[Any]:

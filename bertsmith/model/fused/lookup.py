@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import NORM_PROGRAMS, NORM_WARPS, keeps, scrambled, threshold_of
+from bertsmith.model.fused.rows import NORM_PROGRAMS, NORM_WARPS, keeps, line_of, place_of, threshold_of
 
 
 @triton.jit
@@ -33,7 +33,8 @@ def _lookup_forward(
     place = row * columns + column
     if DROP:
         seed = tl.load(seed_ptr)
-        out = tl.where(keeps(scrambled(row, seed), scrambled(column, ~seed), threshold), out * factor, 0.0)
+        slope, level = line_of(row, seed)
+        out = tl.where(keeps(slope, level, place_of(column, seed), threshold), out * factor, 0.0)
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), there)
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
@@ -56,12 +57,13 @@ def _lookup_backward(
     first = tl.zeros((BLOCK,), tl.float32)  # of segment 0, which most tokens may be in
     if DROP:
         seed = tl.load(seed_ptr)
-        across = scrambled(column, ~seed)
+        across = place_of(column, seed)
     for row in range(program, rows, programs):
         place = row * wide + column
         grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
         if DROP:
-            grad = tl.where(keeps(scrambled(tl.cast(row, tl.int32), seed), across, threshold), grad * factor, 0.0)
+            slope, start = line_of(tl.cast(row, tl.int32), seed)
+            grad = tl.where(keeps(slope, start, across, threshold), grad * factor, 0.0)
         token = tl.load(tokens_ptr + row) * columns
         segment = tl.load(segments_ptr + row)
         position = tl.load(positions_ptr + row) * columns

@@ -30,13 +30,24 @@ def scrambled(index, seed):
 
 
 @triton.jit
-def keeps(row, column, threshold):
-    """Whether dropout keeps the places where these rows and columns meet, each given as its mixed number.
+def line_of(index, seed):
+    """The slope and the level that say what dropout keeps in each row."""
+    return scrambled(index, seed), scrambled(index, seed ^ 0x2545F491)
 
-    Short, since it runs for every place, forward and back: the sum is mixed once more.
+
+@triton.jit
+def place_of(index, seed):
+    """The odd number that stands for each column."""
+    return scrambled(index, ~seed) | 1
+
+
+@triton.jit
+def keeps(slope, level, column, threshold):
+    """Whether dropout keeps the places where rows and columns meet: slope · column + level against the threshold.
+
+    One multiplication and one comparison, since it runs for every place, forward and back; all of it modulo 2^32.
     """
-    x = row + column
-    return (x ^ (x >> 15)) * 0x846CA68B >= threshold.to(tl.uint32)
+    return slope * column + level >= threshold.to(tl.uint32)
 
 
 def threshold_of(dropout: float) -> int:
@@ -71,7 +82,8 @@ def _add_norm_forward(
             y += tl.load(bias_ptr + column, there, 0.0).to(tl.float32)
         if DROP:
             seed = tl.load(seed_ptr)
-            y = tl.where(keeps(scrambled(row, seed), scrambled(column, ~seed), threshold), y * factor, 0.0)
+            slope, level = line_of(row, seed)
+            y = tl.where(keeps(slope, level, place_of(column, seed), threshold), y * factor, 0.0)
         z += y
     mean = tl.sum(z, 0) / columns
     centred = tl.where(there, z - mean, 0.0)
@@ -103,13 +115,14 @@ def _add_norm_backward(
         bias = tl.load(bias_ptr + column, there, 0.0).to(tl.float32)
     if DROP:
         seed = tl.load(seed_ptr)
-        across = scrambled(column, ~seed)
+        across = place_of(column, seed)
     for row in range(program, rows, programs):
         place = row * wide + column
         grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
         z = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
         if DROP:
-            kept = keeps(scrambled(tl.cast(row, tl.int32), seed), across, threshold)
+            slope, start = line_of(tl.cast(row, tl.int32), seed)
+            kept = keeps(slope, start, across, threshold)
         if ADD:
             y = tl.load(y_ptr + place, there, 0.0).to(tl.float32)
             if BIAS:
