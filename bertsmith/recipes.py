@@ -18,11 +18,7 @@ from bertsmith.training.settings import TrainConfig
 
 
 def bert(size: str) -> PretrainConfig:
-    """BERT as its paper: MLM + NSP, batch 256, Adam 1e-4, dropout 0.1, length 128 and for the last tenth 512.
-
-    Dropout on the attention takes the dense kernel; the variable-length one of packed batches on CUDA has none, and
-    `--set model.attention_dropout=0` takes it.
-    """
+    """BERT as its paper: MLM + NSP, batch 256, Adam 1e-4, dropout 0.1, length 128 and for the last tenth 512."""
     return PretrainConfig(
         recipe=f"bert-{size}",
         model=encoder_config(size),

@@ -79,6 +79,8 @@ def fit(
         loop.log = runlog.open_log(run, loop.course.step, tensorboard=config.tensorboard)
     with stop_requests() as request:
         scores = loop.go(made_ahead(make, loop.keys(), device, config.workers), watch, request, title)
+    if loop.recorder is not None and loop.recorder.seconds:
+        say(f"note: kernels were compiled and steps recorded in {loop.recorder.seconds:.1f} s, all in the first steps")
     return loop.take_best(scores, load) if config.keep_best else scores
 
 
@@ -191,6 +193,8 @@ class _Loop:
         self.tokens += word.tokens
         if self._record_due():
             record = {**self.meter.close(), "learning_rate": config.learning_rate * share, "gradient_norm": norm}
+            if self.recorder is not None:
+                record["compile_seconds"] = round(self.recorder.seconds, 1)
             record["max_length"] = max(b.layout.max_length for b in micro_batches)
             self._write({**record, **({"skipped": self.guard.skipped} if self.guard.skipped else {})})
 

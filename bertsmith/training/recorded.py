@@ -7,7 +7,9 @@ up with filler, when a size comes for the second time; clipping and the update o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +45,7 @@ class Recorder:
         self.records_passes = passes and not config.gradient_checkpointing
         self.pool = torch.cuda.graph_pool_handle()
         self.passes: dict[Any, _Pass | None] = {}  # None: seen once
+        self.seconds = 0.0  # for compiling and recording
         self.clipping, self.updating = _Again(self._clip), _Again(self._update)
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -54,11 +57,21 @@ class Recorder:
             return function(batch.to(device), scales)
         key = len(batch.tokens), batch.layout.max_length, *((n, v.shape) for n, v in batch.labels.items())
         if key not in self.passes or (self.passes[key] is None and not self._has_room()):
+            first = key not in self.passes
             self.passes[key] = None
-            return function(batch.to(device), scales)
-        recorded = self.passes[key] or _Pass(self, function, batch.to(device), scales)
-        self.passes[key] = recorded
+            with self._timed(first):
+                return function(batch.to(device), scales)
+        recorded = self.passes[key]
+        if recorded is None:
+            with self._timed(True):
+                recorded = self.passes[key] = _Pass(self, function, batch.to(device), scales)
         return recorded.replay(batch, scales)
+
+    @contextmanager
+    def _timed(self, counts: bool) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds += (time.monotonic() - began) * counts
 
     def _has_room(self) -> bool:
         """Whether another recording is worth it, and would fit beside what the passes need without one."""
