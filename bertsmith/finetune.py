@@ -197,7 +197,7 @@ def _finetune(
     scores = fit(
         network,
         batches,
-        config.train,
+        replace(config.train, workers=config.train.workers or 0),  # cut out of arrays faster than sent by a process
         steps,
         run,
         save=save,

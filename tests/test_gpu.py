@@ -112,6 +112,34 @@ def test_small_batches_of_a_task() -> None:
     assert np.allclose(*runs, atol=0.02)
 
 
+@pytest.mark.parametrize("kind", ["weighted", "multi", "regression", "tags", "span", "choice"])
+def test_every_head_can_be_recorded(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    labels = {"multi": [1.0, 0.0], "regression": 0.5, "span": (1, 2)}.get(kind, 1)
+    batches = []
+    for _ in range(4):
+        rows = []
+        for n in rng.integers(4, 60, 8):
+            tags = rng.integers(0, 2, n) if kind == "tags" else None
+            rows.append(
+                Example(rng.integers(1000, 30000, n), np.zeros(n, int), None if tags is not None else labels, tags)
+            )
+        if kind == "choice":
+            rows = [dataclasses.replace(row, label=1 if i % 4 == 0 else None) for i, row in enumerate(rows)]
+        batches.append(collate(rows, packed=True))
+    head = "single" if kind == "weighted" else kind
+    runs = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        names = ("a", "b") if head in ("single", "multi", "tags") else ()
+        model = TaskModel(Encoder(config()), HeadConfig(head, names, num_choices=4 if head == "choice" else 0)).to(CUDA)  # type: ignore[arg-type]
+        if kind == "weighted":
+            model.class_weights = [0.5, 2.0]
+        given = [rounded(b) for b in batches * 3] if recorded else batches * 3
+        runs.append(weights_after(model, given, TrainConfig(steps=1, learning_rate=1e-4), recorded)[0])
+    assert np.allclose(*runs, atol=0.03)
+
+
 def test_kernels_are_compiled_once() -> None:
     model = MaskedLM(Encoder(config(0.1))).to(CUDA)
     train = TrainConfig(steps=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -166,6 +167,7 @@ class TaskModel(nn.Module):
         self.encoder = encoder
         self.head_config = head
         self.class_weights: list[float] | None = None  # how much each class counts in training, where not alike
+        self._sent: tuple[list[float] | None, Tensor | None] = None, None  # the same, and where they are needed
         self.head = make_head(encoder.config, head)
         if head.features is not None:
             encoder.requires_grad_(False)
@@ -189,10 +191,20 @@ class TaskModel(nn.Module):
         """The summed loss, under the name `task`."""
         return {"task": self.loss(self.logits(batch), batch)}
 
+    def _weights_on(self, device: torch.device) -> Tensor | None:
+        """The classes' weights on a device, sent there once: a recorded step must not send anything."""
+        if self.class_weights is None:
+            return None
+        sent, weights = self._sent
+        if weights is None or sent is not self.class_weights or weights.device != device:
+            weights = torch.tensor(self.class_weights, device=device)
+            self._sent = self.class_weights, weights
+        return weights
+
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The loss of these scores, summed over what the batch counts."""
         kind, labels = self.head_config.kind, batch.labels
-        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        weights = self._weights_on(logits.device)
         if kind == "regression":
             return F.mse_loss(logits.squeeze(-1), labels["label"].to(logits.dtype), reduction="sum")
         if kind == "multi":

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertsmith.training.distributed import whole
+from bertsmith.training.distributed import ranks, whole
 from bertsmith.training.muon import Muon
 from bertsmith.training.settings import TrainConfig
 
@@ -77,16 +77,16 @@ def _adamw(
     parameters: list[Tensor], config: TrainConfig, rate: float, shares: Mapping[Tensor, float]
 ) -> torch.optim.Optimizer:
     """AdamW with bias correction and decoupled decay on matrices and embeddings."""
-    kinds = {p.device.type for p in parameters}
-    values = {"betas": (config.beta1, config.beta2), "eps": config.adam_eps, "fused": kinds <= {"cuda", "cpu"}}
-    groups = _on_device(_groups(parameters, config, rate, shares))
-    return torch.optim.AdamW(groups, lr=rate, capturable=kinds == {"cuda"}, **values)  # type: ignore[arg-type]
+    fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
+    betas, groups = (config.beta1, config.beta2), _on_device(_groups(parameters, config, rate, shares))
+    capturable = any(isinstance(group.get("lr"), Tensor) for group in groups)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=config.adam_eps, fused=fused, capturable=capturable)
 
 
 def _on_device(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups with their rates in the memory of the GPU, so that a recorded step reads them there."""
+    """The groups with their rates in the memory of the GPU, where one process can record its steps."""
     for group in groups:
-        if group["params"] and group["params"][0].is_cuda:
+        if ranks() == 1 and group["params"] and group["params"][0].is_cuda:
             group["lr"] = torch.tensor(group["rate"], device=group["params"][0].device)
     return groups
 

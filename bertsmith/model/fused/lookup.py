@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import NORM_PROGRAMS, NORM_WARPS, keeps, line_of, place_of, threshold_of
+from bertsmith.model.fused.rows import NORM_PROGRAMS, NORM_WARPS, keeps, line_of, norm_back, place_of, threshold_of
 
 
 @triton.jit
@@ -70,12 +70,7 @@ def _lookup_backward(
         z = tl.load(words_ptr + token + column, there, 0.0)
         z += tl.load(parts_ptr + segment * columns + column, there, 0.0)
         z += tl.load(places_ptr + position + column, there, 0.0)
-        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
-        normal = tl.where(there, (z - mean) * rstd, 0.0)
-        scaled = grad * scale
-        along = tl.sum(scaled * normal, 0) / columns
-        level = tl.sum(scaled, 0) / columns
-        dz = (scaled - normal * along - level) * rstd
+        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), there, columns)
         dscale += grad * normal
         dshift += grad
         tl.atomic_add(dwords_ptr + token + column, dz, there, sem="relaxed")

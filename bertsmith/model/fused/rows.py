@@ -66,6 +66,16 @@ def gelu_parts(x):
 
 
 @triton.jit
+def norm_back(grad, scale, z, mean, rstd, there, columns):
+    """The gradient of a norm's input z, and z normalised."""
+    normal = tl.where(there, (z - mean) * rstd, 0.0)
+    scaled = grad * scale
+    along = tl.sum(scaled * normal, 0) / columns
+    level = tl.sum(scaled, 0) / columns
+    return (scaled - normal * along - level) * rstd, normal
+
+
+@triton.jit
 def _add_norm_forward(
     x_ptr, y_ptr, bias_ptr, scale_ptr, shift_ptr, seed_ptr, out_ptr, mean_ptr, rstd_ptr,
     eps, threshold, factor, columns,
@@ -130,12 +140,7 @@ def _add_norm_backward(
             if DROP:
                 y = tl.where(kept, y * factor, 0.0)
             z += y
-        mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
-        normal = tl.where(there, (z - mean) * rstd, 0.0)
-        scaled = grad * scale
-        along = tl.sum(scaled * normal, 0) / columns
-        level = tl.sum(scaled, 0) / columns
-        dz = (scaled - normal * along - level) * rstd
+        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), there, columns)
         dscale += grad * normal
         dshift += grad
         if MORE:
