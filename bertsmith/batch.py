@@ -32,9 +32,10 @@ class Padded:
     def max_length(self) -> int:
         return self.mask.shape[1]
 
-    def first(self, hidden: Tensor) -> Tensor:
-        """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
-        return hidden[:, 0]
+    @property
+    def firsts(self) -> Tensor:
+        """The row of each sequence's first token, `[CLS]`, in the flat form (B,)."""
+        return torch.arange(self.mask.shape[0], device=self.mask.device) * self.mask.shape[1]
 
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a place, padding included: what `Batch` positions index."""
@@ -87,9 +88,10 @@ class Packed:
         """How many tokens each sequence has (B,)."""
         return self.real(self.starts.diff())
 
-    def first(self, hidden: Tensor) -> Tensor:
-        """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
-        return hidden.index_select(0, self.real(self.starts[:-1].long()))
+    @property
+    def firsts(self) -> Tensor:
+        """The row of each sequence's first token, `[CLS]`, in the flat form (B,)."""
+        return self.real(self.starts[:-1].long())
 
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a token."""

@@ -139,7 +139,7 @@ class Embedder:
 def pool(hidden: Tensor, layout: Layout, kind: PoolingKind) -> Tensor:
     """One vector a sequence (B, H): of `[CLS]`, or the mean or the largest over all its tokens."""
     if kind == "cls":
-        return layout.first(hidden)
+        return layout.flat(hidden).index_select(0, layout.firsts)
     if kind == "max":
         return layout.pad(hidden, float("-inf")).amax(1)
     lengths = layout.pad(torch.ones_like(hidden[..., :1])).sum(1)

@@ -66,7 +66,7 @@ def one_by_one(model, examples: list[Example]) -> list[np.ndarray]:
     results = []
     for example in examples:
         batch = collate([example], packed=False)
-        scores = model.head(model.encoder(batch), batch.layout)
+        scores = model.scores(batch)
         results.append(scores[0].numpy())
     return results
 

@@ -366,3 +366,21 @@ def test_without_norms_of_its_sublayers_a_pre_norm_encoder_passes_the_embeddings
         encoder(batch, trace)
     same(trace.hidden[0], trace.hidden[2])
     same(trace.hidden[3], encoder.final_norm(trace.hidden[0]))
+
+
+@variants
+@layouts
+def test_the_states_of_some_rows_are_those_of_all(pair_of, variant: str, packed: bool) -> None:
+    _, model = pair_of("mlm", variant)
+    batch = draw_batch("mlm", packed)
+    rows = torch.cat([batch.labels["masked"], batch.layout.firsts])
+    gradients = []
+    for states in (model.encoder(batch, rows=rows), batch.layout.flat(model.encoder(batch)).index_select(0, rows)):
+        model.zero_grad()
+        states.square().sum().backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+        assert states.shape == (len(rows), model.encoder.config.hidden_size)
+    assert_close(model.encoder(batch, rows=rows), batch.layout.flat(model.encoder(batch))[rows], atol=1e-6, rtol=0)
+    assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
+    traced = model.encoder(batch, Trace(), rows)
+    assert_close(traced, model.encoder(batch, rows=rows), atol=1e-6, rtol=0)

@@ -163,8 +163,8 @@ def diagnosis(spoil: Callable[[TaskModel, list[Batch]], None]) -> str:
 
 
 def on_the_second(model: TaskModel, module: nn.Module, batches: list[Batch], change) -> None:
-    """Change a module's output where it sees as many tokens as the second micro-batch has."""
-    module.register_forward_hook(lambda m, a, out: change(out) if len(out) == batches[1].num_tokens else None)
+    """Change a module's output where it is given as many tokens as the second micro-batch has."""
+    module.register_forward_hook(lambda m, a, out: change(out) if len(a[0]) == batches[1].num_tokens else None)
 
 
 def test_the_diagnosis_names_a_parameter() -> None:

@@ -76,7 +76,7 @@ class Flat(nn.Module):
             return (hidden,)
         words = self.model.masked_lm(hidden)  # (B, L, V): a graph has no list of the masked places
         pair = self.model.next_sentence
-        return (words,) if pair is None else (words, pair(hidden, batch.layout))
+        return (words,) if pair is None else (words, pair(hidden[:, 0]))
 
 
 def export_onnx(

@@ -10,13 +10,15 @@ from bertsmith.model.config import EncoderConfig
 def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int) -> float:
     """Model operations of a training step on sequences of these lengths: three times the forward pass's products.
 
-    Attention costs by the square of a length; the vocabulary head sees the masked positions alone.
+    Attention costs by the square of a length. The vocabulary head sees the masked positions alone, and so does what
+    follows the attention in the last layer, with the first token of each sequence.
     """
     tokens = sum(lengths)
     hidden, inner = config.hidden_size, config.intermediate_size
     layer = tokens * 2 * hidden * (4 * hidden + 2 * inner) + sum(4 * n * n * hidden for n in lengths)
     head = masked * 2 * hidden * (hidden + config.vocab_size)
-    return 3.0 * (config.num_layers * layer + head)
+    unneeded = (tokens - masked - len(lengths)) * 2 * hidden * (hidden + 2 * inner)
+    return 3.0 * (config.num_layers * layer - max(0, unneeded) + head)
 
 
 def parameter_count(config: EncoderConfig) -> int:

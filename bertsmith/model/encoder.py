@@ -62,7 +62,7 @@ class Embeddings(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with its output projection."""
+    """Multi-head self-attention; `output` is its projection, which the layer applies to the states that it needs."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class SelfAttention(nn.Module):
         else:
             mixed, weights = attend_explicit(q, k, v, layout, dropout)
             trace.attention.append(weights)
-        return self.output(mixed.flatten(-2))
+        return mixed.flatten(-2)
 
 
 class FeedForward(nn.Module):
@@ -110,18 +110,24 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.norm_first = config.norm_first
 
-    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
+        """The states after this layer; of the given `rows` of the flat form alone, where nobody needs the others."""
         if trace is None and is_fast(x.device, layout):
             from bertsmith.model.fused.layer import block_forward
 
-            return block_forward(self, x, layout)
-        x = self._add(x, self.attention_norm, lambda y: self.attention(y, layout, trace))
-        return self._add(x, self.feed_forward_norm, self.feed_forward)
+            return block_forward(self, x, layout, rows)
+        mixed = self.attention(self._before(x, self.attention_norm), layout, trace)
+        if rows is not None:
+            mixed, x = (layout.flat(states).index_select(0, rows) for states in (mixed, x))
+        x = self._after(x + self.dropout(self.attention.output(mixed)), self.attention_norm)
+        inner = self.feed_forward(self._before(x, self.feed_forward_norm))
+        return self._after(x + self.dropout(inner), self.feed_forward_norm)
 
-    def _add(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.norm_first:
-            return x + self.dropout(sublayer(norm(x)))
-        return norm(x + self.dropout(sublayer(x)))
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x) if self.norm_first else x
+
+    def _after(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return x if self.norm_first else norm(x)
 
 
 class Encoder(nn.Module):
@@ -136,16 +142,18 @@ class Encoder(nn.Module):
         self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
         init_weights(self, config.init_std)
 
-    def forward(self, batch: Batch, trace: Trace | None = None) -> Tensor:
+    def forward(self, batch: Batch, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
+        """All states, or those of the given `rows` (R,) of the flat form: (R, H), with less work in the last layer."""
         self._check_length(batch)
         x = self.embeddings(batch.tokens, batch.segments, batch.positions, batch.layout)
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, 1):
+            wanted = rows if number == len(self.layers) else None
             if trace is not None:
                 trace.hidden.append(x)
             if self.gradient_checkpointing and torch.is_grad_enabled() and trace is None:
-                x = checkpoint(layer, x, batch.layout, use_reentrant=False)  # type: ignore[assignment]
+                x = checkpoint(layer, x, batch.layout, None, wanted, use_reentrant=False)  # type: ignore[assignment]
             else:
-                x = layer(x, batch.layout, trace)
+                x = layer(x, batch.layout, trace, wanted)
         x = self._finish(x, batch.layout) if trace is None else self.final_norm(x)
         if trace is not None:
             trace.hidden.append(x)

@@ -35,8 +35,8 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        return self.dense(layout.first(hidden)).tanh()  # (B, H)
+    def forward(self, first: Tensor) -> Tensor:
+        return self.dense(first).tanh()  # (B, H)
 
 
 class MaskedLMHead(nn.Module):
@@ -83,8 +83,8 @@ class NextSentenceHead(nn.Module):
         self.output = nn.Linear(config.hidden_size, 2)
         init_weights(self, config.init_std)
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        return self.output(self.pooler(hidden, layout))  # (B, 2)
+    def forward(self, first: Tensor) -> Tensor:
+        return self.output(self.pooler(first))  # (B, 2)
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class SequenceHead(nn.Module):
         self.output = nn.Linear(config.hidden_size, outputs)
         init_weights(self, config.init_std)
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        return self.output(self.dropout(self.pooler(hidden, layout)))  # (B, K)
+    def forward(self, first: Tensor) -> Tensor:
+        return self.output(self.dropout(self.pooler(first)))  # (B, K)
 
 
 class TokenHead(nn.Module):
@@ -142,7 +142,7 @@ class TokenHead(nn.Module):
         self.output = nn.Linear(config.hidden_size, outputs)
         init_weights(self, config.init_std)
 
-    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         return self.output(self.dropout(hidden))  # (…, K)
 
 
@@ -176,7 +176,8 @@ class TaskModel(nn.Module):
         """What the output layer gives: (B, K) for sequences and endings, (…, K) for tokens."""
         if isinstance(self.head, RecurrentHead):
             return self.head.scores(self.encoder, batch).float()
-        return self.head(self.encoder(batch), batch.layout).float()
+        rows = batch.layout.firsts if isinstance(self.head, SequenceHead) else None
+        return self.head(self.encoder(batch, rows=rows)).float()
 
     def logits(self, batch: Batch) -> Tensor:
         """Scores: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""

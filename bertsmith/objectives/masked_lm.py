@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch
@@ -20,23 +21,25 @@ class MaskedLM(nn.Module):
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Scores (M, V) at the masked positions only, and (B, 2) for the pair."""
-        hidden, masked = self._states(batch)
+        masked, first = self._states(batch)
         scores = {"mlm": self.masked_lm(masked).float()}
         if self.next_sentence is not None:
-            scores["nsp"] = self.next_sentence(hidden, batch.layout).float()
+            scores["nsp"] = self.next_sentence(first).float()
         return scores
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Summed losses, `mlm` over the masked positions and `nsp` over the pairs, and how many were right."""
-        hidden, masked = self._states(batch)
+        masked, first = self._states(batch)
         found = {"mlm": self.masked_lm.losses(masked, batch.labels["targets"], batch.layout)}
         if self.next_sentence is not None:
-            scores = self.next_sentence(hidden, batch.layout).float()
-            found["nsp"] = sum_and_right(scores, batch.labels["next"])
+            found["nsp"] = sum_and_right(self.next_sentence(first).float(), batch.labels["next"])
         losses = {name: loss for name, (loss, _) in found.items()}
         return {**losses, **{f"{name}_accuracy": right for name, (_, right) in found.items()}}
 
     def _states(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The hidden states of all tokens, and those of the masked positions (M, H)."""
-        hidden = self.encoder(batch)
-        return hidden, batch.layout.flat(hidden).index_select(0, batch.labels["masked"])
+        """What the losses need: the states of the masked positions (M, H) and of every `[CLS]` (B, H)."""
+        masked = batch.labels["masked"]
+        if self.next_sentence is None:
+            return self.encoder(batch, rows=masked), masked[:0]
+        states = self.encoder(batch, rows=torch.cat([masked, batch.layout.firsts]))
+        return states[: len(masked)], states[len(masked) :]

@@ -33,8 +33,8 @@ def embeddings_forward(module: Embeddings, tokens: Tensor, segments: Tensor, pos
     return embed(tokens, segments, positions, tables, module.norm, dropout, DTYPE)
 
 
-def block_forward(block: Block, x: Tensor, layout: Layout) -> Tensor:
-    """One layer on packed tokens (T, H)."""
+def block_forward(block: Block, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+    """One layer on packed tokens (T, H); gives the states of `rows` alone where they are given."""
     assert isinstance(layout, Packed)
     attention, feed_forward = block.attention, block.feed_forward
     dropout = block.dropout.p if block.training else 0.0
@@ -44,15 +44,21 @@ def block_forward(block: Block, x: Tensor, layout: Layout) -> Tensor:
         y, x = norm_beside(x, first)
         qkv, _ = branch(y, attention.qkv.weight, attention.qkv.bias)
         mixed = attend(qkv, attention.qkv.bias, layout, attention.num_heads, attention_dropout)
+        mixed, x = _chosen(mixed, x, rows)
         x = _add(x, mixed, attention.output, dropout)
         y, x = norm_beside(x, second)
         return _add(x, _inner(feed_forward, linear(y, feed_forward.inner.weight)), feed_forward.outer, dropout)
     qkv, x = branch(x, attention.qkv.weight, attention.qkv.bias)
     mixed = attend(qkv, attention.qkv.bias, layout, attention.num_heads, attention_dropout)
+    mixed, x = _chosen(mixed, x, rows)
     x = add_norm(x, linear(mixed, attention.output.weight), attention.output.bias, first, dropout)
     inner, x = branch(x, feed_forward.inner.weight)
     outer = linear(_inner(feed_forward, inner), feed_forward.outer.weight)
     return add_norm(x, outer, feed_forward.outer.bias, second, dropout)
+
+
+def _chosen(mixed: Tensor, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    return (mixed, x) if rows is None else (mixed.index_select(0, rows), x.index_select(0, rows))
 
 
 def _inner(feed_forward: FeedForward, x: Tensor) -> Tensor:
