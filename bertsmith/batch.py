@@ -36,6 +36,11 @@ class Padded:
         """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
         return hidden[:, 0]
 
+    def last(self, hidden: Tensor) -> Tensor:
+        """What stands at the last token of each sequence: (B, …)."""
+        ends = (self.mask.sum(1) - 1).clamp_min(0)
+        return hidden[torch.arange(len(ends), device=hidden.device), ends]
+
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a place, padding included: what `Batch` positions index."""
         return hidden.flatten(0, 1)
@@ -90,6 +95,10 @@ class Packed:
     def first(self, hidden: Tensor) -> Tensor:
         """What stands at the first token of each sequence, `[CLS]`: (B, …)."""
         return hidden.index_select(0, self.real(self.starts[:-1].long()))
+
+    def last(self, hidden: Tensor) -> Tensor:
+        """What stands at the last token of each sequence: (B, …)."""
+        return hidden.index_select(0, self.real(self.starts[1:].long()) - 1)
 
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a token."""

@@ -6,20 +6,22 @@ by the counts that the batch carries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import Direction, EncoderConfig
 from bertsmith.model.encoder import Encoder, activate, init_weights
 from bertsmith.model.fast import is_fast
-from bertsmith.model.recurrent import FeatureConfig, RecurrentHead
+from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]
+OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right-to-left": "left-to-right"}
 
 
 def sum_and_right(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,14 +30,26 @@ def sum_and_right(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Pooler(nn.Module):
-    """A dense layer with tanh on the state of `[CLS]`."""
+    """A dense layer with tanh on the state of `[CLS]`, or of the last token where an encoder reads left to right.
 
-    def __init__(self, config: EncoderConfig) -> None:
+    `halves`: the first half of a state has read up to its token and the second half from it on, so that one is taken
+    at the last token and the other at the first.
+    """
+
+    def __init__(self, config: EncoderConfig, halves: bool = False) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.halves, self.direction = halves, config.direction
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
-        return self.dense(layout.first(hidden)).tanh()  # (B, H)
+        return self.dense(self._whole(hidden, layout)).tanh()  # (B, H)
+
+    def _whole(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """A state of each sequence that has seen all of it."""
+        if self.halves:
+            forwards, backwards = hidden.chunk(2, -1)
+            return torch.cat([layout.last(forwards), layout.first(backwards)], -1)
+        return layout.last(hidden) if self.direction == "left-to-right" else layout.first(hidden)
 
 
 class MaskedLMHead(nn.Module):
@@ -93,7 +107,9 @@ class HeadConfig:
     `single` chooses one label of a text or pair, `multi` any number of them, `regression` gives a number, `choice`
     picks one of `num_choices` endings (0: a batch is one question), `tags` labels every token, `span` marks where an
     answer starts and ends. `dropout` is that before the output layer where it is not the encoder's. With `features` the
-    tags are read by a BiLSTM from an encoder that is not trained.
+    tags are read by a BiLSTM from an encoder that is not trained. With `bilstm_layers` a BiLSTM stands under the output
+    layer, trained with all the rest (Table 5). `beside`: a second encoder reads the other way, and a token's state is
+    that of both, side by side (section 5.1).
     """
 
     kind: HeadKind
@@ -101,10 +117,21 @@ class HeadConfig:
     num_choices: int = 0
     dropout: float | None = None
     features: FeatureConfig | None = None
+    bilstm_layers: int = 0
+    beside: bool = False
+
+    @property
+    def own_form(self) -> tuple[FeatureConfig | None, int, bool]:
+        """What stands between the encoder and the output layer that `transformers` has no class for."""
+        return self.features, self.bilstm_layers, self.beside
+
+    @property
+    def is_own(self) -> bool:
+        return self.own_form != (None, 0, False)
 
     def same_classes(self, other: HeadConfig) -> bool:
         """Whether the weights of one output layer mean the same in the other."""
-        return (self.kind, self.labels, self.features) == (other.kind, other.labels, other.features)
+        return (self.kind, self.labels, self.own_form) == (other.kind, other.labels, other.own_form)
 
     def label_index(self, name: str, where: str = "") -> int:
         """The number of a class, or an error that lists the classes there are."""
@@ -121,9 +148,9 @@ class HeadConfig:
 class SequenceHead(nn.Module):
     """One vector of scores a sequence, from the pooled `[CLS]`."""
 
-    def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
+    def __init__(self, config: EncoderConfig, outputs: int, dropout: float, halves: bool = False) -> None:
         super().__init__()
-        self.pooler = Pooler(config)
+        self.pooler = Pooler(config, halves)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(config.hidden_size, outputs)
         init_weights(self, config.init_std)
@@ -150,12 +177,26 @@ def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
     dropout = config.hidden_dropout if head.dropout is None else head.dropout
     if head.features is not None:
         return RecurrentHead(config, head.features, len(head.labels), dropout)
+    if head.beside:
+        config = replace(config, hidden_size=2 * config.hidden_size)
+    top = _output_layer(config, head, dropout)
+    return RecurrentTop(config, head.bilstm_layers, top) if head.bilstm_layers else top
+
+
+def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn.Module:
     if head.kind == "tags":
         return TokenHead(config, len(head.labels), dropout)
     if head.kind == "span":
         return TokenHead(config, 2, dropout=0.0)
     outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
-    return SequenceHead(config, outputs, dropout)
+    return SequenceHead(config, outputs, dropout, halves=head.beside or head.bilstm_layers > 0)
+
+
+def _other_way(config: EncoderConfig) -> EncoderConfig:
+    """The same encoder, reading the other way."""
+    if config.direction not in OPPOSITE:
+        raise UserError("a second encoder stands beside one that reads in one direction; this one sees both")
+    return replace(config, direction=OPPOSITE[config.direction])
 
 
 class TaskModel(nn.Module):
@@ -167,14 +208,23 @@ class TaskModel(nn.Module):
         self.head_config = head
         self.class_weights: list[float] | None = None  # how much each class counts in training, where not alike
         self.head = make_head(encoder.config, head)
+        self.beside = Encoder(_other_way(encoder.config)) if head.beside else None
         if head.features is not None:
             encoder.requires_grad_(False)
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        """The encoder, and the one beside it."""
+        return [self.encoder] if self.beside is None else [self.encoder, self.beside]
 
     def scores(self, batch: Batch) -> Tensor:
         """What the output layer gives: (B, K) for sequences and endings, (…, K) for tokens."""
         if isinstance(self.head, RecurrentHead):
             return self.head.scores(self.encoder, batch).float()
-        return self.head(self.encoder(batch), batch.layout).float()
+        hidden = self.encoder(batch)
+        if self.beside is not None:
+            hidden = torch.cat([hidden, self.beside(batch)], -1)
+        return self.head(hidden, batch.layout).float()
 
     def logits(self, batch: Batch) -> Tensor:
         """Scores: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""
