@@ -17,7 +17,7 @@ from bertsmith.data.loader import next_tokens
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, save_folder
-from bertsmith.model import kernels
+from bertsmith.model import fast, kernels
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -323,5 +323,23 @@ def test_ablations_differ_in_a_line():
         override(no_nsp("tiny"), ["model.direction=left_to_right"])
 
 
-def test_windows_of_the_variable_length_kernel():
-    assert kernels.WINDOWS == {"both": (-1, -1), "left-to-right": (-1, 0), "right-to-left": (0, -1)}
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("direction", ["both", *DIRECTIONS])
+def test_the_variable_length_kernel(direction):
+    layout = collate(examples(), packed=True).to(torch.device("cuda")).layout
+    draw = torch.Generator("cuda").manual_seed(0)
+    shape = (sum(LENGTHS), 2, 64)
+    q, k, v = (torch.randn(shape, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    assert kernels.has_varlen(q)
+    found = kernels.varlen(q, k, v, layout, direction)
+    expected, _ = kernels.attend_explicit(q.float(), k.float(), v.float(), layout, 0.0, direction)
+    assert_close(found.float(), expected, atol=3e-2, rtol=0)
+
+
+def test_the_fused_kernels_see_both_directions_alone(monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
+    monkeypatch.setattr(fast, "_can_run", lambda device: True)
+    layout = collate(examples(), packed=True).layout
+    assert fast.is_fast(torch.device("cuda"), layout)
+    assert not any(fast.is_fast(torch.device("cuda"), layout, direction) for direction in DIRECTIONS)
