@@ -20,7 +20,7 @@ try:
 except ImportError:  # a build of torch without it: packed batches take the dense kernel
     varlen_attn = None  # type: ignore[assignment]
 
-WINDOWS: dict[Direction, tuple[int, int]] = {"both": (-1, -1), "left-to-right": (-1, 0), "right-to-left": (0, -1)}
+WINDOWS = {"left-to-right": (-1, 0), "right-to-left": (0, -1)}  # tokens seen before and after each; -1: all
 
 
 def attend(
@@ -71,7 +71,8 @@ def visible(mask: Tensor | None, length: int, device: torch.device, direction: D
 def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Packed, direction: Direction = "both") -> Tensor:
     """Variable-length flash attention (CUDA, half precision). It has no dropout."""
     starts, longest = layout.starts, layout.max_length
-    output = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=WINDOWS[direction])
+    window: dict[str, Any] = {} if direction == "both" else {"window_size": WINDOWS[direction]}
+    output = varlen_attn(q, k, v, starts, starts, longest, longest, **window)
     assert isinstance(output, Tensor)
     return output
 

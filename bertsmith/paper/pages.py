@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from bertsmith import page
@@ -75,4 +76,5 @@ def _bars(result: dict[str, Any]) -> Iterator[str]:
         paper = [row["paper"].get(name, float("nan")) for row in both]
         ours = [row["ours"][name]["mean"] for row in both]
         if both:
-            yield page.bars(name, {"paper": paper, "ours": ours}, [row["name"] for row in both])
+            labels = [fill(row["name"].removeprefix("BERT-Base, "), 9) for row in both]
+            yield page.bars(name, {"paper": paper, "ours": ours}, labels)
