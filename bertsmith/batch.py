@@ -37,6 +37,11 @@ class Padded:
         """The row of each sequence's first token, `[CLS]`, in the flat form (B,)."""
         return torch.arange(self.mask.shape[0], device=self.mask.device) * self.mask.shape[1]
 
+    @property
+    def lasts(self) -> Tensor:
+        """The row of each sequence's last token in the flat form (B,)."""
+        return self.firsts + (self.mask.sum(1) - 1).clamp_min(0)
+
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a place, padding included: what `Batch` positions index."""
         return hidden.flatten(0, 1)
@@ -92,6 +97,11 @@ class Packed:
     def firsts(self) -> Tensor:
         """The row of each sequence's first token, `[CLS]`, in the flat form (B,)."""
         return self.real(self.starts[:-1].long())
+
+    @property
+    def lasts(self) -> Tensor:
+        """The row of each sequence's last token in the flat form (B,)."""
+        return self.real(self.starts[1:].long()) - 1
 
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a token."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bertsmith import __version__
-from bertsmith.commands import answer, convert, states, text, train
+from bertsmith.commands import answer, convert, paper, states, text, train
 from bertsmith.errors import Interrupted, UserError
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -30,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "glue": train.glue,
     "report": answer.report,
     "view": states.view,
+    "reproduce": paper.reproduce,
     "recipes": train.recipes,
     "demo": train.demo,
 }

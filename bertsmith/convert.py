@@ -20,8 +20,8 @@ from torch import Tensor
 
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing
-from bertsmith.formats.families import FEATURE_TAGGER, family_named
-from bertsmith.formats.hf import CONFIG, NOTES, load_folder, read_config
+from bertsmith.formats.families import OWN_TYPE, family_named
+from bertsmith.formats.hf import CONFIG, NOTES, config_in, load_folder, read_config
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import export_onnx
 from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling, write_pooling
@@ -87,7 +87,7 @@ def convert(
             report = tf1_to_hf(source, folder, cased=options.cased, config=options.config, vocab=options.vocab)
         else:
             folder = find_model(source)
-            _refuse_features(folder, kind, verify)
+            _refuse_own(folder, kind, verify)
         if not straight:
             report |= WRITERS[kind](folder, target, options)
         if verify:
@@ -95,11 +95,16 @@ def convert(
     return {"from": "tf1" if released else "hf", "to": kind, "folder": str(target), **report}
 
 
-def _refuse_features(folder: Path, kind: Target, verify: bool) -> None:
-    """A BiLSTM on frozen features stays in our own form."""
-    if FEATURE_TAGGER in (read_config(folder).get("architectures") or []) and (kind != "hf" or verify):
+def _refuse_own(folder: Path, kind: Target, verify: bool) -> None:
+    """What no other format has stays in our own form."""
+    values = read_config(folder)
+    if kind != "hf" and config_in(values, folder).direction != "both":
+        raise UserError(f"--to {kind}: {folder} reads in one direction; such encoders are converted --to hf alone")
+    if OWN_TYPE.match(str(values.get("model_type", ""))) and (kind != "hf" or verify):
         what = "--verify: transformers" if kind == "hf" else f"--to {kind}: it"
-        raise UserError(f"{what} has no BiLSTM on a frozen encoder, as {folder} is; convert the model it started from")
+        raise UserError(
+            f"{what} has no model of the type {values['model_type']}, as {folder} is; convert the model it started from"
+        )
 
 
 def _target(to: str | None, released: bool) -> Target:

@@ -81,7 +81,8 @@ class FinetuneConfig:
     A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
     the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
     they are (0: the embeddings alone). With a variant of `features` the encoder is not trained: a BiLSTM on its states
-    is (section 5.3).
+    is (section 5.3). `bilstm_layers` puts a random BiLSTM between the encoder and the output layer, trained with them
+    (Table 5); `beside` is a second model that reads the other way, whose states stand beside the first one's.
     """
 
     task: str
@@ -94,11 +95,16 @@ class FinetuneConfig:
     reinit_layers: int = 0
     frozen_layers: int | None = None
     features: FeatureConfig = field(default_factory=FeatureConfig)
+    bilstm_layers: int = 0
+    beside: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("restarts", "reinit_layers", "frozen_layers"):
+        for name in ("restarts", "reinit_layers", "frozen_layers", "bilstm_layers"):
             if (getattr(self, name) or 0) < 0:
                 raise UserError(f"{name} must not be negative: {getattr(self, name)}")
+        if self.features.variant and (self.bilstm_layers or self.beside):
+            name = "bilstm_layers" if self.bilstm_layers else "beside"
+            raise UserError(f"--features trains a BiLSTM on a frozen encoder, and {name} is for one that is trained")
 
 
 def finetune(
@@ -140,8 +146,8 @@ def _finetune(
     columns = guessed_columns(task, splits.train[0], config.data.columns)
     rows, said = training_rows(task, splits.train, columns)
     head = KINDS[task.head].head_for(task, rows)
-    if config.features.variant:
-        head = replace(head, features=config.features)
+    head = replace(head, features=config.features if config.features.variant else None)
+    head = replace(head, bilstm_layers=config.bilstm_layers, beside=bool(config.beside))
     dev_rows = _dev_rows(task, splits, columns, head)
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
@@ -171,7 +177,8 @@ def _finetune(
     assert isinstance(network, TaskModel)
     network.to(where)
     _freeze(network, config.frozen_layers)
-    network.encoder.gradient_checkpointing = config.train.gradient_checkpointing
+    for encoder in network.encoders:
+        encoder.gradient_checkpointing = config.train.gradient_checkpointing
     network.class_weights = class_weights(rows, head, config.data.class_weights, config.data.balanced)
     kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
     notes = Notes(config.task, asdict(columns), max_length, limits=dict(kept) if task.head == "span" else {})
@@ -205,7 +212,9 @@ def _finetune(
         evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed)) if dev_rows else None,
         goal=_goal(task, head),
         resume=found,
-        recordable=head.features is None and can_fuse(where, autocast_dtype(config.train.precision, where)),
+        recordable=not head.is_own
+        and positions.direction == "both"
+        and can_fuse(where, autocast_dtype(config.train.precision, where)),
         title=f"fine-tuning {config.task}",
     )
     guess = guess_loss(rows, head, network.class_weights)
@@ -316,14 +325,28 @@ def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
     model = loaded.model
     assert isinstance(model, TaskModel)
     _check_layers(config, model.encoder.config.num_layers)
+    if config.beside:
+        _put_beside(model, loaded, find_model(config.beside))
     if config.random_start:
         model = TaskModel(Encoder(model.encoder.config), head)
     elif config.reinit_layers:
-        encoder, std = model.encoder, model.encoder.config.init_std
-        for part in (*encoder.layers[-config.reinit_layers :], encoder.final_norm, getattr(model.head, "pooler", None)):
+        parts = [part for e in model.encoders for part in (*e.layers[-config.reinit_layers :], e.final_norm)]
+        for part in (*parts, getattr(model.head, "pooler", None)):
             if part is not None:
-                init_weights(part, std)
+                init_weights(part, model.encoder.config.init_std)
     return replace(loaded, model=model)
+
+
+def _put_beside(model: TaskModel, loaded: Loaded, source: Path) -> None:
+    """Give the second encoder the weights of a folder, which has to be the first one's mirror image."""
+    assert model.beside is not None
+    other = load_folder(source)
+    if other.model.encoder.config != model.beside.config or other.tokenizer.hash != loaded.tokenizer.hash:
+        raise UserError(
+            f"beside: {source} is not the same encoder as {loaded.folder}, read the other way: the size, the "
+            f"vocabulary or the direction ({other.model.encoder.config.direction}) differs"
+        )
+    model.beside.load_state_dict(other.model.encoder.state_dict())
 
 
 def _start_task(loaded: Loaded) -> str:
@@ -346,8 +369,9 @@ def _check_layers(config: FinetuneConfig, layers: int) -> None:
 def _freeze(network: TaskModel, layers: int | None) -> None:
     """Keep the embeddings and the lowest layers as they are."""
     if layers is not None:
-        network.encoder.embeddings.requires_grad_(False)
-        network.encoder.layers[:layers].requires_grad_(False)
+        for encoder in network.encoders:
+            encoder.embeddings.requires_grad_(False)
+            encoder.layers[:layers].requires_grad_(False)
 
 
 def _dev_rows(task: Task, splits: Splits, columns: Columns, head: HeadConfig) -> dict[str, list[Row]]:

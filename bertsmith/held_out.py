@@ -14,6 +14,7 @@ from bertsmith import draws
 from bertsmith.batch import Example, collate
 from bertsmith.data.loader import Loader
 from bertsmith.data.shards import Corpus
+from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -34,28 +35,29 @@ class Sample:
 
 @torch.inference_mode()
 def evaluate(
-    objective: MaskedLM, loader: Loader, samples: list[Sample], dtype: torch.dtype | None = None
+    objective: MaskedLM | CausalLM, loader: Loader, samples: list[Sample], dtype: torch.dtype | None = None
 ) -> dict[str, Any]:
-    """Loss, perplexity and accuracy of the masked words, accuracy of the pairs, and the samples filled in."""
+    """Loss, perplexity and accuracy of the masked or next words, accuracy of the pairs, and the samples filled in."""
     objective.eval()
     device = next(objective.parameters()).device
     count = min(len(loader.source), SEQUENCES)
-    sums = {"mlm": 0.0, "mlm_right": 0.0, "words": 0.0, "nsp_right": 0.0, "pairs": 0.0}
+    name = "mlm" if isinstance(objective, MaskedLM) else "lm"
+    sums = {"loss": 0.0, "right": 0.0, "words": 0.0, "nsp_right": 0.0, "pairs": 0.0}
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
         for begin in range(0, count, AT_ONCE):
             indices = draws.permute(np.arange(begin, min(begin + AT_ONCE, count)), len(loader.source), 0)
             batch = loader.batch(np.zeros_like(indices), indices).to(device)
             scores, targets = objective.logits(batch), batch.labels["targets"]
-            sums["mlm"] += F.cross_entropy(scores["mlm"], targets, reduction="sum").item()
-            sums["mlm_right"] += (scores["mlm"].argmax(-1) == targets).sum().item()
+            sums["loss"] += F.cross_entropy(scores[name], targets, reduction="sum").item()
+            sums["right"] += (scores[name].argmax(-1) == targets).sum().item()
             sums["words"] += len(targets)
             if "nsp" in scores:
                 sums["nsp_right"] += (scores["nsp"].argmax(-1) == batch.labels["next"]).sum().item()
                 sums["pairs"] += len(indices)
-        filled = [_fill(objective, sample, loader.tokenizer) for sample in samples]
-    loss = sums["mlm"] / sums["words"]
-    result: dict[str, Any] = {"mlm_loss": loss, "mlm_perplexity": float(np.exp(min(loss, 700.0)))}
-    result["mlm_accuracy"] = sums["mlm_right"] / sums["words"]
+        filled = [_fill(objective, s, loader.tokenizer) for s in samples] if isinstance(objective, MaskedLM) else []
+    loss = sums["loss"] / sums["words"]
+    result: dict[str, Any] = {f"{name}_loss": loss, f"{name}_perplexity": float(np.exp(min(loss, 700.0)))}
+    result[f"{name}_accuracy"] = sums["right"] / sums["words"]
     if sums["pairs"]:
         result["nsp_accuracy"] = sums["nsp_right"] / sums["pairs"]
     return {**result, **({"samples": filled} if filled else {})}

@@ -175,7 +175,8 @@ class Predictor:
     def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest words for each `[MASK]` of a text, with their probabilities."""
         if not self._fills:
-            raise UserError(f"{self.folder} was fine-tuned and cannot fill masks; take the model it was started from")
+            why = "was fine-tuned" if self._head is not None else "reads in one direction"
+            raise UserError(f"{self.folder} {why} and cannot fill masks; take a model of masked words")
         self._refuse_random("masked_lm.")
         ids = self.tokenizer.encode([text], special=True)[0]
         if len(ids) > self.positions:

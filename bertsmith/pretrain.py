@@ -22,6 +22,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse
+from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
@@ -32,11 +33,15 @@ from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 from bertsmith.training.speed import free_memory
 
 WEIGHTS = 104  # a stream of draws
+Objective = MaskedLM | CausalLM
 
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """One complete pre-training run. The tokenizer decides `model.vocab_size`."""
+    """One complete pre-training run. The tokenizer decides `model.vocab_size`.
+
+    An encoder that reads in one direction (`model.direction`) learns the next word instead of masked ones.
+    """
 
     recipe: str
     model: EncoderConfig
@@ -47,6 +52,10 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if self.next_sentence and self.data.pairs == "full":
             raise UserError("data.pairs=full has no pairs to learn from: set next_sentence=false")
+        if self.next_sentence and self.model.direction != "both":
+            raise UserError(
+                f"model.direction={self.model.direction} learns the next word alone: set next_sentence=false"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +106,7 @@ def _pretrain(
         return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **final_scores(run)}
     if found is not None and distributed.is_main():
         loaded = load_folder(found[0], next_sentence=config.next_sentence).model
-        assert isinstance(loaded, MaskedLM)
+        assert isinstance(loaded, Objective)
         objective = loaded
     objective.to(where)
     objective.encoder.gradient_checkpointing = config.train.gradient_checkpointing
@@ -125,11 +134,11 @@ def _pretrain(
         save=save,
         load=lambda folder: load_folder(folder, next_sentence=config.next_sentence).model.state_dict(),
         evaluate=evaluate,
-        goal="-mlm_loss",
+        goal="-mlm_loss" if isinstance(objective, MaskedLM) else "-lm_loss",
         flops=lambda batch: _flops(config.model, batch),
         watch=corpus.refuse_faults,
         resume=found,
-        recordable=can_fuse(where, autocast_dtype(config.train.precision, where)),
+        recordable=config.model.direction == "both" and can_fuse(where, autocast_dtype(config.train.precision, where)),
         title=f"pre-training {config.recipe}",
     )
     finish_run(run, objective, save)
@@ -138,13 +147,16 @@ def _pretrain(
 
 def _start(
     config: PretrainConfig, start: Path | None, corpus: Corpus, tokenizer: Tokenizer
-) -> tuple[MaskedLM, PretrainConfig]:
+) -> tuple[Objective, PretrainConfig]:
     """The model of a new run, random or from a folder, and the configuration with the facts that it settles."""
     if start is None:
         config = replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
         _check_lengths(config)
         torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))
-        return MaskedLM(Encoder(config.model), config.next_sentence), config
+        encoder = Encoder(config.model)
+        return MaskedLM(encoder, config.next_sentence) if config.model.direction == "both" else CausalLM(
+            encoder
+        ), config
     torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))  # of heads that the folder lacks
     loaded = load_folder(start, next_sentence=config.next_sentence)
     corpus.check_tokenizer(loaded.tokenizer.hash, start)
@@ -153,7 +165,7 @@ def _start(
     if loaded.missing:
         parts = sorted({name.split(".")[0] for name in loaded.missing})
         say(f"note: {start} has no weights for {', '.join(parts)}; they start at random")
-    assert isinstance(loaded.model, MaskedLM)
+    assert isinstance(loaded.model, Objective)
     return loaded.model, config
 
 
@@ -211,7 +223,7 @@ def _loader(
     data = config.data
     length = max_length or data.max_length
     source = segment_source(data.pairs, corpus, documents, length, data.short_share, config.train.seed)
-    return Loader.of(source, tokenizer, data)
+    return Loader.of(source, tokenizer, data, direction=config.model.direction)
 
 
 def _micro_batch_size(config: PretrainConfig, length: int, where: torch.device) -> int:
@@ -235,7 +247,8 @@ def _micro_batch_size(config: PretrainConfig, length: int, where: torch.device) 
 
 
 def _memory(config: PretrainConfig, size: int, length: int, where: torch.device) -> float:
-    masked = int(config.data.masking.rate * size * length) + size
+    rate = config.data.masking.rate if config.model.direction == "both" else 1.0
+    masked = int(rate * size * length) + size
     half = autocast_dtype(config.train.precision, where) is not None
     checkpointing, divided = config.train.gradient_checkpointing, config.train.parallel == "fsdp"
     processes = distributed.ranks() if divided else 1
@@ -261,14 +274,15 @@ def _flops(model: EncoderConfig, batch: Batch) -> float:
     if not batch.num_tokens:
         return 0.0
     assert isinstance(batch.layout, Packed)
-    return training_flops(model, batch.layout.lengths.tolist(), batch.counts["mlm"])
+    words = batch.counts["mlm" if model.direction == "both" else "lm"]
+    return training_flops(model, batch.layout.lengths.tolist(), words)
 
 
 def _counts(corpus: Corpus) -> dict[str, int]:
     return {name: getattr(corpus.manifest, name) for name in ("documents", "sentences", "tokens")}
 
 
-def _model_facts(objective: MaskedLM) -> dict[str, Any]:
+def _model_facts(objective: Objective) -> dict[str, Any]:
     return {"parameters": sum(p.numel() for p in objective.parameters())}
 
 

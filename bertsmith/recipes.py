@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from bertsmith import config as configs
@@ -25,6 +26,44 @@ def bert(size: str) -> PretrainConfig:
         data=DataConfig(max_length=128, long_length=512, long_share=0.1),
         train=TrainConfig(steps=1_000_000, batch_size=256, learning_rate=1e-4, warmup=0.01, evaluate_every=0.1),
     )
+
+
+def no_nsp(size: str) -> PretrainConfig:
+    """Table 5, row 2: BERT without the next-sentence loss, on the same pairs."""
+    return replace(bert(size), recipe=f"bert-{size}-no-nsp", next_sentence=False)
+
+
+def left_to_right(size: str) -> PretrainConfig:
+    """Table 5, row 3: the same without NSP, left to right: a token sees those up to itself and predicts the next."""
+    base = no_nsp(size)
+    return replace(base, recipe=f"bert-{size}-left-to-right", model=replace(base.model, direction="left-to-right"))
+
+
+def right_to_left(size: str) -> PretrainConfig:
+    """The mirror image of left-to-right, to stand beside it in fine-tuning (section 5.1)."""
+    base = no_nsp(size)
+    return replace(base, recipe=f"bert-{size}-right-to-left", model=replace(base.model, direction="right-to-left"))
+
+
+def sized(layers: int, hidden: int, heads: int) -> PretrainConfig:
+    """Table 6: BERT with other numbers of layers, hidden units and heads."""
+    base = bert("base")
+    shape = {"num_layers": layers, "hidden_size": hidden, "num_heads": heads, "intermediate_size": 4 * hidden}
+    return replace(base, recipe=f"bert-{layers}-{hidden}-{heads}", model=replace(base.model, **shape))  # type: ignore[arg-type]
+
+
+def masked(mask: int, same: int, random: int, size: str = "base") -> PretrainConfig:
+    """Table 8: other shares (per cent) of [MASK], the word itself and a random word among the chosen tokens."""
+    base = bert(size)
+    if mask + same + random != 100:
+        raise UserError(f"masking shares {mask}, {same} and {random} add up to {mask + same + random}, not to 100")
+    policy = replace(base.data.masking, mask_share=mask / 100, random_share=random / 100)
+    return replace(base, recipe=f"bert-{size}-mask-{mask}-{same}-{random}", data=replace(base.data, masking=policy))
+
+
+def on_top(task: str) -> FinetuneConfig:
+    """Table 5, row 4: a BiLSTM that starts at random on top of the left-to-right model, trained with it."""
+    return FinetuneConfig(task, bilstm_layers=1)
 
 
 def speedrun() -> PretrainConfig:
@@ -71,8 +110,15 @@ def feature_based(task: str, variant: str) -> FinetuneConfig:
     return FinetuneConfig(task, train=train, features=FeatureConfig(variant))
 
 
+TABLE_6 = ((3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16))
+TABLE_8 = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
 RECIPES: dict[str, Callable[[], PretrainConfig]] = {
-    **{f"bert-{size}": (lambda size=size: bert(size)) for size in SIZES},  # type: ignore[misc]
+    **{f"bert-{size}": partial(bert, size) for size in SIZES},
+    **{f"bert-{size}-no-nsp": partial(no_nsp, size) for size in SIZES},
+    **{f"bert-{size}-left-to-right": partial(left_to_right, size) for size in SIZES},
+    **{f"bert-{size}-right-to-left": partial(right_to_left, size) for size in SIZES},
+    **{f"bert-{layers}-{hidden}-{heads}": partial(sized, layers, hidden, heads) for layers, hidden, heads in TABLE_6},
+    **{f"bert-base-mask-{'-'.join(map(str, shares))}": partial(masked, *shares) for shares in TABLE_8[1:]},
     "speedrun": speedrun,
     "demo": demo,
 }
@@ -96,6 +142,7 @@ def describe() -> dict[str, str]:
         model, train = made.model, made.train
         size = f"{model.num_layers} layers, {model.hidden_size} wide, {model.num_heads} heads"
         length = f"{train.steps:,} steps" if train.steps else f"{train.hours:g} h"
-        what = (bert if name.startswith("bert-") else RECIPES[name]).__doc__ or ""
+        made_by = RECIPES[name]
+        what = (made_by.func if isinstance(made_by, partial) else made_by).__doc__ or ""
         lines[name] = f"{what.splitlines()[0].rstrip('.')}; {size}, {length}"
     return lines

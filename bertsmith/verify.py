@@ -27,9 +27,10 @@ from bertsmith.batch import Batch, Example, Padded, collate
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.families import family_named
-from bertsmith.formats.hf import CONFIG, Loaded, load_folder, read_config
+from bertsmith.formats.hf import CONFIG, Loaded, load_folder, pools_last, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Trace
+from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import PretrainConfig
 from bertsmith.progress import progress_bar
@@ -162,7 +163,7 @@ def parity(ours: str | Path, theirs: str | Path, dtype: torch.dtype | None = Non
         f"layer {i}" if i else "embeddings": (a[mask], b[mask])
         for i, (a, b) in enumerate(zip(trace.hidden, hidden, strict=True))
     }
-    if not loaded.missing:
+    if not loaded.missing and not pools_last(loaded.model):  # their head differs there
         scores, expected = _scores(loaded), _their_scores(reference, inputs, loaded, mask)
         pairs |= {f"logits {name}": (scores[name], expected[name]) for name in expected if name in scores}
     found = {name: float((a - b).abs().max()) for name, (a, b) in pairs.items()}
@@ -176,7 +177,7 @@ def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
     transformers, values = need_transformers(), read_config(folder)
     family = family_named(values, folder / CONFIG)
     name = (values.get("architectures") or [""])[0]
-    known = name in {*family.pretraining, *family.heads} and hasattr(transformers, name)
+    known = name in {*family.pretraining, family.causal, *family.heads} and hasattr(transformers, name)
     model = (getattr(transformers, name) if known else transformers.AutoModel).from_pretrained(folder).float().eval()
     for parameter in model.parameters() if dtype is not None else ():
         parameter.data = parameter.data.to(dtype).float()
@@ -196,7 +197,7 @@ def _random_batch(config: EncoderConfig, packed: bool) -> Batch:
 def _scores(loaded: Loaded) -> dict[str, Tensor]:
     """Our scores through the packed layout, which the table of layers does not use: a row a token or a sequence."""
     batch = _random_batch(loaded.model.encoder.config, packed=True)
-    if isinstance(loaded.model, MaskedLM):
+    if isinstance(loaded.model, (MaskedLM, CausalLM)):
         batch.labels["masked"] = torch.arange(batch.num_tokens)
         return loaded.model.logits(batch)
     scores = loaded.model.logits(batch)
@@ -211,6 +212,8 @@ def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mas
         if "prediction_logits" in outputs:
             return {"mlm": outputs.prediction_logits[mask], "nsp": outputs.seq_relationship_logits}
         return {"mlm": outputs.logits[mask]} if "logits" in outputs else {}
+    if isinstance(loaded.model, CausalLM):
+        return {"lm": reference(**inputs).logits[mask]}
     head = loaded.model.head_config
     if head.kind == "choice":
         inputs = {name: value.unflatten(0, (-1, head.num_choices or len(value))) for name, value in inputs.items()}

@@ -19,6 +19,7 @@ from bertsmith.batch import Example, collate
 from bertsmith.engines import TOKENS, TorchEngine, batches
 from bertsmith.errors import UserError
 from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.page import write_page
 from bertsmith.predict import Predictor
@@ -70,7 +71,9 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     weights = (attention * 255).round().to(torch.uint8).cpu().numpy()
     special = np.isin(example.tokens, [tokenizer.id("[CLS]"), tokenizer.id("[SEP]")])
     why = ""
-    if not isinstance(model, MaskedLM):
+    if isinstance(model, CausalLM):
+        why = "The model reads in one direction and was not trained to fill masks."
+    elif not isinstance(model, MaskedLM):
         why = "The model was fine-tuned and has no masked-word head any more; take the model it was started from."
     elif any(name.startswith("masked_lm.") for name in predictor.missing):
         why = "The folder has no weights for a masked-word head."

@@ -15,7 +15,7 @@ LAYERS = [
     {"tasks", "formats"},
     {"pretrain", "held_out", "finetune", "predict", "answers", "embed", "features", "frozen", "extend", "engines"},
     {"recipes", "verify", "convert", "protocols"},
-    {"demo_text", "demo", "report", "view", "view_page"},
+    {"demo_text", "demo", "report", "view", "view_page", "paper"},
     {"cli", "commands", "__main__", "__init__"},
 ]
 # Inside a layer, who may import whom; everything else goes down only.
@@ -42,6 +42,8 @@ SAME_LAYER = {
     ("convert", "verify"),
     ("demo", "demo_text"),
     ("view", "view_page"),
+    ("paper", "demo_text"),
+    ("paper", "report"),
     ("cli", "__init__"),
     ("cli", "commands"),
     ("__main__", "cli"),

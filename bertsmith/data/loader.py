@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from bertsmith import draws
 from bertsmith.batch import Batch, Packed, lay_out, share
-from bertsmith.data.masking import MaskPolicy, Vocabulary, mask_tokens
+from bertsmith.data.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.data.segments import PairKind, SegmentSource
 from bertsmith.errors import UserError
+from bertsmith.model.config import Direction
 from bertsmith.text.tokenizer import Tokenizer
 
 MASKING, ORDER = 101, 102  # streams of draws
@@ -62,20 +63,28 @@ class DataConfig:
 
 @dataclass(frozen=True, eq=False)
 class Loader:
-    """Draws batches of masked sequences."""
+    """Draws batches of masked sequences, or of whole ones for an encoder that reads in one direction."""
 
     source: SegmentSource
     tokenizer: Tokenizer
     config: DataConfig
     vocabulary: Vocabulary
     packed: bool = True
+    direction: Direction = "both"
 
     @classmethod
-    def of(cls, source: SegmentSource, tokenizer: Tokenizer, config: DataConfig, packed: bool = True) -> Loader:
+    def of(
+        cls,
+        source: SegmentSource,
+        tokenizer: Tokenizer,
+        config: DataConfig,
+        packed: bool = True,
+        direction: Direction = "both",
+    ) -> Loader:
         vocabulary = Vocabulary.of(
             tokenizer.vocab_size, tokenizer.id("[MASK]"), tokenizer.special_ids, tokenizer.continuation_ids
         )
-        return cls(source, tokenizer, config, vocabulary, packed)
+        return cls(source, tokenizer, config, vocabulary, packed, direction)
 
     def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
         """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
@@ -102,17 +111,31 @@ class Loader:
         sizes = [len(part) + 1 + (i == 0) for s in samples for i, part in enumerate(s.parts)]  # [CLS] to the first
         segments = np.repeat([segment for s in samples for segment in s.segments], sizes)
         lengths = np.array([sum(map(len, row)) for row in rows])
-        keys = draws.key(self.source.seed, copies, indices, MASKING)
-        masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
+        if self.direction == "both":
+            keys = draws.key(self.source.seed, copies, indices, MASKING)
+            masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
+        else:
+            masked = next_tokens(tokens, lengths, self.direction)
         batch = lay_out(masked.tokens, segments, lengths, packed=self.packed, pad=self.tokenizer.id("[PAD]"))
         positions = masked.positions
         if not isinstance(batch.layout, Packed):  # places in the rectangle instead of in the row of tokens
             positions = np.flatnonzero(batch.layout.mask.numpy().ravel())[positions]
         labels = {"masked": torch.from_numpy(positions), "targets": torch.from_numpy(masked.targets)}
-        counts = {"mlm": len(positions)}
-        if pair_labels := [s.label for s in samples if s.label is not None]:
+        counts = {"mlm" if self.direction == "both" else "lm": len(positions)}
+        pair_labels = [s.label for s in samples if s.label is not None]
+        if pair_labels and self.direction == "both":
             labels["next"], counts["nsp"] = torch.tensor(pair_labels), len(pair_labels)
         return replace(batch, labels=labels, counts=counts, indices=indices)
+
+
+def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction: Direction) -> Masked:
+    """Nothing hidden: every position but the last one predicts its successor, or right to left all but the first."""
+    ends = np.cumsum(lengths)
+    if direction == "left-to-right":
+        positions = np.delete(np.arange(len(tokens)), ends - 1)
+        return Masked(tokens, positions, tokens[positions + 1])
+    positions = np.delete(np.arange(len(tokens)), ends - lengths)
+    return Masked(tokens, positions, tokens[positions - 1])
 
 
 def split_documents(count: int, held_out: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -6,6 +6,7 @@ right are the parts in which they keep one of our matrices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +34,10 @@ CONFIG_NAMES = {
     "pad_token_id": "pad_token_id",
 }
 # What `transformers` has no field for; it keeps what it does not know. Written where it is not the default.
-OWN_FIELDS = ("bias",)
-# A BiLSTM on frozen features: `transformers` has no class for it, and must not open it as one that it has.
-FEATURE_TAGGER, OWN_TYPE = "BertsmithFeatureTagger", "bertsmith-features-"
+OWN_FIELDS = ("bias", "direction")
+# What `transformers` has no class for must not be opened as one that it has: a `model_type` and a class of our own.
+FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
+OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left)-")
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 ACTIVATIONS_IN = {
     **{theirs: ours for ours, theirs in ACTIVATIONS.items()},
@@ -45,7 +47,6 @@ ACTIVATIONS_IN = {
 # Fields with one value that we compute; another value would change the mathematics.
 FIXED = {
     "position_embedding_type": "absolute",
-    "is_decoder": False,
     "add_cross_attention": False,
     "cross_attention_hidden_size": None,
     "is_encoder_decoder": False,
@@ -56,7 +57,7 @@ FIXED = {
 WRITTEN_ANEW = frozenset(
     """architectures id2label label2id num_labels _num_labels problem_type num_choices finetuning_task model_type
     transformers_version torch_dtype dtype _name_or_path name_or_path attn_implementation _attn_implementation_autoset
-    tokenizer_class features""".split()
+    tokenizer_class features bilstm_layers beside is_decoder pooled""".split()
 )
 KEPT = frozenset(
     """classifier_dropout use_cache gradient_checkpointing directionality pooler_fc_size pooler_type
@@ -77,6 +78,7 @@ class Family:
     encoder: Names
     masked_lm: Names  # with next sentence
     pretraining: tuple[str, str]  # their classes for masked words: without next sentence, and with
+    causal: str  # their class for the next word
     heads: Mapping[str, tuple[HeadKind, Names]]  # their class: our kind of head and its names
     config_names: Mapping[str, str] = field(default_factory=lambda: CONFIG_NAMES)
     fixed: Mapping[str, Any] = field(default_factory=lambda: FIXED)
@@ -86,6 +88,12 @@ class Family:
     def unused_positions(self, pad_token_id: int) -> int:
         """The number of rows in their position table that stand before the first position's."""
         return pad_token_id + 1 if self.pad_in_positions else 0
+
+    @property
+    def causal_lm(self) -> Names:
+        """The names of the layer that predicts the next word: those of the masked words'."""
+        words = {ours: theirs for ours, theirs in self.masked_lm.items() if ours.startswith("masked_lm.")}
+        return {ours.replace("masked_lm.", "causal_lm."): theirs for ours, theirs in words.items()}
 
     @property
     def config_keys(self) -> set[str]:
@@ -130,6 +138,7 @@ BERT = Family(
     encoder=BERT_NAMES,
     masked_lm=MASKED_LM_NAMES,
     pretraining=("BertForMaskedLM", "BertForPreTraining"),
+    causal="BertLMHeadModel",
     heads={
         "BertForSequenceClassification": ("single", BERT_POOLED),
         "BertForMultipleChoice": ("choice", BERT_POOLED),
@@ -158,6 +167,7 @@ ROBERTA_PRELAYERNORM = Family(
         "next_sentence.output.*": "next_sentence.*",
     },
     pretraining=("RobertaPreLayerNormForMaskedLM", "RobertaPreLayerNormForMaskedLM"),
+    causal="RobertaPreLayerNormForCausalLM",
     heads={
         "RobertaPreLayerNormForSequenceClassification": (
             "single",
@@ -179,7 +189,7 @@ FAMILIES = {family.model_type: family for family in (BERT, ROBERTA_PRELAYERNORM)
 
 def family_named(values: Mapping[str, Any], where: Path) -> Family:
     """The family of a saved configuration, or an error that lists those that are known."""
-    name = str(values.get("model_type", BERT.model_type)).removeprefix(OWN_TYPE)
+    name = OWN_TYPE.sub("", str(values.get("model_type", BERT.model_type)))
     if name not in FAMILIES:
         near = suggestion(str(name), FAMILIES)
         raise UserError(f"{where}: model_type {name!r} is not one of {', '.join(map(repr, FAMILIES))}{near}")

@@ -23,8 +23,8 @@ from bertsmith.formats.families import (
     ACTIVATIONS_IN,
     FEATURE_TAGGER,
     KEPT,
+    OWN_CLASS,
     OWN_FIELDS,
-    OWN_TYPE,
     Family,
     Names,
     expand,
@@ -36,15 +36,25 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
-Model = MaskedLM | TaskModel
+Model = MaskedLM | CausalLM | TaskModel
 CONFIG, NOTES = "config.json", "bertsmith.json"
 POSITIONS = "encoder.embeddings.positions.weight"
-OWN_NAMES = ("head.output.", "head.lstm.", "head.mix")  # of an output layer
+HEAD_NAMES = ("head.output.", "head.lstm.", "head.mix", "head.top.")  # of an output layer
+OWN_NAMES = ("head.", "beside.")  # of what `transformers` has no class for
 POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
-REMARK = "transformers has no class for this model: a BiLSTM reads the states of an encoder that was not trained"
+NO_CLASS = "transformers has no class for this model: "
+REMARKS = {
+    "features": NO_CLASS + "a BiLSTM reads the states of an encoder that was not trained",
+    "bilstm": NO_CLASS + "a BiLSTM stands between the encoder and its output layer",
+    "two-encoders": NO_CLASS + "two encoders read in opposite directions, and their states stand side by side",
+    "right-to-left": NO_CLASS + "the encoder reads from right to left",
+    "last token": "the head differs in transformers: its class pools the first token, which sees itself alone when the "
+    "encoder reads left to right; here the last token is pooled. The encoder's states are the same",
+}
 PROBLEM_TYPES: dict[str, HeadKind] = {
     "single_label_classification": "single",
     "multi_label_classification": "multi",
@@ -88,8 +98,8 @@ def save_folder(
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     _write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
-    own = isinstance(model, TaskModel) and model.head_config.features is not None
-    notes = replace(notes, remark=REMARK if own else "")
+    differs = own_type(model) or ("last token" if pools_last(model) else "")
+    notes = replace(notes, remark=REMARKS.get(differs, ""))
     _write_json(folder / NOTES, {name: value for name, value in asdict(notes).items() if name != "kept"})
     tokenizer.save(folder, model.encoder.config.max_positions)
 
@@ -104,12 +114,12 @@ def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sent
     config, saved = config_in(values, folder), head_in(values, folder)
     weights = _read_weights(folder, family_of(config))
     names = dict(expand(_saved_names(family_of(config), values), range(config.num_layers)))
-    if saved is not None and saved.features is not None:
+    if saved is not None and saved.is_own and (head is None or saved.own_form == head.own_form):
         names |= {name: (name,) for name in weights if name.startswith(OWN_NAMES)}
     if head is None:
         head = saved
     elif saved is None or not saved.same_classes(head):  # its output layer starts anew
-        names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(OWN_NAMES)}
+        names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(HEAD_NAMES)}
     has_pair_head = all(name in weights for name in names["next_sentence.output.weight"])
     with torch.device("meta"):  # no memory and no random numbers: the weights come from the folder
         encoder = Encoder(config)
@@ -117,6 +127,8 @@ def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sent
         if head is not None and next_sentence is None:
             dropout = dropout_in(values, folder) if head.dropout is None else head.dropout
             model = TaskModel(encoder, replace(head, dropout=dropout))
+        elif config.direction != "both":
+            model = CausalLM(encoder)
         else:
             model = MaskedLM(encoder, has_pair_head if next_sentence is None else next_sentence)
     missing = _fill(model, weights, names, folder)
@@ -143,6 +155,8 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
             raise UserError(f"{where}: unknown key {key!r}{fix}")
     names = {**family.config_names, **{name: name for name in OWN_FIELDS}}
     ours = {name: values[theirs] for name, theirs in names.items() if values.get(theirs) is not None}
+    if values.get("is_decoder"):
+        ours["direction"] = "left-to-right"
     activation = ours.get("activation", "gelu")
     if activation not in ACTIVATIONS_IN:
         raise UserError(f"{where}: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS_IN)}")
@@ -156,13 +170,17 @@ def config_out(model: Model) -> dict[str, Any]:
     config = model.encoder.config
     family = family_of(config)
     values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": family.model_type}
-    if isinstance(model, TaskModel) and model.head_config.features is not None:
-        values["model_type"] = OWN_TYPE + family.model_type
+    if own := own_type(model):
+        values["model_type"] = f"bertsmith-{own}-{family.model_type}"
     values.update({theirs: getattr(config, name) for name, theirs in family.config_names.items()})
     values[family.config_names["max_positions"]] += family.unused_positions(config.pad_token_id)
     values[family.config_names["activation"]] = ACTIVATIONS[config.activation]
     default = EncoderConfig()
     values.update({n: getattr(config, n) for n in OWN_FIELDS if getattr(config, n) != getattr(default, n)})
+    if config.direction == "left-to-right":  # they have a name for it
+        values["is_decoder"] = bool(values.pop("direction"))
+    if pools_last(model):
+        values["pooled"] = "last"
     return {**values, **head_out(model.head_config)} if isinstance(model, TaskModel) else values
 
 
@@ -183,6 +201,10 @@ def head_out(head: HeadConfig) -> dict[str, Any]:
         values["classifier_dropout"] = head.dropout
     if head.features is not None:
         values["features"] = asdict(head.features)
+    if head.bilstm_layers:
+        values["bilstm_layers"] = head.bilstm_layers
+    if head.beside:
+        values["beside"] = True
     return values
 
 
@@ -197,12 +219,22 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
     if kind == "single":
         problem = values.get("problem_type")
         kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
+    if values.get("is_decoder") and kind not in ("tags", "span") and values.get("pooled") != "last":
+        raise UserError(
+            f"{folder / CONFIG}: {saved} with is_decoder = True pools the first token, which sees itself alone; that "
+            "is not supported: a left-to-right encoder is classified from its last token"
+        )
     needs_labels = kind in ("single", "multi", "tags")
     choices = int(values.get("num_choices") or 0)
     features = None
     if saved == FEATURE_TAGGER:
         features = from_dict(FeatureConfig, values.get("features", {}), f"{folder / CONFIG}: features")
-    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), features)
+    own = {
+        "features": features,
+        "bilstm_layers": int(values.get("bilstm_layers", 0)),
+        "beside": bool(values.get("beside")),
+    }
+    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), **own)  # type: ignore[arg-type]
 
 
 def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
@@ -215,14 +247,31 @@ def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
 
 def architecture_of(model: Model) -> str:
     """The class of `transformers` that a model is saved for, or ours where it has none."""
+    prefix = OWN_CLASS if own_type(model) else ""
     family = family_of(model.encoder.config)
     if isinstance(model, MaskedLM):
         return family.pretraining[model.next_sentence is not None]
+    if isinstance(model, CausalLM):
+        return prefix + family.causal
     if model.head_config.features is not None:
         return FEATURE_TAGGER
     kind = model.head_config.kind
     wanted = "single" if kind in PROBLEM_TYPES.values() else kind
-    return next(name for name, (k, _) in family.heads.items() if k == wanted)
+    return prefix + next(name for name, (k, _) in family.heads.items() if k == wanted)
+
+
+def own_type(model: Model) -> str:
+    """What `transformers` has no class for, in a word; nothing where it has one."""
+    if isinstance(model, TaskModel) and model.head_config.is_own:
+        head = model.head_config
+        return "features" if head.features is not None else "two-encoders" if head.beside else "bilstm"
+    return "right-to-left" if model.encoder.config.direction == "right-to-left" else ""
+
+
+def pools_last(model: Model) -> bool:
+    """Whether a head takes the last token's state, where their classes take the first one's."""
+    sequence = isinstance(model, TaskModel) and model.head_config.kind not in ("tags", "span")
+    return sequence and model.encoder.config.direction == "left-to-right"
 
 
 def names_of(model: Model) -> dict[str, tuple[str, ...]]:
@@ -233,11 +282,13 @@ def names_of(model: Model) -> dict[str, tuple[str, ...]]:
     config = model.encoder.config
     family = family_of(config)
     has = model.state_dict().keys()
-    own: Names = {name: name for name in has if name.startswith("head.")}  # where `transformers` has no name for it
+    own: Names = {name: name for name in has if name.startswith(OWN_NAMES)}  # where `transformers` has no name for it
     if isinstance(model, MaskedLM):
         own = family.masked_lm
-    elif model.head_config.features is None:
-        own = family.heads[architecture_of(model)][1]
+    elif isinstance(model, CausalLM):
+        own = family.causal_lm
+    elif not model.head_config.is_own:
+        own = family.heads[architecture_of(model).removeprefix(OWN_CLASS)][1]
     table = dict(expand({**family.encoder, **own}, range(config.num_layers)))
     return {name: theirs for name, theirs in table.items() if name in has or name.startswith("encoder.")}
 
@@ -262,7 +313,7 @@ def _saved_names(family: Family, values: Mapping[str, Any]) -> Names:
     """What a folder's weights may hold: the encoder, the heads of pre-training, and the head that it was saved with."""
     _, head = family.heads.get(_architecture(values), ("", {}))
     pooler = head.get(POOLERS[1]) or family.masked_lm[POOLERS[0]]  # one layer, whatever stands on it
-    return {**family.encoder, **family.masked_lm, **head, **dict.fromkeys(POOLERS, pooler)}
+    return {**family.encoder, **family.masked_lm, **family.causal_lm, **head, **dict.fromkeys(POOLERS, pooler)}
 
 
 def _fill(
@@ -290,6 +341,8 @@ def _fill(
     model.load_state_dict(tensors, strict=False, assign=True)
     if isinstance(model, MaskedLM):
         model.masked_lm.tie(model.encoder.embeddings.tokens)
+    elif isinstance(model, CausalLM):
+        model.causal_lm.tie(model.encoder.embeddings.tokens)
     assert not any(parameter.is_meta for parameter in model.parameters())
     return tuple(missing)
 
@@ -329,7 +382,8 @@ def _read_notes(folder: Path, values: Mapping[str, Any]) -> Notes:
 
 
 def _architecture(values: Mapping[str, Any]) -> str:
-    return (values.get("architectures") or [""])[0]
+    name = str((values.get("architectures") or [""])[0])
+    return name if name == FEATURE_TAGGER else name.removeprefix(OWN_CLASS)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ from bertsmith.folders import new_file, new_folder
 from bertsmith.formats.hf import CONFIG, NOTES, Loaded, Model, Notes, config_in, config_out, head_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
 FLOAT32, INT8, REPORT = "model.onnx", "model_int8.onnx", "onnx.json"
@@ -64,7 +65,8 @@ class Flat(nn.Module):
             return ("last_hidden_state",)
         if isinstance(self.model, TaskModel):
             return ("logits",)
-        return ("mlm_logits",) if self.model.next_sentence is None else ("mlm_logits", "nsp_logits")
+        pairs = isinstance(self.model, MaskedLM) and self.model.next_sentence is not None
+        return ("mlm_logits", "nsp_logits") if pairs else ("mlm_logits",)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
@@ -72,7 +74,7 @@ class Flat(nn.Module):
         if isinstance(self.model, TaskModel) and not self.encoder_alone:
             return (self.model.logits(batch),)
         hidden = self.model.encoder(batch)
-        if self.encoder_alone or isinstance(self.model, TaskModel):
+        if self.encoder_alone or not isinstance(self.model, MaskedLM):
             return (hidden,)
         words = self.model.masked_lm(hidden)  # (B, L, V): a graph has no list of the masked places
         pair = self.model.next_sentence

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from bertsmith.errors import UserError, suggestion
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Direction = Literal["both", "left-to-right", "right-to-left"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,8 @@ class EncoderConfig:
     """Every fact of an encoder; BERT paper, section 3 and its released configurations.
 
     `norm_first` normalises what goes into each sublayer instead of what comes out, and once more at the end. Without
-    `bias` the encoder's linear layers and norms only multiply; the heads keep theirs.
+    `bias` the encoder's linear layers and norms only multiply; the heads keep theirs. `direction` says which tokens a
+    token sees: all, those up to itself, or those from itself on (section 5.1: the left-to-right ablation).
     """
 
     vocab_size: int = 30522
@@ -33,6 +35,7 @@ class EncoderConfig:
     pad_token_id: int = 0
     norm_first: bool = False
     bias: bool = True
+    direction: Direction = "both"
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_heads:
@@ -46,6 +49,10 @@ class EncoderConfig:
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 0 and under 1, not {getattr(self, name)}")
+
+        if self.direction not in get_args(Direction):
+            near = suggestion(self.direction, get_args(Direction))
+            raise UserError(f"direction {self.direction!r} is not one of {', '.join(get_args(Direction))}{near}")
 
     @property
     def head_size(self) -> int:

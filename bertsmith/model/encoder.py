@@ -1,4 +1,4 @@
-"""The bidirectional Transformer encoder (BERT paper, section 3).
+"""The Transformer encoder (BERT paper, section 3).
 
 B sequences, T tokens, H hidden size, A heads, D head size. `…` stands for (B, L) or (T,), as the batch is laid out.
 """
@@ -51,9 +51,10 @@ class Embeddings(nn.Module):
         self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        self.direction = config.direction
 
     def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        if is_fast(tokens.device, layout):
+        if is_fast(tokens.device, layout, self.direction):
             from bertsmith.model.fused.layer import embeddings_forward
 
             return embeddings_forward(self, tokens, segments, positions)
@@ -68,6 +69,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.attention_dropout = config.attention_dropout
+        self.direction = config.direction
         self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
         self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
 
@@ -75,9 +77,9 @@ class SelfAttention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)  # each (…, A, D)
         dropout = self.attention_dropout if self.training else 0.0
         if trace is None:
-            mixed = attend(q, k, v, layout, dropout)
+            mixed = attend(q, k, v, layout, dropout, self.direction)
         else:
-            mixed, weights = attend_explicit(q, k, v, layout, dropout)
+            mixed, weights = attend_explicit(q, k, v, layout, dropout, self.direction)
             trace.attention.append(weights)
         return mixed.flatten(-2)
 
@@ -112,7 +114,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
         """The states after this layer; of the given `rows` of the flat form alone, where nobody needs the others."""
-        if trace is None and is_fast(x.device, layout):
+        if trace is None and is_fast(x.device, layout, self.attention.direction):
             from bertsmith.model.fused.layer import block_forward
 
             return block_forward(self, x, layout, rows)
@@ -160,7 +162,7 @@ class Encoder(nn.Module):
         return x
 
     def _finish(self, x: Tensor, layout: Layout) -> Tensor:
-        if isinstance(self.final_norm, nn.LayerNorm) and is_fast(x.device, layout):
+        if isinstance(self.final_norm, nn.LayerNorm) and is_fast(x.device, layout, self.config.direction):
             from bertsmith.model.fused.operations import norm_beside
 
             return norm_beside(x, self.final_norm)[0]

@@ -6,7 +6,7 @@ by the counts that the batch carries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import Direction, EncoderConfig
 from bertsmith.model.encoder import Encoder, activate, init_weights
 from bertsmith.model.fast import is_fast
-from bertsmith.model.recurrent import FeatureConfig, RecurrentHead
+from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]
+OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right-to-left": "left-to-right"}
 
 
 def sum_and_right(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,15 +29,20 @@ def sum_and_right(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return F.cross_entropy(scores, targets, reduction="sum"), (scores.detach().argmax(-1) == targets).sum()
 
 
+def whole_rows(layout: Layout, direction: Direction) -> Tensor:
+    """The row of each sequence whose state has seen all of it: `[CLS]`, or the last token of a reader left to right."""
+    return layout.lasts if direction == "left-to-right" else layout.firsts
+
+
 class Pooler(nn.Module):
-    """A dense layer with tanh on the state of `[CLS]`."""
+    """A dense layer with tanh on the state that stands for a sequence."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, first: Tensor) -> Tensor:
-        return self.dense(first).tanh()  # (B, H)
+    def forward(self, state: Tensor) -> Tensor:
+        return self.dense(state).tanh()  # (B, H)
 
 
 class MaskedLMHead(nn.Module):
@@ -94,7 +100,9 @@ class HeadConfig:
     `single` chooses one label of a text or pair, `multi` any number of them, `regression` gives a number, `choice`
     picks one of `num_choices` endings (0: a batch is one question), `tags` labels every token, `span` marks where an
     answer starts and ends. `dropout` is that before the output layer where it is not the encoder's. With `features` the
-    tags are read by a BiLSTM from an encoder that is not trained.
+    tags are read by a BiLSTM from an encoder that is not trained. With `bilstm_layers` a BiLSTM stands under the output
+    layer, trained with all the rest (Table 5). `beside`: a second encoder reads the other way, and a token's state is
+    that of both, side by side (section 5.1).
     """
 
     kind: HeadKind
@@ -102,10 +110,21 @@ class HeadConfig:
     num_choices: int = 0
     dropout: float | None = None
     features: FeatureConfig | None = None
+    bilstm_layers: int = 0
+    beside: bool = False
+
+    @property
+    def own_form(self) -> tuple[FeatureConfig | None, int, bool]:
+        """What stands between the encoder and the output layer that `transformers` has no class for."""
+        return self.features, self.bilstm_layers, self.beside
+
+    @property
+    def is_own(self) -> bool:
+        return self.own_form != (None, 0, False)
 
     def same_classes(self, other: HeadConfig) -> bool:
         """Whether the weights of one output layer mean the same in the other."""
-        return (self.kind, self.labels, self.features) == (other.kind, other.labels, other.features)
+        return (self.kind, self.labels, self.own_form) == (other.kind, other.labels, other.own_form)
 
     def label_index(self, name: str, where: str = "") -> int:
         """The number of a class, or an error that lists the classes there are."""
@@ -151,12 +170,26 @@ def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
     dropout = config.hidden_dropout if head.dropout is None else head.dropout
     if head.features is not None:
         return RecurrentHead(config, head.features, len(head.labels), dropout)
+    if head.beside:
+        config = replace(config, hidden_size=2 * config.hidden_size)
+    top = _output_layer(config, head, dropout)
+    return RecurrentTop(config, head.bilstm_layers, top, isinstance(top, SequenceHead)) if head.bilstm_layers else top
+
+
+def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn.Module:
     if head.kind == "tags":
         return TokenHead(config, len(head.labels), dropout)
     if head.kind == "span":
         return TokenHead(config, 2, dropout=0.0)
     outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
     return SequenceHead(config, outputs, dropout)
+
+
+def _other_way(config: EncoderConfig) -> EncoderConfig:
+    """The same encoder, reading the other way."""
+    if config.direction not in OPPOSITE:
+        raise UserError("a second encoder stands beside one that reads in one direction; this one sees both")
+    return replace(config, direction=OPPOSITE[config.direction])
 
 
 class TaskModel(nn.Module):
@@ -169,15 +202,27 @@ class TaskModel(nn.Module):
         self.class_weights: list[float] | None = None  # how much each class counts in training, where not alike
         self._sent: tuple[list[float] | None, Tensor | None] = None, None  # the same, and where they are needed
         self.head = make_head(encoder.config, head)
+        self.beside = Encoder(_other_way(encoder.config)) if head.beside else None
         if head.features is not None:
             encoder.requires_grad_(False)
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        """The encoder, and the one beside it."""
+        return [self.encoder] if self.beside is None else [self.encoder, self.beside]
 
     def scores(self, batch: Batch) -> Tensor:
         """What the output layer gives: (B, K) for sequences and endings, (…, K) for tokens."""
         if isinstance(self.head, RecurrentHead):
             return self.head.scores(self.encoder, batch).float()
-        rows = batch.layout.firsts if isinstance(self.head, SequenceHead) else None
-        return self.head(self.encoder(batch, rows=rows)).float()
+        if isinstance(self.head, SequenceHead):
+            return self.head(self._pooled(batch)).float()
+        hidden = torch.cat([encoder(batch) for encoder in self.encoders], -1)
+        return (self.head(hidden, batch.layout) if isinstance(self.head, RecurrentTop) else self.head(hidden)).float()
+
+    def _pooled(self, batch: Batch) -> Tensor:
+        """The state of each sequence that has seen all of it, of each encoder (B, H)."""
+        return torch.cat([e(batch, rows=whole_rows(batch.layout, e.config.direction)) for e in self.encoders], -1)
 
     def logits(self, batch: Batch) -> Tensor:
         """Scores: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""

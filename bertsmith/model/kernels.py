@@ -13,23 +13,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.batch import Layout, Packed, Padded
+from bertsmith.model.config import Direction
 
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # a build of torch without it: packed batches take the dense kernel
     varlen_attn = None  # type: ignore[assignment]
 
+WINDOWS = {"left-to-right": (-1, 0), "right-to-left": (0, -1)}  # tokens seen before and after each; -1: all
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
-    """Softmax attention of every token to all tokens of its own sequence."""
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, direction: Direction = "both"
+) -> Tensor:
+    """Softmax attention of every token to those of its own sequence that the direction lets it see."""
     if isinstance(layout, Padded):
-        return dense(q, k, v, layout.mask, dropout)
+        return dense(q, k, v, layout.mask, dropout, direction)
     if has_varlen(q) and dropout == 0.0:
-        return varlen(q, k, v, layout)
+        return varlen(q, k, v, layout, direction)
     if q.device.type == "cpu":
-        return grouped(q, k, v, layout, dropout)
+        return grouped(q, k, v, layout, dropout, direction)
     _, mask = layout.rectangle
-    return layout.unpad(dense(layout.pad(q), layout.pad(k), layout.pad(v), mask, dropout))
+    return layout.unpad(dense(layout.pad(q), layout.pad(k), layout.pad(v), mask, dropout, direction))
 
 
 def has_varlen(q: Tensor) -> bool:
@@ -42,33 +47,50 @@ def has_varlen(q: Tensor) -> bool:
     )
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0, direction: Direction = "both"
+) -> Tensor:
     """Scaled dot-product attention on rectangles (B, L, A, D); `mask` (B, L) says which keys are real."""
-    seen = None if mask is None else mask[:, None, None, :]
+    causal = direction == "left-to-right"  # padding stands after all tokens, which do not see it anyway
+    seen = None if causal else visible(mask, q.shape[1], q.device, direction)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, is_causal=causal).transpose(1, 2)
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Packed) -> Tensor:
+def visible(mask: Tensor | None, length: int, device: torch.device, direction: Direction) -> Tensor | None:
+    """Which keys each query sees, as (B, 1, 1, L) or (B, 1, L, L); None: all. Padding sees itself, not nothing."""
+    real = None if mask is None else mask[:, None, None, :]
+    if direction == "both":
+        return real
+    place = torch.arange(length, device=device)
+    query, key = place[:, None], place[None, :]
+    seen = (key <= query if direction == "left-to-right" else key >= query)[None, None]
+    return seen if real is None else (seen & real) | (query == key)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Packed, direction: Direction = "both") -> Tensor:
     """Variable-length flash attention (CUDA, half precision). It has no dropout."""
     starts, longest = layout.starts, layout.max_length
-    output = varlen_attn(q, k, v, starts, starts, longest, longest)
+    window: dict[str, Any] = {} if direction == "both" else {"window_size": WINDOWS[direction]}
+    output = varlen_attn(q, k, v, starts, starts, longest, longest, **window)
     assert isinstance(output, Tensor)
     return output
 
 
-def grouped(q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.0) -> Tensor:
+def grouped(
+    q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.0, direction: Direction = "both"
+) -> Tensor:
     """The packed kernel of a CPU: a dense call for each group of similar lengths, never a T × T mask."""
     groups = layout.groups
     if groups is None:  # all of one length: the rectangle is a view
         q, k, v = (x.unflatten(0, (-1, layout.max_length)) for x in (q, k, v))
-        return dense(q, k, v, None, dropout).flatten(0, 1)
+        return dense(q, k, v, None, dropout, direction).flatten(0, 1)
     sizes = [rows * length for rows, length in groups.shapes]
     spread = (_Spread.apply(x, groups.source, groups.places).split(sizes) for x in (q, k, v))
     outputs = []
     for *rectangle, shape, mask in zip(*spread, groups.shapes, groups.masks, strict=True):
         q, k, v = (x.unflatten(0, shape) for x in rectangle)
-        outputs.append(dense(q, k, v, mask, dropout).flatten(0, 1))
+        outputs.append(dense(q, k, v, mask, dropout, direction).flatten(0, 1))
     return _Collect.apply(torch.cat(outputs), groups.source, groups.places)  # type: ignore[no-any-return]
 
 
@@ -99,11 +121,15 @@ class _Collect(torch.autograd.Function):
         return spread.index_copy_(0, ctx.places, gradient), None, None
 
 
-def attend_explicit(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0) -> tuple[Tensor, Tensor]:
+def attend_explicit(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, direction: Direction = "both"
+) -> tuple[Tensor, Tensor]:
     """Attention written out; also gives the weights (B, A, L, L), zero where there is no token."""
     mask = layout.mask if isinstance(layout, Padded) else layout.rectangle[1]
     q, k, v = (layout.pad(x).transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    weights = scores.masked_fill(~mask[:, None, None, :], float("-inf")).softmax(-1)
+    seen = visible(mask, mask.shape[1], q.device, direction)
+    assert seen is not None
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     output = (F.dropout(weights, dropout) @ v).transpose(1, 2)
     return layout.unpad(output), weights * mask[:, None, :, None]

@@ -1,4 +1,4 @@
-"""The feature-based tagger (section 5.3, Table 7): a BiLSTM reads the hidden states of an encoder that is not trained.
+"""BiLSTMs: on an encoder that is not trained (section 5.3, Table 7), and on one that is trained with it (Table 5).
 
 W words, T tokens, L layers that are read, H the encoder's hidden size, K classes.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from bertsmith.batch import Batch, Layout, Packed
+from bertsmith.batch import Batch, Layout, Packed, Padded
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
@@ -84,10 +84,7 @@ class RecurrentHead(nn.Module):
         with torch.autocast(states.device.type, enabled=False):
             states = states.to(self.output.weight.dtype)
             x = torch.einsum("l,wlh->wh", self.mix.softmax(0), states) if self.sums else states.flatten(1)
-            lengths = layout.starts.diff().cpu()
-            packed = pack_padded_sequence(layout.pad(self.dropout(x)), lengths, batch_first=True, enforce_sorted=False)
-            hidden, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-            return self.output(self.dropout(layout.unpad(hidden)))
+            return self.output(self.dropout(both_ways(self.lstm, self.dropout(x), layout)))
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
         """Scores (T, K) of a batch: of words whose states it brings, or at the tokens that its words begin with."""
@@ -108,6 +105,40 @@ class RecurrentHead(nn.Module):
         encoder.eval()
         found = hidden_states(encoder, batch, self.layers)
         return torch.stack([found[layer] for layer in self.layers], -2)
+
+
+def both_ways(lstm: nn.LSTM, x: Tensor, layout: Layout) -> Tensor:
+    """What a BiLSTM gives for each token of sequences that it reads one by one."""
+    lengths = (layout.mask.sum(1) if isinstance(layout, Padded) else layout.starts.diff()).cpu()
+    packed = pack_padded_sequence(layout.pad(x), lengths, batch_first=True, enforce_sorted=False)
+    hidden, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=layout.max_length)
+    return layout.unpad(hidden)
+
+
+class RecurrentTop(nn.Module):
+    """A BiLSTM between an encoder and an output layer, trained with both; its states are as wide as the encoder's.
+
+    Where `pooled`, the output layer takes one state a sequence: what has read up to its last token, and what from it on
+    to the first.
+    """
+
+    def __init__(self, config: EncoderConfig, num_layers: int, top: nn.Module, pooled: bool) -> None:
+        super().__init__()
+        size, between = config.hidden_size, config.hidden_dropout if num_layers > 1 else 0.0
+        if size % 2:
+            raise UserError(f"bilstm_layers: a width of {size} cannot be divided between two directions")
+        self.lstm = nn.LSTM(size, size // 2, num_layers, bidirectional=True, dropout=between)
+        init_weights(self.lstm, config.init_std)
+        self.top, self.pooled = top, pooled
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):  # not every device has an LSTM in bfloat16
+            read = both_ways(self.lstm, hidden.to(next(self.lstm.parameters()).dtype), layout)
+        if not self.pooled:
+            return self.top(read)
+        forwards, backwards = layout.flat(read).chunk(2, -1)
+        ends = forwards.index_select(0, layout.lasts), backwards.index_select(0, layout.firsts)
+        return self.top(torch.cat(ends, -1))
 
 
 def _without_empty(layout: Layout) -> Packed:

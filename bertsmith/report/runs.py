@@ -27,6 +27,9 @@ SAMPLES = "dev_samples"
 NAMES = {
     "loss": "Loss",
     "mlm_loss": "Loss of the masked words",
+    "lm_loss": "Loss of the next words",
+    "lm_perplexity": "Perplexity of the next words",
+    "lm_accuracy": "Next words guessed right",
     "nsp_loss": "Loss of the sentence pairs",
     "task_loss": "Loss of the task",
     "mlm_perplexity": "Perplexity of the masked words",

@@ -1,0 +1,78 @@
+"""The command that runs the paper's tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bertsmith.commands.options import Device, Json
+
+
+def reproduce(
+    tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="table1 to table8, figure5, or all")],
+    out: Annotated[Path, typer.Option("--out", help="The work folder; runs that are there already are used")] = Path(
+        "paper"
+    ),
+    scale: Annotated[str, typer.Option("--scale", help="tiny, small, base or paper: size and budget")] = "tiny",
+    data: Annotated[
+        Path | None, typer.Option("--data", help="The folder with the tasks' folders: MNLI, SST-2, squad, conll2003, …")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option("--corpus", help="A corpus folder; at scale tiny the demo's text by default")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Fine-tuning runs for each figure; the paper has 5")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with their estimated time")] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every pre-training")
+    ] = None,
+    tune: Annotated[
+        list[str] | None, typer.Option("--tune", metavar="KEY=VALUE", help="Change a setting of every fine-tuning")
+    ] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    r"""Run tables of the BERT paper and show its rows beside ours; a stopped command goes on where it was.
+
+    \b
+    Example: bertsmith reproduce table5 --data tasks --out paper
+    What it would take: bertsmith reproduce all --scale base --data tasks --corpus shards --seeds 5 --dry-run
+    """
+    from bertsmith.paper.reproduce import reproduce as function
+
+    results = function(
+        tables, out, scale=scale, data=data, corpus=corpus, seeds=seeds, device=device, dry_run=dry_run,
+        pretraining=settings or (), finetuning=tune or (),
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(results if len(results) > 1 else results[0], ensure_ascii=False))
+        return
+    for result in results:
+        (_show_plan if dry_run else _show_table)(result)
+
+
+def _show_table(result: dict[str, Any]) -> None:
+    from bertsmith.paper.pages import header, lines, remarks
+
+    table = Table(*header(result), title=f"{result['table']}: {result['title']}")
+    for line in lines(result):
+        table.add_row(*line)
+    Console().print(table)
+    for text in [*remarks(result), f"Page: {result['page']}"]:
+        Console().print(text, markup=False, soft_wrap=True, highlight=False)
+
+
+def _show_plan(result: dict[str, Any]) -> None:
+    table = Table("run", "operations", "hours", title=f"{result['table']}: {result['title']}")
+    for run in result["runs"]:
+        table.add_row(run["run"], f"{run['flops']:.1e}", "done" if run["done"] else f"{run['hours']:.3g}")
+    table.add_section()
+    table.add_row(f"{len(result['runs'])} runs", "", f"{result['hours']:.3g}")
+    Console().print(table)
+    said = [f"Absent: {name}: {why}." for name, why in result["absent"].items()]
+    for text in [*said, f"Hours: {result['note']}."]:
+        Console().print(text, markup=False, soft_wrap=True, highlight=False)

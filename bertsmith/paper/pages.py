@@ -1,0 +1,80 @@
+"""A table of the paper as a page: our figures beside the paper's, and its plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from bertsmith import page
+
+ABSENT = "–"
+
+
+def lines(result: dict[str, Any]) -> Iterator[list[str]]:
+    """The lines of a table as text: of each row the paper's figures, and ours below them."""
+    for row in result["rows"]:
+        paper = [f"{row['paper'][name]:.4g}" if name in row["paper"] else ABSENT for name in result["columns"]]
+        is_ours = "not_run" not in row
+        if row["paper"] or not is_ours:
+            yield [row["name"], "paper", *paper, ""]
+        if is_ours:
+            ours = [cell_text(row["ours"].get(name)) for name in result["columns"]]
+            yield [row["name"], "ours", *ours, page.short(row["tokens"])]
+
+
+def cell_text(cell: dict[str, Any] | None) -> str:
+    """A mean with its deviation, where there are several seeds."""
+    if cell is None:
+        return ABSENT
+    spread = f" ± {cell['deviation']:.1f}" if cell["deviation"] is not None else ""
+    return f"{cell['mean']:.1f}{spread}" + (f" ({cell['failed']} failed)" if cell.get("failed") else "")
+
+
+def header(result: dict[str, Any]) -> list[str]:
+    """The names of the columns."""
+    return ["", "", *result["columns"], "tokens seen"]
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What a reader has to know: seeds, what is absent, partial or noted."""
+    seeds = result["seeds"]
+    said = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} a figure; pre-training once, the same budget for all."]
+    said += [f"Not run: {row['name']}: {row['not_run']}." for row in result["rows"] if "not_run" in row]
+    said += [f"Absent: {name}: {why}." for name, why in result["absent"].items()]
+    said += [f"Partial: {name}: {'; '.join(why)}." for name, why in result["partial"].items()]
+    said += [f"Settings: {', '.join(result['settings'])}."] if result["settings"] else []
+    return [*said, *result["notes"]]
+
+
+def write_table(path: Path, result: dict[str, Any]) -> None:
+    """The page of a table or figure."""
+    name = result["table"]
+    title = f"{name[:-1].capitalize()} {name[-1]}: {result['title']}"
+    parts = [page.table(header(result), list(lines(result))), *(page.paragraph(t, "note") for t in remarks(result))]
+    drawn = list(_curves(result) if any(row.get("series") for row in result["rows"]) else _bars(result))
+    page.write_page(path, title, f"The paper's rows and ours, scale {result['scale']}", [*parts, page.figures(drawn)])
+
+
+def _curves(result: dict[str, Any]) -> Iterator[str]:
+    """Figure 5: a score against the steps of pre-training."""
+    for name in result["columns"]:
+        curves: dict[str, page.Curve] = {}
+        for row in result["rows"]:
+            if name in row["ours"]:
+                x, y = curves.setdefault(row["series"], ([], []))
+                x.append(row["steps"]), y.append(row["ours"][name]["mean"])  # type: ignore[attr-defined]
+        if curves:
+            yield page.plot(f"{name} dev after so many steps", curves, y_label="%")
+
+
+def _bars(result: dict[str, Any]) -> Iterator[str]:
+    """The paper's figures and ours side by side, a picture a column."""
+    for name in result["columns"]:
+        both = [row for row in result["rows"] if name in row["ours"]]
+        paper = [row["paper"].get(name, float("nan")) for row in both]
+        ours = [row["ours"][name]["mean"] for row in both]
+        if both:
+            labels = [fill(row["name"].removeprefix("BERT-Base, "), 9) for row in both]
+            yield page.bars(name, {"paper": paper, "ours": ours}, labels)

@@ -1,0 +1,102 @@
+"""What a table would cost on this machine: every run with its operations, and the time they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bertsmith.data.shards import Corpus
+from bertsmith.finetune import FinetuneConfig
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.cost import training_flops
+from bertsmith.paper.tables import Row, Table
+from bertsmith.paper.work import DEMO_WORDS, SCORES, Data, Work
+from bertsmith.pretrain import PretrainConfig
+from bertsmith.tasks.reading import find_splits, training_rows
+from bertsmith.tasks.rows import Columns
+from bertsmith.tasks.rows import Row as TaskRow
+from bertsmith.tasks.task import find_task
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.run import is_finished
+from bertsmith.training.settings import autocast_dtype, pick_device
+from bertsmith.training.speed import matrix_ceiling
+
+SHARE = 0.4  # of the ceiling of matrix products that training is taken to reach
+PIECES = 1.35  # tokens a word
+MARKS = 3  # [CLS] and two [SEP]
+
+
+def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
+    """The runs that a table needs, those that are there, and the hours of the others."""
+    where = pick_device(work.device)
+    speed = SHARE * matrix_ceiling(where, autocast_dtype(work.scale.train.precision, where))
+    words = Tokenizer.load(Corpus.open(work.corpus).folder).vocab_size if work.corpus is not None else DEMO_WORDS
+    runs: dict[str, dict[str, Any]] = {}
+
+    def add(folder: str, flops: float, done: bool) -> None:
+        runs[folder] = {"run": folder, "done": done, "flops": flops, "hours": 0.0 if done else flops / speed / 3600}
+
+    absent = {}
+    for row in (row for row in table.rows if row.start is not None):
+        for start in (start for start in (row.start, row.beside) if start is not None):
+            run = work.run_of(start)
+            add(str(run.relative_to(work.folder)), pretraining_flops(work.config(start), words), is_finished(run))
+        for column in table.columns:
+            found = work.find(column.task) if column.task else ""
+            if not isinstance(found, Data):
+                absent[column.name] = column.why_not or found
+                continue
+            lengths = row_lengths(column.task, found)
+            for config in work.settings(row, column):
+                flops = _finetuning_flops(work, row, config, lengths)
+                for seed in range(1, seeds + 1):
+                    run = work.tuned(row, column, config, seed)
+                    add(str(run.relative_to(work.folder)), flops, (run / SCORES).exists())
+    hours = sum(run["hours"] for run in runs.values())
+    facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
+    absent = {name: why for name, why in absent.items() if why}
+    note = f"operations at {SHARE:.0%} of this machine's ceiling for matrix products; evaluation is not counted"
+    return {**facts, "runs": list(runs.values()), "hours": hours, "absent": absent, "note": note}
+
+
+def pretraining_flops(config: PretrainConfig, vocab_size: int) -> float:
+    """The operations of a whole run, its sequences taken to be full."""
+    data, steps = config.data, config.train.steps or 0
+    model = replace(config.model, vocab_size=vocab_size)
+    rate = data.masking.rate if model.direction == "both" else 1.0
+    shares = [(1.0, data.max_length)]
+    if data.long_length is not None:
+        shares = [(1 - data.long_share, data.max_length), (data.long_share, data.long_length)]
+    size = config.train.batch_size
+    return sum(
+        share * steps * training_flops(model, [length] * size, int(rate * size * length)) for share, length in shares
+    )
+
+
+_LENGTHS: dict[tuple[str, str], list[int]] = {}
+
+
+def row_lengths(task: str, data: Data) -> list[int]:
+    """About how many tokens the training rows of a task have."""
+    key = task, str(data.train)
+    if key not in _LENGTHS:
+        described = find_task(task)
+        rows, _ = training_rows(described, find_splits(described, data.train, data.dev).train, Columns())
+        _LENGTHS[key] = [_tokens(row) for row in rows]
+    return _LENGTHS[key]
+
+
+def _tokens(row: TaskRow) -> int:
+    texts = (
+        [f"{row.text} {row.pair or ''}"] if not row.parts or row.document else [f"{row.text} {e}" for e in row.parts]
+    )
+    return sum(MARKS + int(PIECES * len(text.split())) for text in texts)
+
+
+def _finetuning_flops(work: Work, row: Row, config: FinetuneConfig, lengths: list[int]) -> float:
+    assert row.start is not None
+    model: EncoderConfig = work.config(row.start).model
+    longest = min(config.data.max_length or find_task(config.task).max_length, model.max_positions)
+    bounded = [min(length, longest) for length in lengths]
+    epochs = 1 / 3 if config.features.variant else config.train.epochs or 1  # a frozen encoder runs forward once
+    return (2 if row.beside else 1) * epochs * training_flops(model, bounded, 0)

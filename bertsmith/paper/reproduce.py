@@ -1,0 +1,138 @@
+"""`reproduce`: run what a table of the paper needs and put our figures beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError, suggestion
+from bertsmith.paper.pages import write_table
+from bertsmith.paper.plan import estimate
+from bertsmith.paper.scales import find_scale
+from bertsmith.paper.tables import TABLES, Column, Row, Table
+from bertsmith.paper.work import Data, Work
+from bertsmith.protocols import figures_of
+from bertsmith.tasks.task import find_task
+from bertsmith.training.run import write_json
+
+Cell = dict[str, Any]
+
+
+def reproduce(
+    names: Sequence[str],
+    out: str | Path,
+    *,
+    scale: str = "tiny",
+    data: str | Path | None = None,
+    corpus: str | Path | None = None,
+    seeds: int = 1,
+    device: str | None = None,
+    dry_run: bool = False,
+    pretraining: Sequence[str] = (),
+    finetuning: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Run tables of the paper, or plan them; gives a result each, which `OUT/SCALE/NAME.json` and `.html` hold too.
+
+    `data` holds the folders of the tasks, `corpus` is a corpus folder (at scale tiny the demo's text by default). Runs
+    that are there already are used. `pretraining` and `finetuning` are settings for all runs of a kind.
+    """
+    if seeds < 1:
+        raise UserError(f"--seeds must be at least 1, not {seeds}")
+    tables = find_tables(names)
+    if corpus is None and scale != "tiny":
+        raise UserError(f"--scale {find_scale(scale).name} needs text: give a corpus folder with --corpus")
+    work = Work(
+        Path(out), find_scale(scale), Path(corpus) if corpus is not None else None,
+        Path(data) if data is not None else None, device, tuple(pretraining), tuple(finetuning),
+    )  # fmt: skip
+    if dry_run:
+        return [estimate(work, table, seeds) for table in tables]
+    return [run_table(work, table, seeds) for table in tables]
+
+
+def find_tables(names: Sequence[str]) -> list[Table]:
+    """Tables by their names; `all` is every one."""
+    for name in names:
+        if name not in (*TABLES, "all"):
+            near = suggestion(name, [*TABLES, "all"]) or "; one of: " + ", ".join([*TABLES, "all"])
+            raise UserError(f"unknown table {name!r}{near}")
+    chosen = TABLES if "all" in names else dict.fromkeys(names)
+    return [TABLES[name]() for name in chosen]
+
+
+def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
+    """Run every row that is ours; a task whose rows are not there is absent, and said to be."""
+    found = {column.task: work.find(column.task) for column in table.columns if column.task}
+    absent = {c.name: why for c in table.columns if (why := c.why_not or _absent(found.get(c.task)))}
+    rows, partial = [], dict[str, list[str]]()
+    for row in table.rows:
+        result: dict[str, Any] = {"name": row.name, "paper": _named(table, row.paper), "ours": {}}
+        rows.append(result)
+        if row.start is None:
+            result["not_run"] = row.why_not
+            continue
+        facts = work.pretrained(row.start)
+        beside = work.pretrained(row.beside) if row.beside else {"tokens": 0}
+        result |= {"steps": work.steps_at(row), "tokens": work.tokens_at(row) + beside["tokens"], "series": row.series}
+        for column in table.columns:
+            data = found.get(column.task)
+            if isinstance(data, Data):
+                cell = _cell(work, row, column, data, seeds, partial)
+            elif not column.task and column.key in facts:
+                cell = figures_of([facts[column.key]])
+            else:
+                continue
+            if cell["seeds"]:
+                result["ours"][column.name] = cell
+            else:
+                absent.setdefault(column.name, f"no run of {column.run} gave {column.key}")
+        if table.average:
+            _add_average(table, result)
+    if table.average and not any(table.columns[-1].name in row["ours"] for row in rows):
+        absent[table.columns[-1].name] = "it is the mean of all columns"
+    facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
+    names = [column.name for column in table.columns]
+    settings = {"settings": [*work.pretraining, *work.finetuning], "corpus": str(work.text())}
+    result = {**facts, **settings, "columns": names, "rows": rows, "absent": absent, "partial": partial}
+    result["notes"] = [f"Scale {work.scale.name}: {work.scale.what}.", *table.notes]
+    folder = work.folder / work.scale.name
+    result["page"] = str(folder / f"{table.name}.html")
+    write_json(folder / f"{table.name}.json", result)
+    write_table(folder / f"{table.name}.html", result)
+    return result
+
+
+def _absent(found: Data | str | None) -> str:
+    return found if isinstance(found, str) else ""
+
+
+def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:
+    pairs = zip(table.columns, values, strict=True)
+    return {column.name: value for column, value in pairs if value is not None}
+
+
+def _cell(work: Work, row: Row, column: Column, data: Data, seeds: int, partial: dict[str, list[str]]) -> Cell:
+    """The figures of a row in a column: of the setting with the best mean, in points."""
+    points = 1.0 if find_task(column.task).head == "span" else 100.0
+    best: Cell = figures_of([])
+    for config in work.settings(row, column):
+        runs = [work.scores(row, column, config, seed, data) for seed in range(1, seeds + 1)]
+        values = [points * run["scores"][column.key] for run in runs if column.key in run["scores"]]
+        remarks = dict.fromkeys(remark for run in runs for remark in run["remarks"])
+        if remarks:
+            partial[column.name] = list(dict.fromkeys([*partial.get(column.name, []), *remarks]))
+        cell = {**figures_of(values), "values": values, "learning_rate": config.train.learning_rate}
+        failed = sum("failed" in run for run in runs)
+        cell |= {"failed": failed} if failed else {}
+        if values and (not best["seeds"] or cell["mean"] > best["mean"]):
+            best = cell
+    return best
+
+
+def _add_average(table: Table, result: dict[str, Any]) -> None:
+    """The mean of all columns, where a row has all of them."""
+    *columns, last = [column.name for column in table.columns]
+    means = [result["ours"][name]["mean"] for name in columns if name in result["ours"]]
+    if len(means) == len(columns):
+        result["ours"][last] = {"mean": sum(means) / len(means), "deviation": None, "seeds": 1}

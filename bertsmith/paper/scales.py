@@ -1,0 +1,109 @@
+"""At which size and budget the paper's tables are run: every row of a table has the same budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bertsmith.data.loader import DataConfig
+from bertsmith.errors import UserError, suggestion
+from bertsmith.finetune import FinetuneConfig
+from bertsmith.model.config import EncoderConfig
+from bertsmith.pretrain import PretrainConfig
+from bertsmith.protocols import GLUE, SINGLE
+from bertsmith.recipes import feature_based
+from bertsmith.tasks.glue_average import LEADERBOARD
+from bertsmith.training.settings import TrainConfig
+
+BASE = EncoderConfig()  # the paper's Base, which the sizes of a scale are reckoned from
+CHECKPOINTS = 5  # of a run whose course is looked at (figure 5)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What stands for Base, how it is trained, and how it is fine-tuned.
+
+    `layers`, `hidden` and `heads` are those of what stands for Base; other sizes are reckoned by the same ratios.
+    `rates` are the learning rates of GLUE's tasks, of which the best on dev is taken; None: the paper's own settings.
+    """
+
+    name: str
+    what: str
+    layers: int
+    hidden: int
+    heads: int
+    max_length: int
+    long_length: int
+    train: TrainConfig
+    rates: tuple[float, ...]
+    task_rate: float | None = None  # of all other tasks
+    feature_epochs: int = 20
+    restarts: int = 2
+
+    def encoder(self, model: EncoderConfig) -> EncoderConfig:
+        """An encoder of the paper at this scale: the same ratios to Base in layers, width and size of a head."""
+        wide = max(1, round(model.hidden_size / BASE.hidden_size * self.heads))  # heads of the usual size
+        heads = max(1, round(wide * model.num_heads * BASE.head_size / model.hidden_size))
+        hidden = wide * (self.hidden // self.heads)
+        return replace(
+            model,
+            num_layers=max(1, round(model.num_layers / BASE.num_layers * self.layers)),
+            hidden_size=hidden,
+            num_heads=heads if hidden % heads == 0 else wide,
+            intermediate_size=4 * hidden,
+            max_positions=self.long_length,
+        )
+
+    def pretraining(self, recipe: PretrainConfig) -> PretrainConfig:
+        """A recipe of the paper at this scale: what it is about stays, size and budget are the scale's."""
+        data: DataConfig = replace(recipe.data, max_length=self.max_length, long_length=self.long_length)
+        return replace(recipe, model=self.encoder(recipe.model), data=data, train=self.train)
+
+    def finetuning(self, task: str, features: str = "") -> list[FinetuneConfig]:
+        """The settings that a task is fine-tuned with; where there are several, the best on dev is taken."""
+        if features:
+            config = feature_based(task, features)
+            train = replace(config.train, epochs=self.feature_epochs)
+            width = replace(config.features, hidden_size=self.hidden)
+            return [replace(config, train=train, features=width, restarts=self.restarts)]
+        grid = SINGLE.get(task, GLUE)
+        settings = {name.split(".")[-1]: values[0] for name, values in grid.items()}
+        base = TrainConfig(warmup=0.1, **settings)
+        rates = self.rates if task in LEADERBOARD else (self.task_rate or base.learning_rate,)
+        return [FinetuneConfig(task, train=replace(base, learning_rate=r), restarts=self.restarts) for r in rates]
+
+
+def _train(steps: int, batch_size: int, rate: float, **changes: float) -> TrainConfig:
+    values = {"warmup": 0.05, "evaluate_every": 0.1, **changes}
+    return TrainConfig(steps=steps, batch_size=batch_size, learning_rate=rate, **values)  # type: ignore[arg-type]
+
+
+GLUE_RATES = tuple(GLUE["train.learning_rate"])
+SCALES = {
+    scale.name: scale
+    for scale in (
+        Scale(
+            "tiny", "minutes on two cores: shows that everything runs, not what the paper found",
+            4, 64, 4, 32, 128, _train(100, 16, 2e-3, evaluate_every=0.0), (1e-3,), 1e-3, feature_epochs=3, restarts=0,
+        ),
+        Scale(
+            "small", "an encoder of 4 layers, 256 wide, 0.7 billion tokens",
+            4, 256, 4, 128, 512, _train(20_000, 256, 5e-4), (3e-4,), 3e-4,
+        ),
+        Scale(
+            "base", "the paper's sizes, a tenth of its budget",
+            12, 768, 12, 128, 512, _train(100_000, 256, 1e-4), (5e-5,),
+        ),
+        Scale(
+            "paper", "the paper's sizes, budget and choice of learning rates",
+            12, 768, 12, 128, 512, _train(1_000_000, 256, 1e-4, warmup=0.01), GLUE_RATES,
+        ),
+    )
+}  # fmt: skip
+
+
+def find_scale(name: str) -> Scale:
+    """A scale by its name."""
+    if name not in SCALES:
+        near = suggestion(name, SCALES) or "; one of: " + ", ".join(SCALES)
+        raise UserError(f"--scale: unknown scale {name!r}{near}")
+    return SCALES[name]

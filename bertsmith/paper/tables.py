@@ -1,0 +1,229 @@
+"""The paper's tables, one function each: rows that are run, and the paper's figures beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bertsmith.model.recurrent import VARIANTS
+from bertsmith.pretrain import PretrainConfig
+from bertsmith.recipes import TABLE_6, TABLE_8, bert, left_to_right, masked, no_nsp, right_to_left, sized
+
+Figures = tuple[float | None, ...]
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of a pre-training run, at which figure 5 looks
+DEV = "Our figures are on dev; the paper's are the test server's: other rows, not to be compared to the point."
+
+
+@dataclass(frozen=True)
+class Column:
+    """A score: of a task's dev rows (`features`: by a BiLSTM on the frozen encoder), or of pre-training (no task)."""
+
+    name: str
+    task: str = ""
+    key: str = "accuracy"
+    features: str = ""
+    why_not: str = ""  # where it cannot be measured
+
+    @property
+    def run(self) -> str:
+        """The name of the fine-tuning that gives this score."""
+        return f"{self.task}-{self.features}" if self.features else self.task
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: the paper's figures and, where we run it, the pre-training that it starts from.
+
+    `features` and `bilstm_layers` change the fine-tuning; `beside` is a second model for it; `share` takes the model of
+    that part of the run. A row that is not run says why.
+    """
+
+    name: str
+    paper: Figures
+    start: PretrainConfig | None = None
+    features: str = ""
+    bilstm_layers: int = 0
+    beside: PretrainConfig | None = None
+    share: float = 1.0
+    why_not: str = "another system"
+    series: str = ""  # of a figure
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a command runs and prints."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    average: bool = False  # the last column is the mean of the others
+
+    @property
+    def is_figure(self) -> bool:
+        return any(row.series for row in self.rows)
+
+
+MNLI = Column("MNLI-m", "mnli")
+SST2 = Column("SST-2", "sst2")
+MRPC = Column("MRPC", "mrpc")
+
+
+def table1() -> Table:
+    """GLUE, every task by itself."""
+    columns = (
+        MNLI,
+        Column("MNLI-mm", "mnli", "mismatched_accuracy"),
+        Column("QQP", "qqp", "f1"),
+        Column("QNLI", "qnli"),
+        SST2,
+        Column("CoLA", "cola", "matthews"),
+        Column("STS-B", "stsb", "spearman"),
+        Column("MRPC", "mrpc", "f1"),
+        Column("RTE", "rte"),
+        Column("average"),
+    )
+    rows = (
+        Row("Pre-OpenAI SOTA", (80.6, 80.1, 66.1, 82.3, 93.2, 35.0, 81.0, 86.0, 61.7, 74.0)),
+        Row("BiLSTM+ELMo+Attn", (76.4, 76.1, 64.8, 79.8, 90.4, 36.0, 73.3, 84.9, 56.8, 71.0)),
+        Row("OpenAI GPT", (82.1, 81.4, 70.3, 87.4, 91.3, 45.4, 80.0, 82.3, 56.0, 75.1)),
+        Row("BERT-Base", (84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4, 79.6), bert("base")),
+        Row("BERT-Large", (86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1, 82.1), bert("large")),
+    )
+    return Table("table1", "GLUE", columns, rows, (DEV, "F1 for QQP and MRPC; WNLI is left out."), average=True)
+
+
+def table2() -> Table:
+    """SQuAD 1.1."""
+    columns = (Column("EM", "squad1", "exact_match"), Column("F1", "squad1", "f1"))
+    several = "an ensemble of seven pre-trained models; `bertsmith evaluate RUN…` scores one of fine-tuned runs"
+    more = "TriviaQA is needed"
+    rows = (
+        Row("BiDAF+ELMo", (None, 85.6)),
+        Row("BERT-Base", (80.8, 88.5), bert("base")),
+        Row("BERT-Large", (84.1, 90.9), bert("large")),
+        Row("BERT-Large ensemble", (85.8, 91.8), why_not=several),
+        Row("BERT-Large + TriviaQA", (84.2, 91.1), why_not=more),
+        Row("BERT-Large ensemble + TriviaQA", (86.2, 92.2), why_not=more),
+    )
+    return Table("table2", "SQuAD 1.1, dev", columns, rows)
+
+
+def table3() -> Table:
+    """SQuAD 2.0."""
+    columns = (Column("EM", "squad2", "exact_match"), Column("F1", "squad2", "f1"))
+    rows = (Row("BERT-Base", (None, None), bert("base")), Row("BERT-Large", (78.7, 81.9), bert("large")))
+    return Table("table3", "SQuAD 2.0, dev", columns, rows)
+
+
+def table4() -> Table:
+    """SWAG."""
+    columns = (Column("dev", "swag"), Column("test", why_not="the labels of SWAG's test rows are not public"))
+    rows = (
+        Row("ESIM+GloVe", (51.9, 52.7)),
+        Row("ESIM+ELMo", (59.1, 59.2)),
+        Row("OpenAI GPT", (None, 78.0)),
+        Row("BERT-Base", (81.6, None), bert("base")),
+        Row("BERT-Large", (86.6, 86.3), bert("large")),
+    )
+    return Table("table4", "SWAG", columns, rows)
+
+
+def table5() -> Table:
+    """What each pre-training task brings."""
+    columns = (MNLI, Column("QNLI", "qnli"), MRPC, SST2, Column("SQuAD", "squad1", "f1"))
+    rows = (
+        Row("BERT-Base", (84.4, 88.4, 86.7, 92.7, 88.5), bert("base")),
+        Row("No NSP", (83.9, 84.9, 86.5, 92.6, 87.9), no_nsp("base")),
+        Row("LTR & No NSP", (82.1, 84.3, 77.5, 92.1, 77.8), left_to_right("base")),
+        Row("+ BiLSTM", (82.1, 84.1, 75.7, 91.6, 84.9), left_to_right("base"), bilstm_layers=1),
+        Row("LTR beside RTL", (None,) * 5, left_to_right("base"), beside=right_to_left("base")),
+    )
+    notes = (
+        "The BiLSTM has one layer as wide as the encoder; the paper gives no size.",
+        "LTR beside RTL is discussed in section 5.1, without figures; two encoders, so twice the tokens.",
+    )
+    return Table("table5", "Pre-training tasks, dev", columns, rows, notes)
+
+
+def table6() -> Table:
+    """What the size of the model brings."""
+    figures = (
+        (5.84, 77.9, 79.8, 88.4),
+        (5.24, 80.6, 82.2, 90.7),
+        (4.68, 81.9, 84.8, 91.3),
+        (3.99, 84.4, 86.7, 92.9),
+        (3.54, 85.7, 86.9, 93.3),
+        (3.23, 86.6, 87.8, 93.7),
+    )
+    columns = (Column("LM perplexity", key="mlm_perplexity"), MNLI, MRPC, SST2)
+    starts = {(12, 768, 12): bert("base"), (24, 1024, 16): bert("large")}
+    rows = tuple(
+        Row(f"{layers} / {hidden} / {heads}", paper, starts.get(shape) or sized(*shape))
+        for shape, paper in zip(TABLE_6, figures, strict=True)
+        for layers, hidden, heads in (shape,)
+    )
+    notes = ("Rows are the paper's layers / hidden size / heads; smaller scales keep their ratios.",)
+    return Table("table6", "Size of the model, dev", columns, rows, notes)
+
+
+def table7() -> Table:
+    """Named entities: fine-tuned, and a BiLSTM on features."""
+    columns = (Column("dev F1", "conll2003", "f1"), Column("test F1", "conll2003", "test_f1"))
+    figures = {"embeddings": 91.0, "second-to-last": 95.6, "last": 94.9}
+    figures |= {"sum-last-four": 95.9, "concat-last-four": 96.1, "sum-all": 95.5}
+    rows = (
+        Row("ELMo", (95.7, 92.2)),
+        Row("CVT", (None, 92.6)),
+        Row("CSE", (None, 93.1)),
+        Row("BERT-Large, fine-tuned", (96.6, 92.8), bert("large")),
+        Row("BERT-Base, fine-tuned", (96.4, 92.4), bert("base")),
+        *(Row(f"BERT-Base, {name}", (figures[name], None), bert("base"), features=name) for name in VARIANTS),
+    )
+    notes = ("The paper's vocabulary is cased; ours is the corpus's. The paper's figures are means of five runs.",)
+    return Table("table7", "CoNLL-2003 named entities", columns, rows, notes)
+
+
+def table8() -> Table:
+    """What becomes of the masked tokens."""
+    columns = (
+        MNLI,
+        Column("NER, fine-tuned", "conll2003", "f1"),
+        Column("NER, features", "conll2003", "f1", "concat-last-four"),
+    )
+    upper = ((84.2, 95.4, 94.9), (84.3, 94.9, 94.0), (84.1, 95.2, 94.6))
+    lower = ((84.4, 95.2, 94.7), (83.7, 94.8, 94.6), (83.6, 94.9, 94.6))
+    rows = tuple(
+        Row(" / ".join(map(str, shares)), paper, masked(*shares) if number else bert("base"))
+        for number, (shares, paper) in enumerate(zip(TABLE_8, upper + lower, strict=True))
+    )
+    return Table("table8", "Masking: [MASK] / same / random per cent, dev", columns, rows)
+
+
+def figure5() -> Table:
+    """Accuracy against the steps of pre-training, masked words beside left-to-right."""
+    starts = {"masked words": bert("base"), "left to right": left_to_right("base")}
+    rows = tuple(
+        Row(f"{series}, {share:.0%} of the steps", (None, None), start, share=share, series=series)
+        for series, start in starts.items()
+        for share in SHARES
+    )
+    notes = (
+        "The paper draws MNLI alone, up to 1,000,000 steps, and gives no figures.",
+        "The masked words' run has next sentences too, the left-to-right one has not, as in Table 5.",
+    )
+    return Table("figure5", "Accuracy against pre-training steps", (MNLI, SST2), rows, notes)
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "table1": table1,
+    "table2": table2,
+    "table3": table3,
+    "table4": table4,
+    "table5": table5,
+    "table6": table6,
+    "table7": table7,
+    "table8": table8,
+    "figure5": figure5,
+}

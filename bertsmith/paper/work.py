@@ -1,0 +1,231 @@
+"""The work folder of the paper's tables: data that is found, models that are pre-trained once, fine-tuned and scored.
+
+`WORK/SCALE/pretrained/NAME` is a run, as `bertsmith pretrain` writes it; `WORK/SCALE/tuned/…/seed-1` one of
+fine-tuning, which keeps its scores and not its model. What is there already is used, so that a command that was
+stopped goes on, and tables share what they have in common.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.answers import evaluate
+from bertsmith.config import override, read_json, to_dict
+from bertsmith.data.build import build_corpus
+from bertsmith.data.shards import MANIFEST
+from bertsmith.data.vocabulary import train_tokenizer
+from bertsmith.demo_text import collect
+from bertsmith.errors import Diverged, UserError
+from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.paper.scales import CHECKPOINTS, Scale
+from bertsmith.paper.tables import SHARES, Column, Row
+from bertsmith.pretrain import PretrainConfig, pretrain
+from bertsmith.progress import say
+from bertsmith.recipes import bert, left_to_right
+from bertsmith.report.paper_figures import shortfall
+from bertsmith.tasks.judged import read_judged
+from bertsmith.tasks.reading import find_splits
+from bertsmith.tasks.task import find_task
+from bertsmith.training import runlog
+from bertsmith.training.checkpoint import OPTIMIZER
+from bertsmith.training.run import CONFIG, MODEL, final_scores, is_finished, same_settings, write_json
+
+SCORES = "scores.json"
+DEMO_WORDS = 2000  # of the vocabulary of the demo's text
+FOLDERS = {  # what the folders of a data set may be called, in small letters and digits
+    "squad1": ("squad", "squad1", "squad11", "squadv11"),
+    "squad2": ("squad", "squad2", "squad20", "squadv20"),
+    "conll2003": ("conll2003", "conll", "conll03"),
+}
+WATCHED = (bert("base").recipe, left_to_right("base").recipe)  # runs whose course figure 5 shows
+
+
+@dataclass(frozen=True)
+class Data:
+    """The rows of a task; `dev` is the folder with the dev file where `train` is a file beside it."""
+
+    train: Path
+    dev: Path | None = None
+    is_subset: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """A work folder and all that says how it is filled."""
+
+    folder: Path
+    scale: Scale
+    corpus: Path | None
+    data: Path | None
+    device: str | None = None
+    pretraining: tuple[str, ...] = ()  # settings for every pre-training, as --set writes them
+    finetuning: tuple[str, ...] = ()
+
+    def config(self, recipe: PretrainConfig) -> PretrainConfig:
+        """A recipe of the paper at the scale, with the user's settings."""
+        config = override(self.scale.pretraining(recipe), list(self.pretraining))
+        if recipe.recipe in WATCHED and config.train.steps:
+            every = max(1, int(config.train.steps * SHARES[0]))
+            config = replace(config, train=replace(config.train, save_every=every, keep=CHECKPOINTS + 1))
+        return config
+
+    def run_of(self, recipe: PretrainConfig) -> Path:
+        return self.folder / self.scale.name / "pretrained" / recipe.recipe
+
+    def pretrained(self, recipe: PretrainConfig) -> dict[str, Any]:
+        """Pre-train a model unless it is there; gives its held-out scores and the tokens it has seen."""
+        run, config = self.run_of(recipe), self.config(recipe)
+        if is_finished(run):
+            stored = read_json(run / CONFIG)
+            config = replace(config, model=replace(config.model, vocab_size=stored["model"]["vocab_size"]))
+            same_settings(stored, to_dict(config), run / CONFIG)
+        else:
+            say(f"pre-training {recipe.recipe} at scale {self.scale.name}: {run}")
+            pretrain(config, self.text(), run, device=self.device, resume=True)
+        for left in run.glob(f"checkpoints/*/{OPTIMIZER}"):  # the models of the way are kept, not what trained them
+            left.unlink()
+        last = [record for record in runlog.read(run) if "tokens" in record][-1]
+        return {**final_scores(run), "tokens": last["tokens"]}
+
+    def model(self, row: Row) -> Path:
+        """The model that a row starts from: the finished one, or that of a part of the run."""
+        assert row.start is not None
+        run = self.run_of(row.start)
+        if row.share == 1.0:
+            return run / MODEL
+        found = run / "checkpoints" / f"step-{self.steps_at(row):08}"
+        if not found.is_dir():
+            raise UserError(
+                f"{run} has no checkpoint of step {self.steps_at(row)}; remove the run, and it is made again"
+            )
+        return found
+
+    def steps_at(self, row: Row) -> int:
+        """How many steps lie behind a row's model."""
+        assert row.start is not None
+        train = self.config(row.start).train
+        steps = train.steps or runlog.read(self.run_of(row.start))[-1]["step"]
+        return int(steps) if row.share == 1.0 else round(row.share / SHARES[0]) * train.save_every
+
+    def tokens_at(self, row: Row) -> int:
+        """How many tokens a row's model has seen."""
+        assert row.start is not None
+        seen = [r["tokens"] for r in runlog.read(self.run_of(row.start)) if r["step"] <= self.steps_at(row)]
+        return int(seen[-1]) if seen else 0
+
+    def text(self) -> Path:
+        """The corpus: the user's, or the demo's text, prepared once."""
+        if self.corpus is not None:
+            return self.corpus
+        folder = self.folder / "demo"
+        if (folder / "corpus" / MANIFEST).exists():
+            return folder / "corpus"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        documents = ("\n".join(line for line in d.splitlines() if line.strip()) for d in collect(0, 0).documents)
+        (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+        train_tokenizer([folder / "text.txt"], folder / "tokenizer", vocab_size=DEMO_WORDS)
+        build_corpus([folder / "text.txt"], folder / "tokenizer", folder / "corpus")
+        return folder / "corpus"
+
+    def tuned(self, row: Row, column: Column, config: FinetuneConfig, seed: int) -> Path:
+        """The folder of one fine-tuning run."""
+        assert row.start is not None
+        name = row.start.recipe + (f"-beside-{row.beside.recipe}" if row.beside else "")
+        name += f"-bilstm-{row.bilstm_layers}" if row.bilstm_layers else ""
+        name += f"-step-{self.steps_at(row)}" if row.share < 1.0 else ""
+        task = column.task + (f"-{features}" if (features := row.features or column.features) else "")
+        rate = f"rate-{config.train.learning_rate:g}"
+        return self.folder / self.scale.name / "tuned" / name / task / rate / f"seed-{seed}"
+
+    def settings(self, row: Row, column: Column) -> list[FinetuneConfig]:
+        """What a row is fine-tuned with for a column, apart from the seed."""
+        found = []
+        for config in self.scale.finetuning(column.task, row.features or column.features):
+            beside = str(self.run_of(row.beside) / MODEL) if row.beside else ""
+            config = replace(config, bilstm_layers=row.bilstm_layers, beside=beside)
+            found.append(override(config, list(self.finetuning)))
+        return found
+
+    def scores(self, row: Row, column: Column, config: FinetuneConfig, seed: int, data: Data) -> dict[str, Any]:
+        """Fine-tune with a seed unless that was done; gives the scores and what keeps them from being compared."""
+        run = self.tuned(row, column, config, seed)
+        config = replace(config, train=replace(config.train, seed=seed))
+        config = replace(config, data=replace(config.data, partial=data.is_subset))
+        if (run / SCORES).exists():
+            done = read_json(run / SCORES)
+            same_settings(done["config"], to_dict(config), run / SCORES)
+            return done
+        say(f"fine-tuning {row.name} on {column.run}, seed {seed}: {run}")
+        try:
+            finetune(config, self.model(row), data.train, run, dev=data.dev, device=self.device, resume=True)
+        except Diverged as error:
+            say(f"warning: {run} failed: {error}")
+            found: dict[str, Any] = {"config": to_dict(config), "scores": {}, "remarks": [], "failed": str(error)}
+        else:
+            scores = {**final_scores(run), **self._test_scores(run, column, data)}
+            found = {"config": to_dict(config), "scores": scores, "remarks": _remarks(run, column.task, data)}
+        write_json(run / SCORES, found)
+        for heavy in (MODEL, "checkpoints"):
+            shutil.rmtree(run / heavy, ignore_errors=True)
+        return found
+
+    def _test_scores(self, run: Path, column: Column, data: Data) -> dict[str, float]:
+        """Scores on test rows where a data set has their labels: CoNLL."""
+        if column.task != "conll2003":
+            return {}
+        found = find_splits(find_task(column.task), data.dev or data.train).test
+        scores = [evaluate(run, path, device=self.device) for paths in found.values() for path in paths]
+        return {f"test_{name}": value for each in scores for name, value in each.items()}
+
+    def find(self, task: str) -> Data | str:
+        """The rows of a task under the user's folder, or why there are none."""
+        return find_data(self.data, task)
+
+
+def find_data(folder: Path | None, task: str) -> Data | str:
+    """The folder of a task under another, up to three levels down, or why it cannot be used.
+
+    Where there is no whole training file, `train.SUBSET.*` is taken, and the scores are marked as partial.
+    """
+    if folder is None:
+        return "no --data was given"
+    if not folder.is_dir():
+        raise UserError(f"--data {folder}: no such folder")
+    wanted, why = FOLDERS.get(task, (task,)), f"{folder} has no folder {FOLDERS.get(task, (task,))[0]}"
+    for place in [folder, *(p for depth in ("*", "*/*", "*/*/*") for p in sorted(folder.glob(f"{depth}/")))]:
+        if re.sub(r"[^a-z0-9]", "", place.name.lower()) not in wanted:
+            continue
+        found = _usable(place, task)
+        if isinstance(found, Data):
+            return found
+        why = found
+    return why
+
+
+def _usable(place: Path, task: str) -> Data | str:
+    described = find_task(task)
+    try:
+        return Data(place) if find_splits(described, place).dev else f"{place} has no dev file"
+    except UserError:
+        subsets = [path for stem in described.train for path in sorted(place.glob(f"{stem}.SUBSET.*"))]
+        if not subsets:
+            return f"{place} has no training file"
+    try:
+        return Data(subsets[0], place, is_subset=True) if find_splits(described, subsets[0], place).dev else ""
+    except UserError:
+        return f"{place} has no dev file"
+
+
+def _remarks(run: Path, task: str, data: Data) -> list[str]:
+    """What differs from the whole data set."""
+    judged = read_judged(run)
+    counts = Counter(str(line["file"]) for line in judged[1]) if judged else Counter()
+    rows = read_json(run / "run.json").get("rows")
+    found = shortfall(task, rows if isinstance(rows, int) else None, dict(counts))
+    return found or ([f"trained on {data.train.name}"] if data.is_subset else [])

@@ -1,0 +1,220 @@
+"""The paper's tables as commands: what is run, reused, said to be absent, and shown beside the paper's figures."""
+
+import json
+from pathlib import Path
+
+import pytest
+from paper_data import write_tasks
+
+from bertsmith.config import override, read_json
+from bertsmith.errors import UserError
+from bertsmith.finetune import finetune as real_finetune
+from bertsmith.paper import work as works
+from bertsmith.paper.plan import pretraining_flops
+from bertsmith.paper.reproduce import find_tables, reproduce
+from bertsmith.paper.scales import SCALES, find_scale
+from bertsmith.paper.tables import TABLES, table6
+from bertsmith.paper.work import Data, find_data
+from bertsmith.recipes import TABLE_6, bert, left_to_right
+from bertsmith.report.paper_figures import AVERAGES, PAPER
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHORT = ("train.steps=10", "train.batch_size=8", "data.long_length=64", "model.max_positions=64")
+QUICK = ("train.epochs=1", "data.max_length=32")
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("tasks") / "glue").parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A work folder that the tests of this file share, as a user's tables do."""
+    return tmp_path_factory.mktemp("work")
+
+
+def run(names, folder, tasks, world, **options):
+    settings = {"pretraining": SHORT, "finetuning": QUICK, "data": tasks, "corpus": world / "shards", "device": "cpu"}
+    return reproduce([names] if isinstance(names, str) else names, folder, **{**settings, **options})
+
+
+def test_the_tables_hold_the_papers_figures_once() -> None:
+    for name, made in TABLES.items():
+        table = made()
+        assert table.name == name
+        assert all(len(row.paper) == len(table.columns) for row in table.rows)
+        assert len({row.name for row in table.rows}) == len(table.rows)
+    one, six = TABLES["table1"](), table6()
+    base, large = (row for row in one.rows if row.start is not None)
+    for place, row in enumerate((base, large)):
+        for column, value in zip(one.columns[:-1], row.paper, strict=False):
+            expected = next(score for score in PAPER[column.task] if score.key == column.key)
+            assert value == expected.test[place]
+        assert row.paper[-1] == AVERAGES[place]
+    assert [row.paper[1] for row in six.rows] == [77.9, 80.6, 81.9, 84.4, 85.7, 86.6]
+
+
+def test_scales_keep_what_a_row_is_about() -> None:
+    for scale in SCALES.values():
+        shapes = [scale.encoder(row.start.model) for row in table6().rows]
+        assert len({(m.num_layers, m.hidden_size, m.num_heads) for m in shapes}) == 6
+        assert [m.num_layers for m in shapes] == sorted(m.num_layers for m in shapes)
+        budgets = {
+            (c.train, c.data.max_length)
+            for made in TABLES.values()
+            for r in made().rows
+            if r.start
+            for c in [scale.pretraining(r.start)]
+        }
+        assert len(budgets) == 1  # of every row
+    paper = SCALES["paper"]
+    assert [
+        (m.num_layers, m.hidden_size, m.num_heads) for m in (paper.encoder(r.start.model) for r in table6().rows)
+    ] == list(TABLE_6)
+    assert override(paper.pretraining(bert("base")), ["train.evaluate_every=0.1"]) == bert("base")
+    ltr = SCALES["tiny"].pretraining(left_to_right("base"))
+    assert (ltr.model.direction, ltr.next_sentence, ltr.model.hidden_size) == ("left-to-right", False, 64)
+    assert [c.train.learning_rate for c in paper.finetuning("rte")] == [5e-5, 4e-5, 3e-5, 2e-5]
+    (squad2,) = paper.finetuning("squad2")
+    assert (squad2.train.batch_size, squad2.train.epochs, squad2.train.learning_rate) == (48, 2, 5e-5)
+    with pytest.raises(UserError, match="did you mean 'small'"):
+        find_scale("smal")
+
+
+def test_data_is_found_or_said_to_be_absent(tasks, tmp_path) -> None:
+    assert find_data(tasks, "sst2") == Data(tasks / "glue" / "SST-2")
+    squad = tasks / "glue" / "squad"
+    assert find_data(tasks, "squad1") == Data(squad / "train-v1.1.SUBSET.json", squad, is_subset=True)
+    assert "QNLI has no training file" in find_data(tasks, "qnli")
+    assert "has no folder qqp" in find_data(tasks, "qqp")
+    assert find_data(None, "rte") == "no --data was given"
+    with pytest.raises(UserError, match="no such folder"):
+        find_data(tmp_path / "nothing", "rte")
+
+
+def test_table_5(folder, tasks, world) -> None:
+    (result,) = run("table5", folder, tasks, world, seeds=2)
+    rows = {row["name"]: row for row in result["rows"]}
+    assert list(rows) == ["BERT-Base", "No NSP", "LTR & No NSP", "+ BiLSTM", "LTR beside RTL"]
+    for row in rows.values():
+        assert row["ours"].keys() == {"MNLI-m", "MRPC", "SST-2", "SQuAD"}
+        for cell in row["ours"].values():
+            assert cell["seeds"] == len(cell["values"]) == 2
+            assert 0 <= cell["mean"] <= 100
+            assert cell["deviation"] is not None
+    assert rows["No NSP"]["paper"]["SQuAD"] == 87.9
+    assert len({row["tokens"] for name, row in rows.items() if name != "LTR beside RTL"}) == 1
+    assert rows["LTR beside RTL"]["tokens"] == 2 * rows["BERT-Base"]["tokens"]
+    assert "QNLI has no training file" in result["absent"]["QNLI"]
+    assert "trained on 24 rows, where the data set has 87,599" in result["partial"]["SQuAD"]
+    page = (folder / "tiny" / "table5.html").read_text()
+    for text in ("84.4", "LTR &amp; No NSP", "Absent: QNLI", "Partial: SQuAD", "<svg"):
+        assert text in page
+    assert read_json(folder / "tiny" / "table5.json") == result
+    assert not list(folder.glob("tiny/tuned/**/*.safetensors"))  # scores stay, models go
+    bilstm = read_json(next(folder.glob("tiny/tuned/*bilstm*/sst2/*/seed-1/config.json")))
+    assert bilstm["bilstm_layers"] == 1
+
+
+def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, world, monkeypatch) -> None:
+    done = []
+
+    def stops(config, model, *arguments, **options):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(config.task)
+        return real_finetune(config, model, *arguments, **options)
+
+    def never(*arguments, **options):
+        raise AssertionError("it is there already")
+
+    monkeypatch.setattr(works, "finetune", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run("table1", folder, tasks, world)
+    assert done == ["cola", "stsb"]  # table 5 has the others
+    monkeypatch.setattr(
+        works, "finetune", lambda config, *a, **o: done.append(config.task) or real_finetune(config, *a, **o)
+    )
+    (result,) = run("table1", folder, tasks, world)
+    base = next(row for row in result["rows"] if row["name"] == "BERT-Base")
+    assert base["ours"].keys() == {"MNLI-m", "MNLI-mm", "SST-2", "CoLA", "STS-B", "MRPC", "RTE"}
+    assert set(result["absent"]) == {"QQP", "QNLI", "average"}
+    assert done == ["cola", "stsb", "rte", "mnli", "sst2", "cola", "stsb", "mrpc", "rte"]  # of Base, then of Large
+    monkeypatch.setattr(works, "finetune", never)
+    monkeypatch.setattr(works, "pretrain", never)
+    (again,) = run("table1", folder, tasks, world)
+    assert again["rows"] == result["rows"]
+    assert next(row for row in result["rows"] if row["name"] == "OpenAI GPT")["not_run"]
+    with pytest.raises(UserError, match=r"train\.steps is 10"):
+        run("table1", folder, tasks, world, pretraining=("train.steps=11", *SHORT[1:]))
+    with pytest.raises(UserError, match=r"train\.epochs is 1"):
+        run("table1", folder, tasks, world, finetuning=("train.epochs=2", QUICK[1]))
+
+
+def test_tables_of_sizes_entities_masks_and_the_curve(folder, tasks, world) -> None:
+    six, seven, eight, curve = run(["table6", "table7", "table8", "figure5"], folder, tasks, world)
+    assert all(row["ours"]["LM perplexity"]["mean"] > 1 for row in six["rows"])
+    assert len({row["ours"]["LM perplexity"]["mean"] for row in six["rows"]}) == 6
+    ours = [row for row in seven["rows"] if row["ours"]]
+    assert len(ours) == 8
+    assert all(row["ours"].keys() == {"dev F1", "test F1"} for row in ours)
+    assert all(row["ours"].keys() == {"MNLI-m", "NER, fine-tuned", "NER, features"} for row in eight["rows"])
+    starts = list((folder / "tiny" / "pretrained").glob("bert-base-mask-*"))
+    assert len(starts) == 5
+    steps = [(row["series"], row["steps"]) for row in curve["rows"]]
+    assert steps == [(name, n) for name in ("masked words", "left to right") for n in (2, 4, 6, 8, 10)]
+    assert all(row["ours"].keys() == {"MNLI-m", "SST-2"} for row in curve["rows"])
+    tokens = [row["tokens"] for row in curve["rows"][:5]]
+    assert tokens == sorted(set(tokens))
+    assert tokens[-1] == read_json(folder / "tiny" / "table5.json")["rows"][0]["tokens"]
+    page = (folder / "tiny" / "figure5.html").read_text()
+    assert "MNLI-m dev after so many steps" in page
+    assert not list((folder / "tiny" / "pretrained").glob("*/checkpoints/*/optimizer.safetensors"))
+
+
+def test_tables_without_data_say_so(folder, world) -> None:
+    two, three, four = run(["table2", "table3", "table4"], folder, None, world)
+    assert set(two["absent"].values()) == {"no --data was given"}
+    assert "not public" in four["absent"]["test"]
+    assert not any(row["ours"] for result in (two, three, four) for row in result["rows"])
+
+
+def test_dry_run(tmp_path, folder, tasks, world) -> None:
+    (plan,) = run("table5", tmp_path / "new", tasks, world, seeds=3, dry_run=True)
+    assert len(plan["runs"]) == 4 + 5 * 4 * 3
+    assert plan["hours"] == pytest.approx(sum(r["hours"] for r in plan["runs"]))
+    assert not (tmp_path / "new").exists()
+    assert "QNLI" in plan["absent"]
+    (done,) = run("table5", folder, tasks, world, seeds=2, dry_run=True)
+    assert all(r["done"] for r in done["runs"])
+    assert done["hours"] == 0
+    scale, base = SCALES["paper"], bert("base")
+    flops = pretraining_flops(scale.pretraining(base), 30522)
+    tokens = 1e6 * 256 * (0.9 * 128 + 0.1 * 512)
+    assert 6 * 85e6 * tokens < flops < 8 * 110e6 * tokens  # six operations a parameter and token, and attention
+    assert pretraining_flops(scale.pretraining(left_to_right("base")), 30522) > flops
+
+
+def test_the_command_on_the_demos_text(tmp_path, tasks, capsys) -> None:
+    from bertsmith.commands.paper import reproduce as command
+
+    arguments = {"tables": ["table3"], "out": tmp_path / "work", "data": tasks, "device": "cpu"}
+    command(**arguments, settings=[*SHORT], tune=[*QUICK])
+    shown = capsys.readouterr().out
+    assert "78.7" in shown
+    assert "Absent: EM" in shown
+    command(**arguments, settings=[*SHORT], tune=[*QUICK], as_json=True)
+    assert json.loads(capsys.readouterr().out)["corpus"] == str(tmp_path / "work" / "demo" / "corpus")
+    command(**arguments, dry_run=True)
+    assert "Absent: EM" in capsys.readouterr().out
+
+
+def test_mistakes_are_named(tmp_path, tasks) -> None:
+    with pytest.raises(UserError, match="did you mean 'table5'"):
+        find_tables(["tabel5"])
+    assert [table.name for table in find_tables(["all"])] == list(TABLES)
+    with pytest.raises(UserError, match="--scale base needs text"):
+        reproduce(["table5"], tmp_path, scale="base")
+    with pytest.raises(UserError, match="--seeds must be at least 1"):
+        reproduce(["table5"], tmp_path, seeds=0)
