@@ -1,7 +1,8 @@
 """The same fine-tuning as a plain loop with `transformers`: the same start, rows, order, rate and schedule.
 
 Its models get the examples that ours get, padded to the longest of a batch or to a fixed length; bfloat16 by autocast
-on CUDA, fused AdamW, nothing read back on the way.
+on CUDA, fused AdamW, nothing read back on the way. One thing is not the same: where answers are looked for in a text,
+its loss takes padding for places where an answer might stand.
 """
 
 from __future__ import annotations
