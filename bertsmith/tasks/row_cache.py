@@ -31,6 +31,7 @@ from bertsmith.tasks.rows import Row
 from bertsmith.tasks.spans import Window
 from bertsmith.tasks.task import KINDS
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training import distributed
 
 FOLDER = "BERTSMITH_CACHE"  # the variable that names the folder; empty: nothing is kept
 LARGEST = 4 << 30  # bytes of all files together
@@ -43,19 +44,27 @@ def encode_once(
 ) -> Encoded:
     """What `encode` of the head's kind gives, read from the cache where these rows have been encoded before.
 
-    Labelled rows are to be learnt from: they come without the details that decoding needs.
+    Labelled rows are to be learnt from: they come without the details that decoding needs. Of several processes, which
+    all have to call this, the first of each machine encodes and the others read what it has written.
     """
     folder = cache_folder()
     if folder is None:
         return KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
     path = folder / f"{digest(rows, tokenizer, limits, head, labelled)}.safetensors"
-    if (found := _read(path)) is not None:
-        if labelled:
-            say(f"the {len(rows):,} training rows were tokenised before: taken from {folder}")
-        return found
-    encoded = KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
-    _write(path, encoded, with_details=not labelled)
-    return encoded
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if not first:
+        distributed.wait()
+    try:
+        if (found := _read(path)) is not None:
+            if labelled and first:
+                say(f"the {len(rows):,} training rows were tokenised before: taken from {folder}")
+            return found
+        encoded = KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
+        _write(path, encoded, with_details=not labelled)
+        return encoded
+    finally:  # also where rows are refused: the others refuse them too
+        if first:
+            distributed.wait()
 
 
 def cache_folder() -> Path | None:
