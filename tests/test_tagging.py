@@ -1,6 +1,8 @@
 """Words and their tags: schemes, document context, first sub-tokens, and a model that learns."""
 
 import json
+import sys
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +40,10 @@ London NNP I-NP I-LOC
 
 Nothing NN I-NP O
 """
+
+
+def nfd(word: str) -> str:
+    return unicodedata.normalize("NFD", word)
 
 
 def test_schemes_become_one() -> None:
@@ -112,6 +118,26 @@ def test_entities_are_characters_of_the_text() -> None:
     assert all(text[e["start"] : e["end"]] == e["text"] for e in found)
     given = Row("Ada Lovelace met Bob .", None, None, "", parts=("Ada", "Lovelace", "met", "Bob", "."))
     assert [given.text[a:b] for a, b in tagging.words_of(given)] == list(given.parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("नई दिल्ली में, क्षत्रिय!", ["नई", "दिल्ली", "में", ",", "क्षत्रिय", "!"]),
+        ("กรุงเทพฯ เป็นเมืองใหญ่", ["กรุงเทพฯ", "เป็นเมืองใหญ่"]),
+        (nfd("한국어는 좋다."), [*map(nfd, ("한국어는", "좋다")), "."]),
+        (nfd("Việt crème-brûlée"), [*map(nfd, ("Việt", "crème")), "-", nfd("brûlée")]),
+        ("می\u200cخواهم بروم", ["می\u200cخواهم", "بروم"]),
+        ("❤\ufe0f it's 3.14 x_1", ["❤\ufe0f", "it", "'", "s", "3", ".", "14", "x_1"]),
+    ],
+)
+def test_words_are_not_torn_apart_at_the_marks_on_their_letters(text: str, words: list[str]) -> None:
+    assert [text[begin:end] for begin, end in tagging.words_of(Row(text, None, None, ""))] == words
+
+
+def test_no_mark_is_forgotten() -> None:
+    marks = [chr(n) for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n)).startswith("M")]
+    assert tagging.word_pattern().fullmatch("a" + "".join(marks))
 
 
 def test_the_form_of_the_hub(tmp_path: Path) -> None:

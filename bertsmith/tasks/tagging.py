@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import softmax
 from bertsmith.text.tokenizer import Tokenizer
 
-WORD = re.compile(r"\w+|[^\w\s]")
+JOINERS = "\u200c\u200d"  # stand inside words of Persian and of India's languages
 Pieces = dict[str, list[int]]  # the sub-tokens of each word
 
 
@@ -36,9 +38,17 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
 def words_of(row: Row) -> list[tuple[int, int]]:
     """Where the words of a row stand in its text: as they were given, else as letters and signs divide them."""
     if not row.parts:
-        return [match.span() for match in WORD.finditer(row.text)]
+        return [match.span() for match in word_pattern().finditer(row.text)]
     ends = np.cumsum([len(word) + 1 for word in row.parts]) - 1
     return [(int(end) - len(word), int(end)) for word, end in zip(row.parts, ends, strict=True)]
+
+
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """Letters and digits together, each sign alone, both with the marks on them: vowel signs, accents, tones."""
+    signs = map(chr, (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0)))  # no others hold marks
+    more = "".join(sign for sign in signs if unicodedata.category(sign).startswith("M") or sign in JOINERS)
+    return re.compile(rf"\w[\w{more}]*|[^\w\s][{more}]*")
 
 
 def tags_of(row: Row) -> list[str]:
