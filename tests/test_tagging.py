@@ -14,7 +14,9 @@ from bertsmith.batch import IGNORE
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.formats.hf import load_folder
 from bertsmith.model.heads import HeadConfig
+from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.predict import Predictor
 from bertsmith.tasks import tagging
 from bertsmith.tasks.conll import read_conll, to_bio
@@ -66,8 +68,8 @@ def test_sentences_know_their_document(tmp_path: Path) -> None:
         assert tagging.tags_of(rows[0]) == ["B-PER", "I-PER", "O", "B-PER", "B-PER", "O"]
 
 
-def document_rows(lengths: list[int]) -> list[Row]:
-    words = [f"word{i}" for i in range(sum(lengths))]
+def document_rows(lengths: list[int], stem: str = "word") -> list[Row]:
+    words = [f"{stem}{i}" for i in range(sum(lengths))]
     rows, begin = [], 0
     for length in lengths:
         own = tuple(words[begin : begin + length])
@@ -94,6 +96,30 @@ def test_every_word_is_learnt_once_at_its_first_piece_with_all_the_context_that_
     if max_length == 512:
         assert len(encoded.examples) == 4
         assert all(len(e.tokens) == sizes + 2 for e in encoded.examples)
+
+
+@pytest.mark.parametrize("max_length", [14, 30, 512])
+def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_gets(world, max_length) -> None:
+    head, limits = HeadConfig("tags", ("O", "B-X", "I-X")), Limits(max_length)
+    predictor = Predictor(load_folder(world / "run" / "model", head), "cpu")
+    rows = [*document_rows([3, 9, 1, 5]), *document_rows([3, 9, 1, 5], "list"), Row("alone and free", None, None, "")]
+    encoded = tagging.encode(rows, predictor.tokenizer, limits, head, labelled=False)
+    separate = [tagging.encode([row], predictor.tokenizer, limits, head, labelled=False) for row in rows]
+    assert len(encoded.owners) == sum(len(each.examples) for each in separate)
+    if max_length == 512:
+        assert len(encoded.examples) == 3  # two documents and a sentence
+    found = tagging.decode(rows, encoded, predictor.engine.run(encoded.examples), head, limits)
+    for row, each, answer in zip(rows, separate, found, strict=True):
+        (expected,) = tagging.decode([row], each, predictor.engine.run(each.examples), head, limits)
+        assert answer["tags"] == expected["tags"]
+        assert answer["scores"] == pytest.approx(expected["scores"], abs=1e-6)
+    assert all(len(e.read) == len(set(e.read.tolist())) for e in encoded.examples)
+
+
+def test_sentences_for_a_bilstm_stay_apart(world) -> None:
+    head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last"))
+    encoded = tagging.encode(document_rows([3, 4]), Tokenizer.load(world / "tok"), Limits(64), head, labelled=False)
+    assert [len(example.read) for example in encoded.examples] == [3, 4]
 
 
 def test_context_is_on_both_sides(world) -> None:
