@@ -36,8 +36,8 @@ def commit() -> str:
     return (head.stdout.strip() or "unknown") + ("+" if changed.stdout.strip() else "")
 
 
-def record(name: str, results: dict[str, Any]) -> Path:
-    """Write a benchmark's results to `benchmarks/results/NAME.json`."""
+def record(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write a benchmark's results to `benchmarks/results/NAME.json`, or into another folder."""
     import transformers
 
     facts = {
@@ -51,6 +51,6 @@ def record(name: str, results: dict[str, Any]) -> Path:
         },
         "date": datetime.date.today().isoformat(),
     }
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({**facts, "results": results}, indent=2) + "\n", encoding="utf-8")
     return path

@@ -1,6 +1,8 @@
 """Words and their tags: schemes, document context, first sub-tokens, and a model that learns."""
 
 import json
+import sys
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from bertsmith.batch import IGNORE
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.formats.hf import load_folder
 from bertsmith.model.heads import HeadConfig
+from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.predict import Predictor
 from bertsmith.tasks import tagging
 from bertsmith.tasks.conll import read_conll, to_bio
@@ -40,6 +44,10 @@ Nothing NN I-NP O
 """
 
 
+def nfd(word: str) -> str:
+    return unicodedata.normalize("NFD", word)
+
+
 def test_schemes_become_one() -> None:
     iob1 = "I-PER I-PER O I-PER B-PER I-LOC O I-LOC".split()
     assert to_bio(iob1) == "B-PER I-PER O B-PER B-PER B-LOC O B-LOC".split()
@@ -60,8 +68,8 @@ def test_sentences_know_their_document(tmp_path: Path) -> None:
         assert tagging.tags_of(rows[0]) == ["B-PER", "I-PER", "O", "B-PER", "B-PER", "O"]
 
 
-def document_rows(lengths: list[int]) -> list[Row]:
-    words = [f"word{i}" for i in range(sum(lengths))]
+def document_rows(lengths: list[int], stem: str = "word") -> list[Row]:
+    words = [f"{stem}{i}" for i in range(sum(lengths))]
     rows, begin = [], 0
     for length in lengths:
         own = tuple(words[begin : begin + length])
@@ -90,6 +98,30 @@ def test_every_word_is_learnt_once_at_its_first_piece_with_all_the_context_that_
         assert all(len(e.tokens) == sizes + 2 for e in encoded.examples)
 
 
+@pytest.mark.parametrize("max_length", [14, 30, 512])
+def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_gets(world, max_length) -> None:
+    head, limits = HeadConfig("tags", ("O", "B-X", "I-X")), Limits(max_length)
+    predictor = Predictor(load_folder(world / "run" / "model", head), "cpu")
+    rows = [*document_rows([3, 9, 1, 5]), *document_rows([3, 9, 1, 5], "list"), Row("alone and free", None, None, "")]
+    encoded = tagging.encode(rows, predictor.tokenizer, limits, head, labelled=False)
+    separate = [tagging.encode([row], predictor.tokenizer, limits, head, labelled=False) for row in rows]
+    assert len(encoded.owners) == sum(len(each.examples) for each in separate)
+    if max_length == 512:
+        assert len(encoded.examples) == 3  # two documents and a sentence
+    found = tagging.decode(rows, encoded, predictor.engine.run(encoded.examples), head, limits)
+    for row, each, answer in zip(rows, separate, found, strict=True):
+        (expected,) = tagging.decode([row], each, predictor.engine.run(each.examples), head, limits)
+        assert answer["tags"] == expected["tags"]
+        assert answer["scores"] == pytest.approx(expected["scores"], abs=1e-6)
+    assert all(len(e.read) == len(set(e.read.tolist())) for e in encoded.examples)
+
+
+def test_sentences_for_a_bilstm_stay_apart(world) -> None:
+    head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last"))
+    encoded = tagging.encode(document_rows([3, 4]), Tokenizer.load(world / "tok"), Limits(64), head, labelled=False)
+    assert [len(example.read) for example in encoded.examples] == [3, 4]
+
+
 def test_context_is_on_both_sides(world) -> None:
     tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("tags", ("O", "B-X"))
     words = tuple("abcdefghij")
@@ -112,6 +144,26 @@ def test_entities_are_characters_of_the_text() -> None:
     assert all(text[e["start"] : e["end"]] == e["text"] for e in found)
     given = Row("Ada Lovelace met Bob .", None, None, "", parts=("Ada", "Lovelace", "met", "Bob", "."))
     assert [given.text[a:b] for a, b in tagging.words_of(given)] == list(given.parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("नई दिल्ली में, क्षत्रिय!", ["नई", "दिल्ली", "में", ",", "क्षत्रिय", "!"]),
+        ("กรุงเทพฯ เป็นเมืองใหญ่", ["กรุงเทพฯ", "เป็นเมืองใหญ่"]),
+        (nfd("한국어는 좋다."), [*map(nfd, ("한국어는", "좋다")), "."]),
+        (nfd("Việt crème-brûlée"), [*map(nfd, ("Việt", "crème")), "-", nfd("brûlée")]),
+        ("می\u200cخواهم بروم", ["می\u200cخواهم", "بروم"]),
+        ("❤\ufe0f it's 3.14 x_1", ["❤\ufe0f", "it", "'", "s", "3", ".", "14", "x_1"]),
+    ],
+)
+def test_words_are_not_torn_apart_at_the_marks_on_their_letters(text: str, words: list[str]) -> None:
+    assert [text[begin:end] for begin, end in tagging.words_of(Row(text, None, None, ""))] == words
+
+
+def test_no_mark_is_forgotten() -> None:
+    marks = [chr(n) for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n)).startswith("M")]
+    assert tagging.word_pattern().fullmatch("a" + "".join(marks))
 
 
 def test_the_form_of_the_hub(tmp_path: Path) -> None:

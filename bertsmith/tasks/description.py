@@ -63,13 +63,22 @@ class Limits:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as examples: `owners` says which row each belongs to (in order), `details` what decoding needs of it."""
+    """Rows in parts: `owners` says which row each part belongs to (in order), `details` what decoding needs of it.
+
+    A part is an example of its own or, where there are `sources`, is read from the example that they name: sentences
+    with the same context share one.
+    """
 
     examples: Examples
     owners: Sequence[int] | NDArray[np.int64]
     details: Sequence[Any] = ()
     shortened: int = 0  # rows of which something was cut off
+    sources: Sequence[int] | NDArray[np.int64] | None = None
 
     def parts_of(self, row: int) -> range:
-        """The examples of a row."""
+        """The parts of a row."""
         return range(bisect_left(self.owners, row), bisect_right(self.owners, row))  # type: ignore[arg-type]
+
+    def source_of(self, part: int) -> int:
+        """The example that a part is read from."""
+        return part if self.sources is None else int(self.sources[part])

@@ -31,6 +31,7 @@ from bertsmith.tasks.rows import Row
 from bertsmith.tasks.spans import Window
 from bertsmith.tasks.task import KINDS
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training import distributed
 
 FOLDER = "BERTSMITH_CACHE"  # the variable that names the folder; empty: nothing is kept
 LARGEST = 4 << 30  # bytes of all files together
@@ -43,19 +44,27 @@ def encode_once(
 ) -> Encoded:
     """What `encode` of the head's kind gives, read from the cache where these rows have been encoded before.
 
-    Labelled rows are to be learnt from: they come without the details that decoding needs.
+    Labelled rows are to be learnt from: they come without the details that decoding needs. Of several processes, which
+    all have to call this, the first of each machine encodes and the others read what it has written.
     """
     folder = cache_folder()
     if folder is None:
         return KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
     path = folder / f"{digest(rows, tokenizer, limits, head, labelled)}.safetensors"
-    if (found := _read(path)) is not None:
-        if labelled:
-            say(f"the {len(rows):,} training rows were tokenised before: taken from {folder}")
-        return found
-    encoded = KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
-    _write(path, encoded, with_details=not labelled)
-    return encoded
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if not first:
+        distributed.wait()
+    try:
+        if (found := _read(path)) is not None:
+            if labelled and first:
+                say(f"the {len(rows):,} training rows were tokenised before: taken from {folder}")
+            return found
+        encoded = KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
+        _write(path, encoded, with_details=not labelled)
+        return encoded
+    finally:  # also where rows are refused: the others refuse them too
+        if first:
+            distributed.wait()
 
 
 def cache_folder() -> Path | None:
@@ -71,7 +80,7 @@ def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     """All that decides how rows are encoded, the code included, as one name."""
     found = hashlib.blake2b(digest_size=16)
     settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.num_choices, labelled]
-    settings += [limits.max_length, limits.stride, limits.max_query, len(rows)]
+    settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
     found.update(json.dumps(settings).encode())
     documents = {id(row.document): row.document for row in rows}  # the sentences of a document share one
     places = {key: number for number, key in enumerate(documents)}
@@ -106,6 +115,7 @@ def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
         "segments": examples.segments,
         "starts": examples.starts,
         "owners": np.asarray(encoded.owners, dtype=np.int64),
+        **({} if encoded.sources is None else {"sources": np.asarray(encoded.sources, dtype=np.int64)}),
         **({} if examples.labels is None else {"labels": examples.labels}),
         **({} if examples.tags is None else {"tags": examples.tags}),
         **({} if examples.read is None else {"read": examples.read}),
@@ -129,7 +139,7 @@ def _read(path: Path) -> Encoded | None:
             return None
         flat: Any = [arrays.get(name) for name in ("tokens", "segments", "starts", "labels", "tags")]
         examples = replace(Examples(*flat), step=facts["step"], read=arrays.get("read"))
-        found = Encoded(examples, arrays["owners"], _details(arrays), facts["shortened"])
+        found = Encoded(examples, arrays["owners"], _details(arrays), facts["shortened"], arrays.get("sources"))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     with suppress(OSError):
@@ -146,7 +156,7 @@ def _checksum(arrays: Arrays) -> str:
 
 
 def _flat_details(details: Sequence[Any]) -> Arrays:
-    """What decoding needs of each example: the first tokens of words, or windows of contexts."""
+    """What decoding needs of each part: the first tokens of words, or windows of contexts."""
     if not isinstance(details[0], Window):
         return {"words": joined(details, np.int32), "word_starts": starts_of([len(d) for d in details])}
     return {

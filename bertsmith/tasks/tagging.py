@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import softmax
 from bertsmith.text.tokenizer import Tokenizer
 
-WORD = re.compile(r"\w+|[^\w\s]")
+JOINERS = "\u200c\u200d"  # stand inside words of Persian and of India's languages
 Pieces = dict[str, list[int]]  # the sub-tokens of each word
 
 
@@ -36,9 +39,17 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
 def words_of(row: Row) -> list[tuple[int, int]]:
     """Where the words of a row stand in its text: as they were given, else as letters and signs divide them."""
     if not row.parts:
-        return [match.span() for match in WORD.finditer(row.text)]
+        return [match.span() for match in word_pattern().finditer(row.text)]
     ends = np.cumsum([len(word) + 1 for word in row.parts]) - 1
     return [(int(end) - len(word), int(end)) for word, end in zip(row.parts, ends, strict=True)]
+
+
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """Letters and digits together, each sign alone, both with the marks on them: vowel signs, accents, tones."""
+    signs = map(chr, (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0)))  # no others hold marks
+    more = "".join(sign for sign in signs if unicodedata.category(sign).startswith("M") or sign in JOINERS)
+    return re.compile(rf"\w[\w{more}]*|[^\w\s][{more}]*")
 
 
 def tags_of(row: Row) -> list[str]:
@@ -57,27 +68,40 @@ def check(row: Row, head: HeadConfig) -> list[int]:
 
 
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
-    """One example a sentence, or several where it is longer than the model, each with all the context that fits."""
+    """A sentence with all the context that fits, in several parts where it is longer than the model.
+
+    To be learnt, or to be read by a BiLSTM, each is an example of its own; else those that have the same context share
+    one: a document that fits is computed once, not once a sentence.
+    """
     room = limits.max_length - 2
     cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
     texts = [[row.text[begin:end] for begin, end in words_of(row)] for row in rows]
     pieces = _pieces([word for row in rows for word in row.document] + [w for words in texts for w in words], tokenizer)
-    examples, owners, details = [], [], []
+    examples: list[Example] = []
+    owners, details, sources = [], [], []
+    places: dict[tuple[int | tuple[str, ...], int, int], int] = {}  # of the examples, by document and window
     for number, (row, words) in enumerate(zip(rows, texts, strict=True)):
         classes = np.array(check(row, head) if labelled else [IGNORE] * len(words))
         document, offset = (row.document, row.begin) if row.document else (tuple(words), 0)
+        alone = labelled or head.features is not None or not row.document
         sizes = np.minimum(np.array([len(pieces[word]) for word in document], dtype=np.int64), room)
         for first, end, left, right in _windows(sizes, offset, offset + len(words), room):
             begins = 1 + sizes[left:first].sum() + np.cumsum([0, *sizes[first:end]])[:-1]
+            window = (number if alone else row.document, left, right)
+            owners.append(number)
+            details.append(begins)
+            sources.append(places.setdefault(window, len(examples)))
+            if sources[-1] < len(examples):
+                known = examples[sources[-1]]
+                examples[sources[-1]] = replace(known, read=np.concatenate([np.asarray(known.read), begins]))
+                continue
             tokens = [piece for word in document[left:right] for piece in pieces[word][:room]]
             tags = np.full(len(tokens) + 2, IGNORE)
             tags[begins] = classes[first - offset : end - offset]
             whole = np.array([cls_id, *tokens, sep_id])
             zeros = np.zeros(len(whole), dtype=np.int64)
             examples.append(Example(whole, zeros, tags=tags if labelled else None, read=begins))
-            owners.append(number)
-            details.append(begins)
-    return Encoded(Examples.of(examples), owners, details)
+    return Encoded(Examples.of(examples), owners, details, sources=sources)
 
 
 def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:
@@ -110,10 +134,11 @@ def decode(
     """The tag of each word with its probability, and the entities that they make up, with their places in the text."""
     answers = []
     for number, row in enumerate(rows):
-        chances = [softmax(word) for i in encoded.parts_of(number) for word in logits[i][encoded.details[i]]]
+        parts = [(logits[encoded.source_of(i)], encoded.details[i]) for i in encoded.parts_of(number)]
+        chances = [softmax(word) for scores, begins in parts for word in scores[begins]]
         tags = [head.labels[int(chance.argmax())] for chance in chances]
-        scores = [float(chance.max()) for chance in chances]
-        answers.append({"tags": tags, "scores": scores, "entities": find_entities(row.text, words_of(row), tags)})
+        highest = [float(chance.max()) for chance in chances]
+        answers.append({"tags": tags, "scores": highest, "entities": find_entities(row.text, words_of(row), tags)})
     return answers
 
 

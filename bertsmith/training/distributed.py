@@ -77,7 +77,7 @@ def divide(model: nn.Module, parallel: Parallel, device: torch.device) -> nn.Mod
             for layer in part:
                 fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    for method in ("logits",):
+    for method in ("logits", "scores"):  # what others than the loop call: evaluation on held-out text, engines
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)
     return model

@@ -1,0 +1,67 @@
+"""Fine-tuning in several processes: the scores on dev are those of one process, and rows are encoded once."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_distributed import finish, torchrun
+from test_kinds import ROWS
+
+from bertsmith.config import override
+from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.training import runlog
+
+SETTINGS = ["train.epochs=2", "train.batch_size=6", "train.micro_batch_size=2", "train.learning_rate=1e-3"]
+SETTINGS += ["data.max_length=32", "data.stride=8", "data.max_query=8", "restarts=0"]
+# Runs every task; each process notes what it encodes.
+PROGRAM = """
+import json, os, sys, torch
+from dataclasses import replace
+from bertsmith.config import override
+from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.tasks.task import KINDS
+from bertsmith.training.distributed import processes
+
+model, folder, parallel, tasks, settings = json.loads(sys.argv[1])
+
+def noting(kind):
+    def encode(rows, *rest, labelled):
+        with open(f"{folder}/encoded-{os.environ['RANK']}", "a") as file:
+            file.write(f"{len(rows)}\\n")
+        return kind.encode(rows, *rest, labelled=labelled)
+    return replace(kind, encode=encode)
+
+KINDS.update({name: noting(kind) for name, kind in KINDS.items()})
+with processes(torch.device("cpu")):
+    for task in tasks:
+        config = override(FinetuneConfig(task), [*settings, f"train.parallel={parallel}"])
+        data = f"{folder}/{task}.jsonl"
+        finetune(config, model, data, f"{folder}/{parallel}/{task}", dev=data, device="cpu")
+"""
+
+
+@pytest.mark.parametrize(
+    ("parallel", "tasks", "more"),
+    [("fsdp", ("answer", "choose"), ["train.evaluate_every=2", "train.keep_best=true"]), ("ddp", ("tag",), [])],
+)
+def test_two_processes_score_as_one_and_encode_once(
+    world: Path, tmp_path: Path, parallel: str, tasks: tuple[str], more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*SETTINGS, *more]
+    monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
+    for task in tasks:
+        (tmp_path / f"{task}.jsonl").write_text("\n".join(map(json.dumps, ROWS[task])) + "\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    given = json.dumps([str(world / "run"), str(tmp_path), parallel, tasks, settings])
+    finish(torchrun([given], program=(str(tmp_path / "program.py"),)))
+    encoded = (tmp_path / "encoded-0").read_text().split()
+    assert len(encoded) == 2 * len(tasks)  # training and dev rows, once each
+    assert not (tmp_path / "encoded-1").exists()
+    for task in tasks:
+        data, run = tmp_path / f"{task}.jsonl", tmp_path / "one" / task
+        finetune(override(FinetuneConfig(task), settings), world / "run", data, run, dev=data, device="cpu")
+        one, two = (runlog.read(path) for path in (run, tmp_path / parallel / task))
+        assert [r["step"] for r in one] == [r["step"] for r in two]
+        for first, second in zip(one, two, strict=True):
+            for name in (n for n in first if n.startswith("dev_") or n == "loss"):
+                assert first[name] == pytest.approx(second[name], abs=1e-5), name
