@@ -17,7 +17,8 @@ from bertsmith.data.loader import next_tokens
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, save_folder
-from bertsmith.model import fast, kernels
+from bertsmith.model import encoder as encoders
+from bertsmith.model import kernels
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -340,10 +341,10 @@ def test_the_variable_length_kernel(direction):
     assert_close(found.float(), expected, atol=3e-2, rtol=0)
 
 
+@torch.inference_mode()
 def test_the_fused_kernels_see_both_directions_alone(monkeypatch):
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: True)
-    monkeypatch.setattr(torch, "get_autocast_dtype", lambda kind: torch.bfloat16)
-    monkeypatch.setattr(fast, "_can_run", lambda device: True)
-    layout = collate(examples(), packed=True).layout
-    assert fast.is_fast(torch.device("cuda"), layout)
-    assert not any(fast.is_fast(torch.device("cuda"), layout, direction) for direction in DIRECTIONS)
+    asked = []
+    monkeypatch.setattr(encoders, "is_fast", lambda device, layout: asked.append(layout))
+    for direction in ("both", *DIRECTIONS):
+        encoder_of(direction, norm_first=True)(collate(examples(), packed=True))
+        assert len(asked) == 4  # input layer, two layers, last norm: of the first encoder alone

@@ -54,7 +54,7 @@ class Embeddings(nn.Module):
         self.direction = config.direction
 
     def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        if is_fast(tokens.device, layout, self.direction):
+        if self.direction == "both" and is_fast(tokens.device, layout):
             from bertsmith.model.fused.layer import embeddings_forward
 
             return embeddings_forward(self, tokens, segments, positions)
@@ -114,7 +114,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
         """The states after this layer; of the given `rows` of the flat form alone, where nobody needs the others."""
-        if trace is None and is_fast(x.device, layout, self.attention.direction):
+        if trace is None and self.attention.direction == "both" and is_fast(x.device, layout):
             from bertsmith.model.fused.layer import block_forward
 
             return block_forward(self, x, layout, rows)
@@ -162,7 +162,8 @@ class Encoder(nn.Module):
         return x
 
     def _finish(self, x: Tensor, layout: Layout) -> Tensor:
-        if isinstance(self.final_norm, nn.LayerNorm) and is_fast(x.device, layout, self.config.direction):
+        both = self.config.direction == "both"  # the fused kernels know no other
+        if isinstance(self.final_norm, nn.LayerNorm) and both and is_fast(x.device, layout):
             from bertsmith.model.fused.operations import norm_beside
 
             return norm_beside(x, self.final_norm)[0]

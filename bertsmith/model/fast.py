@@ -9,19 +9,13 @@ from functools import lru_cache
 import torch
 
 from bertsmith.batch import Layout, Packed
-from bertsmith.model.config import Direction
 from bertsmith.progress import say
 
 _allowed = True
 
 
-def is_fast(device: torch.device, layout: Layout, direction: Direction = "both") -> bool:
-    """Whether a forward pass on this device, with this layout and the present autocast, takes the fused kernels.
-
-    They see both directions alone.
-    """
-    if direction != "both":
-        return False
+def is_fast(device: torch.device, layout: Layout) -> bool:
+    """Whether a forward pass on this device, with this layout and the present autocast, takes the fused kernels."""
     if device.type != "cuda" or not isinstance(layout, Packed) or not torch.is_autocast_enabled("cuda"):
         return False
     return can_fuse(device, torch.get_autocast_dtype("cuda"))
