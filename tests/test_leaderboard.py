@@ -13,6 +13,7 @@ from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
+from bertsmith.protocols import _runs_in, name_of, summarise
 from bertsmith.report.groups import group_runs
 from bertsmith.report.mistakes import calibration_error, entity_counts
 from bertsmith.report.page_of_runs import report
@@ -90,6 +91,42 @@ def test_runs_are_found_in_folders_of_folders(tmp_path: Path) -> None:
     (tmp_path / "out" / "seeds" / "run.json").write_text("{}")  # of all seeds together
     found = [run.folder.relative_to(tmp_path / "out").as_posix() for run in read_runs([tmp_path / "out"])]
     assert found == ["alone", "grid/a", "grid/b", "seeds/seed-2", "seeds/seed-10"]
+
+
+def test_the_chosen_model_is_said_to_be_chosen_on_dev(tmp_path: Path) -> None:
+    out = tmp_path / "mrpc"
+    for rate, scores in ((2e-5, (0.80, 0.84)), (5e-5, (0.9, 0.88))):
+        for seed, score in enumerate(scores, 1):
+            make(out / f"learning_rate={rate}" / f"seed-{seed}", score, seed=seed, rate=rate, dev=0)
+    settings = [{"learning_rate": 2e-5}, {"learning_rate": 5e-5}]
+    runs = [{"setting": s, "runs": _runs_in(out / name_of(s), out)} for s in settings]
+    failed = [{"folder": "x", "why": "the loss is no number"}]
+    (out / "summary.json").write_text(json.dumps({**summarise(find_task("mrpc"), runs), "failed": failed}))
+    html = written([out], tmp_path / "page.html")
+    row = cells(html[html.index("Chosen models") :], "mrpc")
+    assert row[:4] == ["mrpc", "2", "4, 1 failed", "F1"]
+    assert row[4:] == ["89.0 ± 1.4 (2 seeds)", "89.0", "seed 1, learning_rate=5e-05", "90.0, on dev"]
+    assert "were chosen on dev" in html
+    (out / "summary.json").write_text("{")
+    assert "Chosen models" not in written([out], tmp_path / "again.html")
+    (out / "summary.json").write_text(json.dumps({"settings": []}))  # of other runs
+    assert "Chosen models" not in written([out], tmp_path / "other.html")
+
+
+def test_collapsed_attempts_are_shown(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", 0.7, dev=0)
+    facts = json.loads((run / "run.json").read_text())
+    config = json.loads((run / "config.json").read_text())
+    attempts = [
+        {"seed": 1, "why": "its loss is that of a guess"},
+        {"seed": 1001, "why": "all <b>answers</b> are the same"},
+    ]
+    (run / "run.json").write_text(json.dumps({**facts, "collapsed": attempts}))
+    (run / "config.json").write_text(json.dumps({**config, "restarts": 1}))
+    html = written([run], tmp_path / "page.html")
+    assert "2 attempts have collapsed" in html
+    assert "all &lt;b&gt;answers" in html
+    assert html.count("started again with another seed") == html.count("kept: no attempt was left") == 1
 
 
 def test_the_scores_are_also_told_in_short(tmp_path: Path) -> None:

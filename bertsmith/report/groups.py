@@ -31,7 +31,7 @@ class Group:
 
     def values(self, key: str) -> list[float]:
         """The last dev score of every run that has one, in per cent."""
-        scale = 1.0 if (task := TASKS.get(self.task)) and task.head == "span" else 100.0
+        scale = scale_of(self.task)
         scores = [run.last(DEV + key) for run in self.runs]
         return [scale * score for score in scores if score is not None]
 
@@ -65,6 +65,11 @@ class Group:
         found = shortfall(self.task, rows if isinstance(rows, int) else None, dict(dev))
         is_partial = any(run.setting("data", "partial") for run in self.runs)
         return found or (["trained on a part of its data set"] if is_partial else [])
+
+
+def scale_of(task: str) -> float:
+    """What makes a task's scores per cent: those of answers are already."""
+    return 1.0 if task in TASKS and TASKS[task].head == "span" else 100.0
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

@@ -10,6 +10,7 @@ from typing import Any
 from bertsmith import page
 from bertsmith.errors import UserError
 from bertsmith.page import Html, colour_of
+from bertsmith.report.chosen import chosen, collapsed
 from bertsmith.report.curves import group_of, headlines, learning, optimiser, speed
 from bertsmith.report.groups import group_runs
 from bertsmith.report.leaderboard import best_of, leaderboard, summary
@@ -61,6 +62,8 @@ def _parts(runs: Sequence[Run]) -> list[str]:
     return [
         page.cards((m.name, m.text, m.words) for m in measures(runs[0])) if single else _key_figures(runs) + legend,
         leaderboard(runs),
+        chosen(runs),
+        collapsed(runs),
         learning(runs),
         filled_masks(runs),
         details(runs),
@@ -75,7 +78,7 @@ def board(runs: Sequence[Run]) -> list[str]:
     """What a page shows of several fine-tuning runs: the tasks first, the curves folded away."""
     tasks = list(dict.fromkeys(run.name for run in runs))
     curves = [_curves_of([run for run in runs if run.name == task], task) for task in tasks]
-    parts = [leaderboard(runs), details(runs), page.section("Curves"), *curves]
+    parts = [leaderboard(runs), chosen(runs), collapsed(runs), details(runs), page.section("Curves"), *curves]
     if len(runs) > MOST_BESIDE:
         return parts
     speeds = [[*resources(run), *_facts(run, "machine")] for run in runs]
