@@ -40,14 +40,11 @@ with processes(torch.device("cpu")):
 """
 
 
-@pytest.mark.parametrize(
-    ("parallel", "tasks", "more"),
-    [("fsdp", ("answer", "choose"), ["train.evaluate_every=2", "train.keep_best=true"]), ("ddp", ("tag",), [])],
-)
+@pytest.mark.parametrize(("parallel", "tasks"), [("fsdp", ("answer", "choose")), ("ddp", ("tag",))])
 def test_two_processes_score_as_one_and_encode_once(
-    world: Path, tmp_path: Path, parallel: str, tasks: tuple[str], more: list[str], monkeypatch: pytest.MonkeyPatch
+    world: Path, tmp_path: Path, parallel: str, tasks: tuple[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [*SETTINGS, *more]
+    settings = [*SETTINGS, "train.evaluate_every=2", "train.keep_best=true"]
     monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
     for task in tasks:
         (tmp_path / f"{task}.jsonl").write_text("\n".join(map(json.dumps, ROWS[task])) + "\n")

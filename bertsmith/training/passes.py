@@ -28,7 +28,7 @@ def gradients(
     recorder: Recorder | None = None,
 ) -> tuple[dict[str, float], float]:
     """Forward and backward passes of a step, clipped; the means of all outputs and the gradient's norm."""
-    if not model.training:  # a walk through all modules, while the device waits
+    if not distributed.bare(model).training:  # a walk through all modules, while the device waits
         model.train()
     device = next(model.parameters()).device
     one_pass = lambda batch, scales: _pass(model, batch, scales, config)  # noqa: E731
