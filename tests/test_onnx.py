@@ -77,7 +77,8 @@ def test_int8_is_written_beside_and_is_smaller(tmp_path, tiny_tokenizer):
 
     kinds = [node.op_type for node in onnx.load(tmp_path / "out" / "model_int8.onnx").graph.node]
     assert {"MatMulInteger", "MultiHeadAttention"} <= set(kinds)
-    assert kinds.count("MatMul") == loaded.model.encoder.config.num_layers  # feed_forward.outer
+    # feed_forward.outer; in the last layer, where [CLS] alone goes on, nothing after the attention is quantised
+    assert kinds.count("MatMul") == loaded.model.encoder.config.num_layers - 1
     domains = {node.domain for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
     assert domains <= {""}  # the float32 graph is for every runtime
 
