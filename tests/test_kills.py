@@ -178,7 +178,7 @@ from bertsmith.cli import main
 from bertsmith.model.encoder import Encoder
 if os.environ["RANK"] == "1":
     forward = Encoder.forward
-    Encoder.forward = lambda self, batch: forward(self, batch) * float("nan")
+    Encoder.forward = lambda self, *a, **k: forward(self, *a, **k) * float("nan")
 main()
 """
 
