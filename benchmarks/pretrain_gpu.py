@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import json
 import statistics
 import time
@@ -30,7 +31,7 @@ from transformers import BertConfig, BertForPreTraining, BertForSequenceClassifi
 
 from benchmarks.kernel_kinds import by_kind
 from benchmarks.pretrain_cpu import loader_of, peer_inputs
-from benchmarks.record import RESULTS, record
+from benchmarks.record import RESULTS, commit, record
 from bertsmith import held_out
 from bertsmith.batch import Batch, Example, Packed, collate, lay_out, rounded
 from bertsmith.data.loader import split_documents
@@ -59,7 +60,7 @@ Step = Callable[[], None]
 def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) -> Step:
     """A function that takes the next batch through a whole step, as `fit` does."""
     optimizers = make_optimizers(model, train)
-    recorder = Recorder(model, optimizers, train, can_fuse(DEVICE, torch.bfloat16))
+    recorder = Recorder(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
     batches = [rounded(b).pin_memory() if not b.tokens.is_cuda else rounded(b) for b in batches]
     turn = iter(range(10**9))
 
@@ -304,7 +305,7 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def train_on(loader: Any, model: torch.nn.Module, train: TrainConfig) -> Iterator[int]:
     optimizers = make_optimizers(model, train)
-    recorder = Recorder(model, optimizers, train, can_fuse(DEVICE, torch.bfloat16))
+    recorder = Recorder(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
     for number in range(train.steps or 0):
         batch = rounded(loader.step(number, train.batch_size, train.batch_size)[0])
         gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, number, recorder)
@@ -355,6 +356,7 @@ def main() -> None:
     results = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
     for section in arguments.sections:
         results[section] = SECTIONS[section](arguments)
+        results.setdefault("taken", {})[section] = {"commit": commit(), "date": datetime.date.today().isoformat()}
         print(record("pretrain_gpu", results), flush=True)
     show(results)
 

@@ -212,9 +212,7 @@ def _finetune(
         evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed)) if dev_rows else None,
         goal=_goal(task, head),
         resume=found,
-        recordable=not head.is_own
-        and positions.direction == "both"
-        and can_fuse(where, autocast_dtype(config.train.precision, where)),
+        recordable=not head.is_own and can_fuse(positions, where, autocast_dtype(config.train.precision, where)),
         title=f"fine-tuning {config.task}",
     )
     guess = guess_loss(rows, head, network.class_weights)

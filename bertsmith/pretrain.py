@@ -138,7 +138,7 @@ def _pretrain(
         flops=lambda batch: _flops(config.model, batch),
         watch=corpus.refuse_faults,
         resume=found,
-        recordable=config.model.direction == "both" and can_fuse(where, autocast_dtype(config.train.precision, where)),
+        recordable=can_fuse(config.model, where, autocast_dtype(config.train.precision, where)),
         title=f"pre-training {config.recipe}",
     )
     finish_run(run, objective, save)

@@ -17,7 +17,6 @@ from bertsmith.data.loader import next_tokens
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, save_folder
-from bertsmith.model import encoder as encoders
 from bertsmith.model import kernels
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, Trace
@@ -339,12 +338,3 @@ def test_the_variable_length_kernel(direction):
     found = kernels.varlen(q, k, v, layout, direction)
     expected, _ = kernels.attend_explicit(q.float(), k.float(), v.float(), layout, 0.0, direction)
     assert_close(found.float(), expected, atol=3e-2, rtol=0)
-
-
-@torch.inference_mode()
-def test_the_fused_kernels_see_both_directions_alone(monkeypatch):
-    asked = []
-    monkeypatch.setattr(encoders, "is_fast", lambda device, layout: asked.append(layout))
-    for direction in ("both", *DIRECTIONS):
-        encoder_of(direction, norm_first=True)(collate(examples(), packed=True))
-        assert len(asked) == 4  # input layer, two layers, last norm: of the first encoder alone

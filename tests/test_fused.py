@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch, Example, Packed, collate, lay_out, rounded
 from bertsmith.model import encoder as encoders
-from bertsmith.model import heads
+from bertsmith.model import fast, heads
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, is_fast, plain_kernels
@@ -21,8 +26,9 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton")
-from bertsmith.model.fused import layer, rows
+from bertsmith.model.fused import attention, layer, long_attention, lookup, rows
 from bertsmith.model.fused import operations as ops
+from bertsmith.training import muon_kernels
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="runs on the interpreter; test_gpu.py runs on the GPU"
@@ -178,7 +184,7 @@ def _dropped(seed: int, size: int) -> Tensor:
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused kernels on a CPU, in float32."""
     for module in (encoders, heads):
-        monkeypatch.setattr(module, "is_fast", lambda device, layout: isinstance(layout, Packed))
+        monkeypatch.setattr(module, "is_fast", lambda config, device, layout: isinstance(layout, Packed))
     monkeypatch.setattr(layer, "DTYPE", torch.float32)
 
 
@@ -271,8 +277,28 @@ def test_rounded_batches_have_few_sizes() -> None:
 def test_plain_code_without_a_gpu() -> None:
     cpu, layout = torch.device("cpu"), Packed(torch.tensor([0, 4], dtype=torch.int32), 4)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_fast(cpu, layout)
-    assert not can_fuse(cpu, torch.bfloat16)
+        assert not is_fast(CONFIGS["bert"], cpu, layout)
+    assert not can_fuse(CONFIGS["bert"], cpu, torch.bfloat16)
+
+
+def test_which_encoders_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "_can_run", lambda device: True)
+    config, cuda = CONFIGS["bert"], torch.device("cuda")
+    assert can_fuse(config, cuda, torch.bfloat16)
+    assert not can_fuse(config, cuda, torch.float32)
+    assert not can_fuse(dataclasses.replace(config, direction="left-to-right"), cuda, torch.bfloat16)
+    odd = dataclasses.replace(config, hidden_size=312, num_heads=12)  # heads of 26
+    assert not can_fuse(odd, cuda, torch.bfloat16)
     with plain_kernels():
-        assert not can_fuse(torch.device("cuda"), torch.bfloat16)
-    assert not can_fuse(torch.device("cuda"), torch.float32)
+        assert not can_fuse(config, cuda, torch.bfloat16)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_gpu() -> None:
+    command = [sys.executable, "-m", "tests.compile_kernels"]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    parts = attention, long_attention, lookup, rows, muon_kernels
+    started = {name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))}
+    assert len(started) >= 13
+    assert started <= set(done.stdout.split())

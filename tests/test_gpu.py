@@ -23,7 +23,8 @@ from bertsmith.training.settings import TrainConfig
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not can_fuse(CUDA, torch.bfloat16), reason="needs a CUDA GPU and Triton"
+    not torch.cuda.is_available() or not can_fuse(encoder_config("base"), CUDA, torch.bfloat16),
+    reason="needs a CUDA GPU and Triton",
 )
 
 

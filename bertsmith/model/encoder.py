@@ -51,10 +51,10 @@ class Embeddings(nn.Module):
         self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.direction = config.direction
+        self.config = config
 
     def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        if self.direction == "both" and is_fast(tokens.device, layout):
+        if is_fast(self.config, tokens.device, layout):
             from bertsmith.model.fused.layer import embeddings_forward
 
             return embeddings_forward(self, tokens, segments, positions)
@@ -110,11 +110,11 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.norm_first = config.norm_first
+        self.config = config
 
     def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
         """The states after this layer; of the given `rows` of the flat form alone, where nobody needs the others."""
-        if trace is None and self.attention.direction == "both" and is_fast(x.device, layout):
+        if trace is None and is_fast(self.config, x.device, layout):
             from bertsmith.model.fused.layer import block_forward
 
             return block_forward(self, x, layout, rows)
@@ -126,10 +126,10 @@ class Block(nn.Module):
         return self._after(x + self.dropout(inner), self.feed_forward_norm)
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) if self.norm_first else x
+        return norm(x) if self.config.norm_first else x
 
     def _after(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return x if self.norm_first else norm(x)
+        return x if self.config.norm_first else norm(x)
 
 
 class Encoder(nn.Module):
@@ -162,8 +162,7 @@ class Encoder(nn.Module):
         return x
 
     def _finish(self, x: Tensor, layout: Layout) -> Tensor:
-        both = self.config.direction == "both"  # the fused kernels know no other
-        if isinstance(self.final_norm, nn.LayerNorm) and both and is_fast(x.device, layout):
+        if isinstance(self.final_norm, nn.LayerNorm) and is_fast(self.config, x.device, layout):
             from bertsmith.model.fused.operations import norm_beside
 
             return norm_beside(x, self.final_norm)[0]

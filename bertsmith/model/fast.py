@@ -9,21 +9,27 @@ from functools import lru_cache
 import torch
 
 from bertsmith.batch import Layout, Packed
+from bertsmith.model.config import EncoderConfig
 from bertsmith.progress import say
 
+HEAD_SIZES = (16, 32, 64, 128)  # that the attention kernels have tiles for
 _allowed = True
 
 
-def is_fast(device: torch.device, layout: Layout) -> bool:
+def is_fast(config: EncoderConfig, device: torch.device, layout: Layout) -> bool:
     """Whether a forward pass on this device, with this layout and the present autocast, takes the fused kernels."""
     if device.type != "cuda" or not isinstance(layout, Packed) or not torch.is_autocast_enabled("cuda"):
         return False
-    return can_fuse(device, torch.get_autocast_dtype("cuda"))
+    return can_fuse(config, device, torch.get_autocast_dtype("cuda"))
 
 
-def can_fuse(device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Whether packed batches take the fused kernels when products are of this type."""
-    return _allowed and device.type == "cuda" and dtype == torch.bfloat16 and _can_run(device)
+def can_fuse(config: EncoderConfig, device: torch.device, dtype: torch.dtype | None) -> bool:
+    """Whether this encoder takes the fused kernels for packed batches when products are of this type.
+
+    They read in both directions, with heads of the usual sizes.
+    """
+    known = config.direction == "both" and config.head_size in HEAD_SIZES
+    return _allowed and known and device.type == "cuda" and dtype == torch.bfloat16 and _can_run(device)
 
 
 @lru_cache
@@ -55,5 +61,6 @@ def compiled_kernels() -> int:
     """How many kernels have been compiled so far in this process: it must not grow after a run's first steps."""
     from bertsmith.model.fused import attention, long_attention, lookup, rows
 
-    kernels = [k for part in (rows, attention, long_attention, lookup) for k in part.warm_kernels()]
+    parts = (rows, attention, long_attention, lookup)
+    kernels = {k for part in parts for k in vars(part).values() if hasattr(k, "device_caches")}
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())

@@ -57,7 +57,7 @@ class MaskedLMHead(nn.Module):
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.activation = config.head_activation
+        self.config, self.activation = config, config.head_activation
         init_weights(self, config.init_std)
         self.tie(embedding)
 
@@ -73,7 +73,7 @@ class MaskedLMHead(nn.Module):
 
     def losses(self, hidden: Tensor, targets: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """The summed loss of the masked words' states (M, H), and how many were right."""
-        if is_fast(hidden.device, layout):
+        if is_fast(self.config, hidden.device, layout):
             from bertsmith.model.fused.layer import masked_word_losses
 
             return masked_word_losses(self, hidden, targets)

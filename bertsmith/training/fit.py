@@ -80,7 +80,7 @@ def fit(
     with stop_requests() as request:
         scores = loop.go(made_ahead(make, loop.keys(), device, config.workers), watch, request, title)
     if loop.recorder is not None and loop.recorder.seconds:
-        say(f"note: kernels were compiled and steps recorded in {loop.recorder.seconds:.1f} s, all in the first steps")
+        say(f"note: compiling kernels and recording steps took {loop.recorder.seconds:.1f} s")
     return loop.take_best(scores, load) if config.keep_best else scores
 
 

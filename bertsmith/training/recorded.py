@@ -55,23 +55,24 @@ class Recorder:
         device = self.parameters[0].device
         if not self.records_passes or not isinstance(batch.layout, Packed):
             return function(batch.to(device), scales)
-        key = len(batch.tokens), batch.layout.max_length, *((n, v.shape) for n, v in batch.labels.items())
-        if key not in self.passes or (self.passes[key] is None and not self._has_room()):
-            first = key not in self.passes
+        key = batch.layout.max_length, batch.layout.filler, *((t.shape, t.dtype) for t in batch.tensors())
+        if key not in self.passes:
             self.passes[key] = None
-            with self._timed(first):
+            with self._timed():
                 return function(batch.to(device), scales)
         recorded = self.passes[key]
+        if recorded is None and not self._has_room():
+            return function(batch.to(device), scales)
         if recorded is None:
-            with self._timed(True):
+            with self._timed():
                 recorded = self.passes[key] = _Pass(self, function, batch.to(device), scales)
         return recorded.replay(batch, scales)
 
     @contextmanager
-    def _timed(self, counts: bool) -> Iterator[None]:
+    def _timed(self) -> Iterator[None]:
         began = time.monotonic()
         yield
-        self.seconds += (time.monotonic() - began) * counts
+        self.seconds += time.monotonic() - began
 
     def _has_room(self) -> bool:
         """Whether another recording is worth it, and would fit beside what the passes need without one."""

@@ -6,8 +6,6 @@ pass to go back, and writes the gradients of queries, keys and values where the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -20,33 +18,49 @@ LOG2E = 1.4426950408889634
 
 
 @triton.jit
+def _opened(qkv_ptr, starts_ptr, heads, LENGTH: tl.constexpr, SIZE: tl.constexpr):
+    """A program's tokens, whether they are there, where their queries stand, and queries, keys and values."""
+    start = tl.load(starts_ptr + tl.program_id(0))
+    row, feature = tl.arange(0, LENGTH), tl.arange(0, SIZE)
+    there = row < tl.load(starts_ptr + tl.program_id(0) + 1) - start
+    token, width = start + row, heads * SIZE
+    place = token.to(tl.int64)[:, None] * (3 * width) + tl.program_id(1) * SIZE + feature[None, :]
+    q = tl.load(qkv_ptr + place, there[:, None], 0.0)
+    k = tl.load(qkv_ptr + place + width, there[:, None], 0.0)
+    v = tl.load(qkv_ptr + place + 2 * width, there[:, None], 0.0)
+    return token, there, place, q, k, v
+
+
+@triton.jit
+def _weights(q, k, there, scale):
+    """The attention of each query to all keys."""
+    scores = tl.dot(q, tl.trans(k)) * scale + tl.where(there, 0.0, -1e30)[None, :]
+    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    return weights / tl.sum(weights, 1)[:, None]
+
+
+@triton.jit
+def _kept(token, heads, seed_ptr, threshold, LENGTH: tl.constexpr):
+    """What dropout keeps of them."""
+    seed = tl.load(seed_ptr)
+    slope, level = line_of(token * heads + tl.program_id(1), seed)
+    return keeps(slope[:, None], level[:, None], place_of(tl.arange(0, LENGTH), seed)[None, :], threshold)
+
+
+@triton.jit
 def _tile_attention_forward(
     qkv_ptr, starts_ptr, seed_ptr, out_ptr, scale, threshold, factor, heads,
     LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    start = tl.load(starts_ptr + sequence)
-    length = tl.load(starts_ptr + sequence + 1) - start
-    row, feature = tl.arange(0, LENGTH), tl.arange(0, SIZE)
-    there = row < length
-    width = heads * SIZE
-    token = (start + row).to(tl.int64)
-    place = token[:, None] * (3 * width) + head * SIZE + feature[None, :]
-    q = tl.load(qkv_ptr + place, there[:, None], 0.0)
-    k = tl.load(qkv_ptr + place + width, there[:, None], 0.0)
-    v = tl.load(qkv_ptr + place + 2 * width, there[:, None], 0.0)
-    scores = tl.dot(q, tl.trans(k)) * scale + tl.where(there, 0.0, -1e30)[None, :]
-    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
-    weights = weights / tl.sum(weights, 1)[:, None]
+    token, there, _, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
+    weights = _weights(q, k, there, scale)
     if DROP:
-        seed = tl.load(seed_ptr)
-        slope, level = line_of((start + row) * heads + head, seed)
-        across = place_of(row, seed)
-        weights = tl.where(keeps(slope[:, None], level[:, None], across[None, :], threshold), weights, 0.0)
+        weights = tl.where(_kept(token, heads, seed_ptr, threshold, LENGTH), weights, 0.0)
     out = tl.dot(weights.to(v.dtype), v)
     if DROP:
         out *= factor
-    tl.store(out_ptr + token[:, None] * width + head * SIZE + feature[None, :], out.to(v.dtype), there[:, None])
+    mixed = token.to(tl.int64)[:, None] * (heads * SIZE) + tl.program_id(1) * SIZE + tl.arange(0, SIZE)[None, :]
+    tl.store(out_ptr + mixed, out.to(v.dtype), there[:, None])
 
 
 @triton.jit
@@ -54,28 +68,14 @@ def _tile_attention_backward(
     grad_ptr, qkv_ptr, starts_ptr, seed_ptr, dqkv_ptr, sums_ptr, scale, scale_back, threshold, factor, heads,
     LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    sequence, head = tl.program_id(0), tl.program_id(1)
-    start = tl.load(starts_ptr + sequence)
-    length = tl.load(starts_ptr + sequence + 1) - start
-    row, feature = tl.arange(0, LENGTH), tl.arange(0, SIZE)
-    there = row < length
-    width = heads * SIZE
-    token = (start + row).to(tl.int64)
-    place = token[:, None] * (3 * width) + head * SIZE + feature[None, :]
-    part = sums_ptr + sequence * 2 * width + head * SIZE + feature
-    q = tl.load(qkv_ptr + place, there[:, None], 0.0)
-    k = tl.load(qkv_ptr + place + width, there[:, None], 0.0)
-    v = tl.load(qkv_ptr + place + 2 * width, there[:, None], 0.0)
-    grad = tl.load(grad_ptr + token[:, None] * width + head * SIZE + feature[None, :], there[:, None], 0.0)
-    scores = tl.dot(q, tl.trans(k)) * scale + tl.where(there, 0.0, -1e30)[None, :]
-    weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
-    weights = weights / tl.sum(weights, 1)[:, None]
+    token, there, place, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
+    width, inside = heads * SIZE, tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    part = sums_ptr + tl.program_id(0) * 2 * width + inside
+    grad = tl.load(grad_ptr + token.to(tl.int64)[:, None] * width + inside[None, :], there[:, None], 0.0)
+    weights = _weights(q, k, there, scale)
     back = tl.dot(grad, tl.trans(v))
     if DROP:
-        seed = tl.load(seed_ptr)
-        slope, level = line_of((start + row) * heads + head, seed)
-        across = place_of(row, seed)
-        kept = keeps(slope[:, None], level[:, None], across[None, :], threshold)
+        kept = _kept(token, heads, seed_ptr, threshold, LENGTH)
         back = tl.where(kept, back, 0.0)
         dropped = tl.where(kept, weights, 0.0).to(v.dtype)
         scale_back = scale_back * factor
@@ -92,11 +92,6 @@ def _tile_attention_backward(
     tl.store(part, tl.sum(dq, 0))
     dk = tl.dot(tl.trans(dscores), q) * scale_back
     tl.store(dqkv_ptr + place + width, dk.to(v.dtype), there[:, None])
-
-
-def fits(longest: int, head_size: int) -> bool:
-    """Whether these sequences fit into a tile."""
-    return longest <= LONGEST and head_size in (16, 32, 64, 128)
 
 
 def tile_length(longest: int) -> int:
@@ -141,8 +136,3 @@ def attention_backward(
     )  # fmt: skip
     whole = sums.sum(0)
     return dqkv, torch.cat([whole[:width], torch.zeros(width, device=qkv.device), whole[width:]])
-
-
-def warm_kernels() -> list[Any]:
-    """The kernels of this file, to count what has been compiled."""
-    return [_tile_attention_forward, _tile_attention_backward]

@@ -40,7 +40,7 @@ def block_forward(block: Block, x: Tensor, layout: Layout, rows: Tensor | None =
     dropout = block.dropout.p if block.training else 0.0
     attention_dropout = attention.attention_dropout if block.training else 0.0
     first, second = block.attention_norm, block.feed_forward_norm
-    if block.norm_first:
+    if block.config.norm_first:
         y, x = norm_beside(x, first)
         qkv, _ = branch(y, attention.qkv.weight, attention.qkv.bias)
         mixed = attend(qkv, attention.qkv.bias, layout, attention.num_heads, attention_dropout)

@@ -6,8 +6,6 @@ of the sum of its exponentials (to the base 2); the backward pass makes all weig
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -206,8 +204,3 @@ def long_attention_backward(
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dqkv, torch.cat([queries.sum(0), torch.zeros(width, device=device), values_of.sum(0)])
-
-
-def warm_kernels() -> list[Any]:
-    """The kernels of this file, to count what has been compiled."""
-    return [_long_attention_forward, _long_attention_queries, _long_attention_keys]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import NORM_PROGRAMS, NORM_WARPS, keeps, line_of, norm_back, place_of, threshold_of
+from bertsmith.model.fused.rows import (
+    NORM_PROGRAMS,
+    NORM_WARPS,
+    keeps,
+    line_of,
+    norm_back,
+    normalised,
+    place_of,
+    threshold_of,
+)
 
 
 @triton.jit
@@ -24,10 +31,8 @@ def _lookup_forward(
     z = tl.load(words_ptr + tl.load(tokens_ptr + row) * columns + column, there, 0.0)
     z += tl.load(parts_ptr + tl.load(segments_ptr + row) * columns + column, there, 0.0)
     z += tl.load(places_ptr + tl.load(positions_ptr + row) * columns + column, there, 0.0)
-    mean = tl.sum(z, 0) / columns
-    centred = tl.where(there, z - mean, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / columns + eps)
-    out = centred * rstd * tl.load(scale_ptr + column, there, 0.0)
+    normal, mean, rstd = normalised(z, there, eps, columns)
+    out = normal * tl.load(scale_ptr + column, there, 0.0)
     if SHIFT:
         out += tl.load(shift_ptr + column, there, 0.0)
     place = row * columns + column
@@ -117,8 +122,3 @@ def lookup_backward(
     )  # fmt: skip
     whole = sums.sum(1)
     return found, whole[0], whole[1]
-
-
-def warm_kernels() -> list[Any]:
-    """The kernels of this file, to count what has been compiled."""
-    return [_lookup_forward, _lookup_backward]

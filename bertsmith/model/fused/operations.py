@@ -146,7 +146,7 @@ def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, dropout
     `bias` is in them already, and gets its gradient here.
     """
     seed = draw_seed(qkv.device, dropout)
-    kernel = _Tile if attention.fits(layout.max_length, qkv.shape[1] // (3 * heads)) else _Long
+    kernel = _Tile if layout.max_length <= attention.LONGEST else _Long
     return kernel.apply(qkv, bias, layout.starts, layout.max_length, heads, dropout, seed)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -1,13 +1,11 @@
 """Triton kernels that go through a matrix row by row: norms, activations, the loss of the masked words.
 
-T rows, H columns. Every kernel reads its inputs once and writes its outputs once; sums over all rows (the gradients of
-biases and scales) are made on the way, as partial sums of a fixed number of programs, so that they do not depend on
-the order in which the programs end.
+T rows, H columns. A kernel goes through its inputs once (the loss twice) and writes its outputs once; sums over all
+rows (the gradients of biases and scales) are made on the way, as partial sums of a fixed number of programs, so that
+they do not depend on the order in which the programs end.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -66,6 +64,15 @@ def gelu_parts(x):
 
 
 @triton.jit
+def normalised(z, there, eps, columns):
+    """A row brought to mean 0 and deviation 1, its mean and its inverse deviation."""
+    mean = tl.sum(z, 0) / columns
+    centred = tl.where(there, z - mean, 0.0)
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / columns + eps)
+    return centred * rstd, mean, rstd
+
+
+@triton.jit
 def norm_back(grad, scale, z, mean, rstd, there, columns):
     """The gradient of a norm's input z, and z normalised."""
     normal = tl.where(there, (z - mean) * rstd, 0.0)
@@ -95,10 +102,8 @@ def _add_norm_forward(
             slope, level = line_of(row, seed)
             y = tl.where(keeps(slope, level, place_of(column, seed), threshold), y * factor, 0.0)
         z += y
-    mean = tl.sum(z, 0) / columns
-    centred = tl.where(there, z - mean, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / columns + eps)
-    out = centred * rstd * tl.load(scale_ptr + column, there, 0.0).to(tl.float32)
+    normal, mean, rstd = normalised(z, there, eps, columns)
+    out = normal * tl.load(scale_ptr + column, there, 0.0).to(tl.float32)
     if SHIFT:
         out += tl.load(shift_ptr + column, there, 0.0).to(tl.float32)
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), there)
@@ -325,8 +330,3 @@ def cross_entropy(scores: Tensor, words: int, targets: Tensor, gradient: bool) -
         num_warps=LOSS_WARPS,
     )
     return loss, right
-
-
-def warm_kernels() -> list[Any]:
-    """The kernels of this file, to count what has been compiled."""
-    return [_add_norm_forward, _add_norm_backward, _gelu_forward, _gelu_backward, _cross_entropy]
