@@ -1,13 +1,13 @@
 """Training on one GPU beside `transformers` (SDPA, bfloat16 autocast, torch.compile, fused AdamW), in the same run.
 
-    python -m benchmarks.pretrain_gpu full documents muon finetune profile equal \
+    python -m benchmarks.pretrain_gpu full documents muon finetune profile equal run \
         --short SHARDS --long SHARDS --rows SST-2/train.tsv
 
 Whole steps: forward, backward, clipping at 1, AdamW. `full` has sequences of full length, `documents` real ones (short
 and long documents, 512 tokens at most; `transformers` gets the same batches padded), `muon` compares two optimisers,
 `finetune` takes Base through short texts in batches of 32 (`transformers` pads to the longest of a batch), `profile`
 says where the time goes on plain and on fused kernels, `equal` trains a small model on both and compares their held-out
-losses. Sections that are not run keep their last result.
+losses, `run` is the command itself. Sections that are not run keep their last result.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import dataclasses
 import datetime
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -34,6 +35,7 @@ from benchmarks.pretrain_cpu import loader_of, peer_inputs
 from benchmarks.record import RESULTS, commit, record
 from bertsmith import held_out
 from bertsmith.batch import Batch, Example, Packed, collate, lay_out, rounded
+from bertsmith.config import override
 from bertsmith.data.loader import split_documents
 from bertsmith.data.shards import Corpus
 from bertsmith.formats.hf import config_out
@@ -43,7 +45,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretrain import PretrainConfig
+from bertsmith.pretrain import PretrainConfig, pretrain
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.optim import make_optimizers
@@ -313,6 +315,17 @@ def train_on(loader: Any, model: torch.nn.Module, train: TrainConfig) -> Iterato
         yield number
 
 
+def whole_run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """`pretrain` itself on real shards, both lengths: how long its GPU waits for data."""
+    settings = ["train.steps=300", "train.batch_size=512", "train.evaluate_every=0", "train.save_minutes=0"]
+    with tempfile.TemporaryDirectory() as folder:
+        pretrain(override(recipe("bert-base"), settings), arguments.long, Path(folder) / "run")
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    logged = [m for m in map(json.loads, lines) if "waiting_share" in m]
+    names = ("step", "tokens_per_second", "waiting_share", "compile_seconds")
+    return {"model": "bert-base, 512 sequences a step", "logged": [{n: m.get(n) for n in names} for m in logged]}
+
+
 SECTIONS = {
     "full": full,
     "documents": documents,
@@ -320,6 +333,7 @@ SECTIONS = {
     "finetune": finetune,
     "profile": profiles,
     "equal": equal,
+    "run": whole_run,
 }
 
 
@@ -339,7 +353,7 @@ def show(results: dict[str, Any]) -> None:
                     f"{values['compile_seconds']:.0f}",
                 )
     Console(width=130).print(table)
-    for section in ("muon", "finetune", "equal"):
+    for section in ("muon", "finetune", "equal", "run"):
         if section in results:
             print(section, json.dumps(results[section]))
 

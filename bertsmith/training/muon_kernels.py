@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096  # numbers that a program of an elementwise kernel has
-TILE = (128, 128, 64, 8, 4)  # rows, columns, depth, warps, stages
+TILE = (128, 128, 64, 4, 3)  # rows, columns, depth, warps, stages
 
 
 @triton.jit

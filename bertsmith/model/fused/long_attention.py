@@ -14,7 +14,8 @@ from torch import Tensor
 from bertsmith.model.fused.rows import keeps, line_of, place_of, threshold_of
 
 LOG2E = 1.4426950408889634
-FORWARD, QUERY_SIDE, KEY_SIDE = (64, 64, 4, 3), (128, 64, 4, 3), (128, 32, 4, 3)  # own block, other's, warps, stages
+FORWARD, QUERY_SIDE = (64, 64, 4, 3), (64, 32, 4, 3)  # own block, other's, warps, stages
+KEY_SIDE, KEY_SIDE_DROPPED = (128, 32, 4, 3), (128, 32, 4, 2)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -196,7 +197,7 @@ def long_attention_backward(
         grad, out, qkv, starts, seed, sums, delta, dqkv, queries, *values,
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    own, other, warps, stages = KEY_SIDE
+    own, other, warps, stages = KEY_SIDE if seed is None else KEY_SIDE_DROPPED
     blocks = triton.cdiv(longest, own)
     values_of = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_keys[(blocks, heads, len(starts) - 1)](
