@@ -317,7 +317,7 @@ def train_on(loader: Any, model: torch.nn.Module, train: TrainConfig) -> Iterato
 
 def whole_run(arguments: argparse.Namespace) -> dict[str, Any]:
     """`pretrain` itself on real shards, both lengths: how long its GPU waits for data."""
-    settings = ["train.steps=300", "train.batch_size=512", "train.evaluate_every=0", "train.save_minutes=0"]
+    settings = ["train.steps=300", "train.batch_size=512", "train.evaluate_every=0"]
     with tempfile.TemporaryDirectory() as folder:
         pretrain(override(recipe("bert-base"), settings), arguments.long, Path(folder) / "run")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
