@@ -44,10 +44,17 @@ def scrambled(index: Tensor, seed: int) -> Tensor:
     return x ^ (x >> 16)
 
 
+def column_numbers(count: int) -> Tensor:
+    numbers = rows.column_numbers(count, torch.tensor(0))
+    assert numbers is not None
+    return numbers.long() & WORD
+
+
 def kept(rows: Tensor, columns: Tensor, seed: int, dropout: float) -> Tensor:
     """What dropout leaves of ones, 0 or 1 / (1 - dropout), where rows and columns of these numbers meet."""
     slope, level = scrambled(rows, seed), scrambled(rows, seed ^ 0x2545F491)
-    keep = ((slope * (scrambled(columns, ~seed) | 1) + level) & WORD) >= round(dropout * (1 << 32))
+    numbers = column_numbers(1024)[columns]
+    keep = ((slope * numbers + level) & WORD) >= round(dropout * (1 << 32))
     return keep / (1 - dropout)
 
 
@@ -299,6 +306,8 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     parts = attention, long_attention, lookup, rows, muon_kernels
-    started = {name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))}
+    started = {
+        name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))
+    }
     assert len(started) >= 13
     assert started <= set(done.stdout.split())

@@ -44,6 +44,7 @@ class Recorder:
         self.limit = config.clip_norm or float("inf")
         self.records_passes = passes and not config.gradient_checkpointing
         self.pool = torch.cuda.graph_pool_handle()
+        torch.cuda.reset_peak_memory_stats()  # what this process did before is no measure of this run's needs
         self.passes: dict[Any, _Pass | None] = {}  # None: seen once
         self.seconds = 0.0  # for compiling and recording
         self.clipping, self.updating = _Again(self._clip), _Again(self._update)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import keeps, line_of, place_of, threshold_of
+from bertsmith.model.fused.rows import column_numbers, kept_share, line_of, threshold_of
 
 LONGEST = 128
 LOG2E = 1.4426950408889634
@@ -40,32 +40,31 @@ def _weights(q, k, there, scale):
 
 
 @triton.jit
-def _kept(token, heads, seed_ptr, threshold, LENGTH: tl.constexpr):
-    """What dropout keeps of them."""
-    seed = tl.load(seed_ptr)
-    slope, level = line_of(token * heads + tl.program_id(1), seed)
-    return keeps(slope[:, None], level[:, None], place_of(tl.arange(0, LENGTH), seed)[None, :], threshold)
+def _kept(token, heads, seed_ptr, numbers_ptr, threshold, factor, LENGTH: tl.constexpr):
+    """What dropout multiplies them by."""
+    slope, level = line_of(token * heads + tl.program_id(1), tl.load(seed_ptr))
+    number = tl.load(numbers_ptr + tl.arange(0, LENGTH))
+    return kept_share(slope[:, None], level[:, None], number[None, :], threshold, factor)
 
 
 @triton.jit
 def _tile_attention_forward(
-    qkv_ptr, starts_ptr, seed_ptr, out_ptr, scale, threshold, factor, heads,
+    qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, scale, threshold, factor, heads,
     LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     token, there, _, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
     weights = _weights(q, k, there, scale)
     if DROP:
-        weights = tl.where(_kept(token, heads, seed_ptr, threshold, LENGTH), weights, 0.0)
+        weights *= _kept(token, heads, seed_ptr, numbers_ptr, threshold, factor, LENGTH)
     out = tl.dot(weights.to(v.dtype), v)
-    if DROP:
-        out *= factor
     mixed = token.to(tl.int64)[:, None] * (heads * SIZE) + tl.program_id(1) * SIZE + tl.arange(0, SIZE)[None, :]
     tl.store(out_ptr + mixed, out.to(v.dtype), there[:, None])
 
 
 @triton.jit
 def _tile_attention_backward(
-    grad_ptr, qkv_ptr, starts_ptr, seed_ptr, dqkv_ptr, sums_ptr, scale, scale_back, threshold, factor, heads,
+    grad_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, dqkv_ptr, sums_ptr,
+    scale, scale_back, threshold, factor, heads,
     LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     token, there, place, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
@@ -75,15 +74,12 @@ def _tile_attention_backward(
     weights = _weights(q, k, there, scale)
     back = tl.dot(grad, tl.trans(v))
     if DROP:
-        kept = _kept(token, heads, seed_ptr, threshold, LENGTH)
-        back = tl.where(kept, back, 0.0)
-        dropped = tl.where(kept, weights, 0.0).to(v.dtype)
-        scale_back = scale_back * factor
+        kept = _kept(token, heads, seed_ptr, numbers_ptr, threshold, factor, LENGTH)
+        back *= kept
+        dropped = (weights * kept).to(v.dtype)
     else:
         dropped = weights.to(v.dtype)
     dv = tl.dot(tl.trans(dropped), grad)
-    if DROP:
-        dv *= factor
     tl.store(dqkv_ptr + place + 2 * width, dv.to(v.dtype), there[:, None])
     tl.store(part + width, tl.sum(dv, 0))
     dscores = (weights * (back - tl.sum(weights * back, 1)[:, None])).to(v.dtype)
@@ -111,7 +107,8 @@ def attention_forward(
     out = torch.empty(len(qkv), heads * size, dtype=qkv.dtype, device=qkv.device)
     length = tile_length(longest)
     _tile_attention_forward[(len(starts) - 1, heads)](
-        qkv, starts, seed, out, size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads,
+        qkv, starts, seed, column_numbers(length, seed), out, size**-0.5 * LOG2E, threshold_of(dropout),
+        1 / (1 - dropout), heads,
         LENGTH=length, SIZE=size, DROP=seed is not None, num_warps=_warps(length),
     )  # fmt: skip
     return out
@@ -129,10 +126,9 @@ def attention_backward(
     sums = torch.empty(len(starts) - 1, 2 * width, dtype=torch.float32, device=qkv.device)
     length = tile_length(longest)
     _tile_attention_backward[(len(starts) - 1, heads)](
-        grad, qkv, starts, seed, dqkv, sums, size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout),
-        1 / (1 - dropout), heads,
-        LENGTH=length, SIZE=size, DROP=seed is not None,
-        num_warps=_warps(length),
+        grad, qkv, starts, seed, column_numbers(length, seed), dqkv, sums, size**-0.5 * LOG2E, size**-0.5,
+        threshold_of(dropout), 1 / (1 - dropout), heads,
+        LENGTH=length, SIZE=size, DROP=seed is not None, num_warps=_warps(length),
     )  # fmt: skip
     whole = sums.sum(0)
     return dqkv, torch.cat([whole[:width], torch.zeros(width, device=qkv.device), whole[width:]])

@@ -11,16 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import keeps, line_of, place_of, threshold_of
+from bertsmith.model.fused.rows import column_numbers, kept_share, line_of, threshold_of
 
 LOG2E = 1.4426950408889634
 FORWARD, QUERY_SIDE = (64, 64, 4, 3), (64, 32, 4, 3)  # own block, other's, warps, stages
 KEY_SIDE, KEY_SIDE_DROPPED = (128, 32, 4, 3), (128, 32, 4, 2)
+OVERHANG = 128  # places by which a last block may go beyond the longest sequence
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_forward(
-    qkv_ptr, starts_ptr, seed_ptr, out_ptr, sums_ptr, scale, threshold, factor, heads, tokens,
+    qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, sums_ptr, scale, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(2), tl.program_id(1)
@@ -36,8 +37,7 @@ def _long_attention_forward(
         total = tl.zeros((OWN,), tl.float32)
         mixed = tl.zeros((OWN, SIZE), tl.float32)
         if DROP:
-            seed = tl.load(seed_ptr)
-            slope, start_of = line_of((start + query) * heads + head, seed)
+            slope, start_of = line_of((start + query) * heads + head, tl.load(seed_ptr))
         for begin in range(0, length, OTHER):
             key = begin + tl.arange(0, OTHER)
             place = key[:, None] * (3 * width) + feature[None, :]
@@ -49,11 +49,11 @@ def _long_attention_forward(
             shrink = tl.exp2(top - new)
             total = total * shrink + tl.sum(weights, 1)
             if DROP:
-                across = place_of(key, seed)[None, :]
-                weights = tl.where(keeps(slope[:, None], start_of[:, None], across, threshold), weights, 0.0)
+                number = tl.load(numbers_ptr + key)[None, :]
+                weights *= kept_share(slope[:, None], start_of[:, None], number, threshold, factor)
             mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
             top = new
-        mixed = mixed * (factor / total)[:, None]
+        mixed = mixed / total[:, None]
         token = (start + query).to(tl.int64)
         place = token[:, None] * width + head * SIZE + feature[None, :]
         tl.store(out_ptr + place, mixed.to(out_ptr.dtype.element_ty), query[:, None] < length)
@@ -62,7 +62,7 @@ def _long_attention_forward(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_queries(
-    grad_ptr, out_ptr, qkv_ptr, starts_ptr, seed_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
+    grad_ptr, out_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
     scale, scale_back, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
@@ -82,14 +82,13 @@ def _long_attention_queries(
         grad = tl.load(grad_ptr + place, asked, 0.0)
         out = tl.load(out_ptr + place, asked, 0.0)
         delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
-        if DROP:
-            delta = delta / factor
-            scale_back = scale_back * factor
         tl.store(delta_ptr + head * tokens + token, delta, query < length)
         level = tl.load(sums_ptr + head * tokens + token, query < length, 0.0)
         if DROP:
-            seed = tl.load(seed_ptr)
-            slope, start_of = line_of((start + query) * heads + head, seed)
+            slope, start_of = line_of((start + query) * heads + head, tl.load(seed_ptr))
+            line = lines_ptr + head * tokens + token
+            tl.store(line, slope.to(tl.int32, bitcast=True), query < length)
+            tl.store(line + heads * tokens, start_of.to(tl.int32, bitcast=True), query < length)
         for begin in range(0, length, OTHER):
             key = begin + tl.arange(0, OTHER)
             at = key[:, None] * (3 * width) + feature[None, :]
@@ -98,9 +97,9 @@ def _long_attention_queries(
             # Past the last key the keys are zero, and so is what they add; no weight is above 1.
             weights = tl.exp2(tl.minimum(tl.dot(q, tl.trans(k)) * scale - level[:, None], 0.0))
             back = tl.dot(grad, tl.trans(v))
-            if DROP:  # the factor of what is kept is left to the end
-                across = place_of(key, seed)[None, :]
-                back = tl.where(keeps(slope[:, None], start_of[:, None], across, threshold), back, 0.0)
+            if DROP:
+                number = tl.load(numbers_ptr + key)[None, :]
+                back *= kept_share(slope[:, None], start_of[:, None], number, threshold, factor)
             dscores = (weights * (back - delta[:, None])).to(k.dtype)
             dq += tl.dot(dscores, k)
         dq *= scale_back
@@ -111,7 +110,7 @@ def _long_attention_queries(
 
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_keys(
-    grad_ptr, qkv_ptr, starts_ptr, seed_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
+    grad_ptr, qkv_ptr, starts_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
     scale, scale_back, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
@@ -130,8 +129,7 @@ def _long_attention_keys(
         k = tl.load(base + width + place, there, 0.0)
         v = tl.load(base + 2 * width + place, there, 0.0)
         if DROP:
-            seed = tl.load(seed_ptr)
-            down = place_of(key, seed)
+            number = tl.load(numbers_ptr + key)
         for begin in range(0, length, OTHER):
             query = begin + tl.arange(0, OTHER)
             asked = query[:, None] < length
@@ -143,17 +141,16 @@ def _long_attention_keys(
             weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])  # keys in rows
             back = tl.dot(v, tl.trans(grad))
             if DROP:
-                slope, start_of = line_of((start + query) * heads + head, seed)
-                kept = keeps(slope[None, :], start_of[None, :], down[:, None], threshold)
-                back = tl.where(kept, back, 0.0)
-                dv += tl.dot(tl.where(kept, weights, 0.0).to(v.dtype), grad)
+                line = lines_ptr + head * tokens + token
+                slope = tl.load(line, query < length, 0)
+                start_of = tl.load(line + heads * tokens, query < length, 0)
+                kept = kept_share(slope[None, :], start_of[None, :], number[:, None], threshold, factor)
+                back *= kept
+                dv += tl.dot((weights * kept).to(v.dtype), grad)
             else:
                 dv += tl.dot(weights.to(v.dtype), grad)
             dscores = (weights * (back - delta[None, :])).to(k.dtype)
             dk += tl.dot(dscores, q)
-        if DROP:
-            dv *= factor
-            scale_back = scale_back * factor
         dk *= scale_back
         at = dqkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE + place
         tl.store(at + width, dk.to(k.dtype), there)
@@ -172,7 +169,8 @@ def long_attention_forward(
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
     own, other, warps, stages = FORWARD
     _long_attention_forward[(triton.cdiv(longest, own), heads, len(starts) - 1)](
-        qkv, starts, seed, out, sums, size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens,
+        qkv, starts, seed, column_numbers(longest + OVERHANG, seed), out, sums,
+        size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens,
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, sums
@@ -189,19 +187,21 @@ def long_attention_backward(
     size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
     width, device = heads * size, qkv.device
     dqkv, delta = torch.empty_like(qkv), torch.empty_like(sums)
+    numbers = column_numbers(longest + OVERHANG, seed)
+    lines = None if seed is None else torch.empty(2, *sums.shape, dtype=torch.int32, device=device)  # for the key side
     values = size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout), 1 / (1 - dropout), heads, tokens
     own, other, warps, stages = QUERY_SIDE
     blocks = triton.cdiv(longest, own)
     queries = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_queries[(blocks, heads, len(starts) - 1)](
-        grad, out, qkv, starts, seed, sums, delta, dqkv, queries, *values,
+        grad, out, qkv, starts, seed, numbers, lines, sums, delta, dqkv, queries, *values,
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     own, other, warps, stages = KEY_SIDE if seed is None else KEY_SIDE_DROPPED
     blocks = triton.cdiv(longest, own)
     values_of = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_keys[(blocks, heads, len(starts) - 1)](
-        grad, qkv, starts, seed, sums, delta, dqkv, values_of, *values,
+        grad, qkv, starts, numbers, lines, sums, delta, dqkv, values_of, *values,
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dqkv, torch.cat([queries.sum(0), torch.zeros(width, device=device), values_of.sum(0)])

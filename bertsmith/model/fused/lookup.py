@@ -10,11 +10,11 @@ from torch import Tensor
 from bertsmith.model.fused.rows import (
     NORM_PROGRAMS,
     NORM_WARPS,
-    keeps,
+    column_numbers,
+    kept_share,
     line_of,
     norm_back,
     normalised,
-    place_of,
     threshold_of,
 )
 
@@ -22,7 +22,7 @@ from bertsmith.model.fused.rows import (
 @triton.jit
 def _lookup_forward(
     tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, shift_ptr, seed_ptr,
-    out_ptr, mean_ptr, rstd_ptr, eps, threshold, factor, columns,
+    numbers_ptr, out_ptr, mean_ptr, rstd_ptr, eps, threshold, factor, columns,
     BLOCK: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -39,7 +39,7 @@ def _lookup_forward(
     if DROP:
         seed = tl.load(seed_ptr)
         slope, level = line_of(row, seed)
-        out = tl.where(keeps(slope, level, place_of(column, seed), threshold), out * factor, 0.0)
+        out *= kept_share(slope, level, tl.load(numbers_ptr + column), threshold, factor)
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), there)
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
@@ -48,7 +48,7 @@ def _lookup_forward(
 @triton.jit(do_not_specialize=["rows"])
 def _lookup_backward(
     grad_ptr, tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, seed_ptr,
-    mean_ptr, rstd_ptr, dwords_ptr, dparts_ptr, dplaces_ptr, dscale_ptr, dshift_ptr,
+    numbers_ptr, mean_ptr, rstd_ptr, dwords_ptr, dparts_ptr, dplaces_ptr, dscale_ptr, dshift_ptr,
     threshold, factor, rows, columns,
     BLOCK: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
@@ -62,13 +62,13 @@ def _lookup_backward(
     first = tl.zeros((BLOCK,), tl.float32)  # of segment 0, which most tokens may be in
     if DROP:
         seed = tl.load(seed_ptr)
-        across = place_of(column, seed)
+        number = tl.load(numbers_ptr + column)
     for row in range(program, rows, programs):
         place = row * wide + column
         grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
         if DROP:
             slope, start = line_of(tl.cast(row, tl.int32), seed)
-            grad = tl.where(keeps(slope, start, across, threshold), grad * factor, 0.0)
+            grad *= kept_share(slope, start, number, threshold, factor)
         token = tl.load(tokens_ptr + row) * columns
         segment = tl.load(segments_ptr + row)
         position = tl.load(positions_ptr + row) * columns
@@ -99,8 +99,8 @@ def lookup_forward(
     out = torch.empty(rows, columns, dtype=dtype, device=tokens.device)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=tokens.device) for _ in range(2))
     _lookup_forward[(rows,)](
-        tokens, segments, positions, *tables, scale, shift, seed, out, mean, rstd, eps, threshold_of(dropout),
-        1 / (1 - dropout), columns,
+        tokens, segments, positions, *tables, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
+        eps, threshold_of(dropout), 1 / (1 - dropout), columns,
         BLOCK=triton.next_power_of_2(columns), SHIFT=shift is not None, DROP=seed is not None, num_warps=NORM_WARPS,
     )  # fmt: skip
     return out, mean, rstd
@@ -116,8 +116,8 @@ def lookup_backward(
     programs = min(NORM_PROGRAMS, rows)
     sums = torch.empty(2, programs, columns, dtype=torch.float32, device=grad.device)
     _lookup_backward[(programs,)](
-        grad, tokens, segments, positions, *tables, scale, seed, mean, rstd, *found, sums[0], sums[1],
-        threshold_of(dropout), 1 / (1 - dropout), rows, columns,
+        grad, tokens, segments, positions, *tables, scale, seed, column_numbers(columns, seed), mean, rstd,
+        *found, sums[0], sums[1], threshold_of(dropout), 1 / (1 - dropout), rows, columns,
         BLOCK=triton.next_power_of_2(columns), DROP=seed is not None, num_warps=NORM_WARPS,
     )  # fmt: skip
     whole = sums.sum(1)

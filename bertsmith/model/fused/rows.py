@@ -7,6 +7,9 @@ they do not depend on the order in which the programs end.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -34,18 +37,26 @@ def line_of(index, seed):
 
 
 @triton.jit
-def place_of(index, seed):
-    """The odd number that stands for each column."""
-    return scrambled(index, ~seed) | 1
+def kept_share(slope, level, number, threshold, factor):
+    """What dropout multiplies the places by where rows and columns meet: slope · number + level against the threshold.
 
-
-@triton.jit
-def keeps(slope, level, column, threshold):
-    """Whether dropout keeps the places where rows and columns meet: slope · column + level against the threshold.
-
-    One multiplication and one comparison, since it runs for every place, forward and back; all of it modulo 2^32.
+    One multiplication and one comparison, since it runs for every place, forward and back; all of it modulo 2^32. A
+    number and not a truth, which the compiler would carry through to packed pairs, in five instructions for one.
     """
-    return slope * column + level >= threshold.to(tl.uint32)
+    drawn = slope.to(tl.uint32) * number.to(tl.uint32) + level.to(tl.uint32)
+    return tl.where(drawn >= threshold.to(tl.uint32), factor, 0.0)
+
+
+def column_numbers(columns: int, seed: Tensor | None) -> Tensor | None:
+    """The odd number that stands for each column where dropout draws."""
+    return None if seed is None else _column_numbers(triton.next_power_of_2(columns), seed.device)
+
+
+@lru_cache
+def _column_numbers(columns: int, device: torch.device) -> Tensor:
+    """A table, since making a number takes longer than all else that dropout does at a place."""
+    drawn = np.random.default_rng(0).integers(-(1 << 31), 1 << 31, columns, dtype=np.int32) | 1
+    return torch.from_numpy(drawn).to(device)
 
 
 def threshold_of(dropout: float) -> int:
@@ -84,7 +95,7 @@ def norm_back(grad, scale, z, mean, rstd, there, columns):
 
 @triton.jit
 def _add_norm_forward(
-    x_ptr, y_ptr, bias_ptr, scale_ptr, shift_ptr, seed_ptr, out_ptr, mean_ptr, rstd_ptr,
+    x_ptr, y_ptr, bias_ptr, scale_ptr, shift_ptr, seed_ptr, numbers_ptr, out_ptr, mean_ptr, rstd_ptr,
     eps, threshold, factor, columns,
     BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
@@ -100,7 +111,8 @@ def _add_norm_forward(
         if DROP:
             seed = tl.load(seed_ptr)
             slope, level = line_of(row, seed)
-            y = tl.where(keeps(slope, level, place_of(column, seed), threshold), y * factor, 0.0)
+            number = tl.load(numbers_ptr + column)
+            y *= kept_share(slope, level, number, threshold, factor)
         z += y
     normal, mean, rstd = normalised(z, there, eps, columns)
     out = normal * tl.load(scale_ptr + column, there, 0.0).to(tl.float32)
@@ -113,7 +125,7 @@ def _add_norm_forward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm_backward(
-    grad_ptr, x_ptr, y_ptr, bias_ptr, scale_ptr, seed_ptr, mean_ptr, rstd_ptr, more_ptr,
+    grad_ptr, x_ptr, y_ptr, bias_ptr, scale_ptr, seed_ptr, numbers_ptr, mean_ptr, rstd_ptr, more_ptr,
     dx_ptr, dy_ptr, dscale_ptr, dshift_ptr, dbias_ptr,
     threshold, factor, rows, columns,
     BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, MORE: tl.constexpr,
@@ -130,20 +142,20 @@ def _add_norm_backward(
         bias = tl.load(bias_ptr + column, there, 0.0).to(tl.float32)
     if DROP:
         seed = tl.load(seed_ptr)
-        across = place_of(column, seed)
+        number = tl.load(numbers_ptr + column)
     for row in range(program, rows, programs):
         place = row * wide + column
         grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
         z = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
         if DROP:
             slope, start = line_of(tl.cast(row, tl.int32), seed)
-            kept = keeps(slope, start, across, threshold)
+            kept = kept_share(slope, start, number, threshold, factor)
         if ADD:
             y = tl.load(y_ptr + place, there, 0.0).to(tl.float32)
             if BIAS:
                 y += bias
             if DROP:
-                y = tl.where(kept, y * factor, 0.0)
+                y *= kept
             z += y
         dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), there, columns)
         dscale += grad * normal
@@ -153,7 +165,7 @@ def _add_norm_backward(
         tl.store(dx_ptr + place, dz.to(dx_ptr.dtype.element_ty), there)
         if ADD:
             if DROP:
-                dz = tl.where(kept, dz * factor, 0.0)
+                dz *= kept
                 tl.store(dy_ptr + place, dz.to(dy_ptr.dtype.element_ty), there)
             if BIAS:
                 dbias += tl.where(there, dz, 0.0)
@@ -174,7 +186,8 @@ def add_norm_forward(
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
     block = triton.next_power_of_2(columns)
     _add_norm_forward[(rows,)](
-        x, y, bias, scale, shift, seed, out, mean, rstd, eps, threshold_of(dropout), 1 / (1 - dropout), columns,
+        x, y, bias, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
+        eps, threshold_of(dropout), 1 / (1 - dropout), columns,
         BLOCK=block, ADD=y is not None, BIAS=bias is not None, SHIFT=shift is not None, DROP=seed is not None,
         num_warps=max(1, min(8, block // 256)),
     )  # fmt: skip
@@ -193,10 +206,11 @@ def add_norm_backward(
     sums = torch.empty(3 if bias is not None else 2, programs, columns, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
     _add_norm_backward[(programs,)](
-        grad, x, y, bias, scale, seed, mean, rstd, more, dx, dy, sums[0], sums[1], sums[-1],
+        grad, x, y, bias, scale, seed, column_numbers(columns, seed), mean, rstd, more,
+        dx, dy, sums[0], sums[1], sums[-1],
         threshold_of(dropout), 1 / (1 - dropout), rows, columns,
         BLOCK=block, ADD=y is not None, BIAS=bias is not None, DROP=seed is not None, MORE=more is not None,
-        num_warps=NORM_WARPS,
+        num_warps=NORM_WARPS if seed is None else 2 * NORM_WARPS,
     )  # fmt: skip
     whole = sums.sum(1)
     return dx, dy, whole[0], whole[1], whole[2] if bias is not None else None
