@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +13,14 @@ import torch
 from torch import Tensor
 
 from bertsmith.batch import Batch, Example, collate, lay_out, rounded
+from bertsmith.config import override
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.pretrain import pretrain
+from bertsmith.recipes import recipe
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.passes import gradients, update
 from bertsmith.training.recorded import Recorder
@@ -173,3 +178,12 @@ def test_evaluation_on_both_paths() -> None:
         with context, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
             found.append(model.logits(batch)["mlm"].float())
     assert (found[0] - found[1]).norm() < 0.02 * found[0].norm()
+
+
+def test_the_whole_command(world: Path, tmp_path: Path) -> None:
+    """Its workers' batches are pinned by another thread, while this one records."""
+    changes = ["model.hidden_size=128", "model.num_heads=2", "train.steps=30", "train.workers=2", "data.max_length=64"]
+    scores = pretrain(override(recipe("bert-tiny"), changes), world / "shards", tmp_path / "run", device="cuda")
+    assert scores["mlm_loss"] < 12
+    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert max(line.get("compile_seconds", 0) for line in logged) > 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.tasks.examples import Examples
-from bertsmith.training import checkpoint, runlog
+from bertsmith.training import checkpoint, fit, runlog
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.passes import gradients, update
 from bertsmith.training.schedule import rate_share
@@ -315,3 +316,15 @@ def test_how_the_work_is_done_may_change_on_resume_and_what_is_computed_may_not(
     before, after = (load_file(r / "model" / "model.safetensors") for r in (tmp_path / "whole", run))
     for name, value in before.items():
         torch.testing.assert_close(value, after[name], atol=1e-5, rtol=0)
+
+
+def test_an_error_in_a_step_leaves_no_worker_behind(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(fit, "gradients", broken)
+    with pytest.raises(RuntimeError, match="broken") as found:
+        pretrain(settings("train.workers=2"), world / "shards", tmp_path / "run", device="cpu")
+    assert not multiprocessing.active_children(), found  # whose traceback still holds all that the run had

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
 
 import torch
@@ -31,7 +31,7 @@ class _Steps(Dataset[Any]):
 
 def made_ahead(
     make: Callable[[int, float], list[Batch]], keys: Iterable[Key], device: torch.device, workers: int | None
-) -> Iterator[list[Batch]]:
+) -> Generator[list[Batch]]:
     """The micro-batches of each key, in order. Workers run a few steps ahead, so `keys` is asked early."""
     count = default_workers(device) if workers is None else workers
     loader = DataLoader(

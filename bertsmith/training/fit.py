@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,9 @@ def fit(
         loop.go_on_from(*resume)
     if distributed.is_main():
         loop.log = runlog.open_log(run, loop.course.step, tensorboard=config.tensorboard)
-    with stop_requests() as request:
-        scores = loop.go(made_ahead(make, loop.keys(), device, config.workers), watch, request, title)
+    # Closed whatever happens: the workers, who heed no signal, would otherwise be waited for without end.
+    with stop_requests() as request, closing(made_ahead(make, loop.keys(), device, config.workers)) as made:
+        scores = loop.go(made, watch, request, title)
     if loop.recorder is not None and loop.recorder.seconds:
         say(f"note: compiling kernels and recording steps took {loop.recorder.seconds:.1f} s")
     return loop.take_best(scores, load) if config.keep_best else scores

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -101,6 +101,11 @@ class Recorder:
         torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
 
 
+def recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
+    """Record what is launched in the block. Other threads may go on: one of them pins the next batches' memory."""
+    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+
+
 class _Again:
     """A function without arguments, recorded on its second call."""
 
@@ -116,7 +121,7 @@ class _Again:
             return self.function()
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            with recording(self.graph):
                 self.result = self.function()
         self.graph.replay()
         return self.result
@@ -130,7 +135,7 @@ class _Pass:
         self.scales = {name: torch.tensor(s, device=batch.tokens.device) for name, s in scales.items()}
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
-        with torch.cuda.graph(self.graph, pool=recorder.pool):
+        with recording(self.graph, recorder.pool):
             self.names, self.values = function(batch, self.scales)
 
     def replay(self, batch: Batch, scales: Mapping[str, float]) -> tuple[list[str], Tensor]:

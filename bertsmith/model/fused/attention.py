@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.rows import column_numbers, kept_share, line_of, threshold_of
+from bertsmith.model.fused.rows import column_numbers, keeps, line_of, threshold_of
 
 LONGEST = 128
 LOG2E = 1.4426950408889634
@@ -40,11 +40,11 @@ def _weights(q, k, there, scale):
 
 
 @triton.jit
-def _kept(token, heads, seed_ptr, numbers_ptr, threshold, factor, LENGTH: tl.constexpr):
-    """What dropout multiplies them by."""
+def _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH: tl.constexpr):
+    """Which of them dropout keeps: truths, which take few registers."""
     slope, level = line_of(token * heads + tl.program_id(1), tl.load(seed_ptr))
     number = tl.load(numbers_ptr + tl.arange(0, LENGTH))
-    return kept_share(slope[:, None], level[:, None], number[None, :], threshold, factor)
+    return keeps(slope[:, None], level[:, None], number[None, :], threshold)
 
 
 @triton.jit
@@ -55,8 +55,10 @@ def _tile_attention_forward(
     token, there, _, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
     weights = _weights(q, k, there, scale)
     if DROP:
-        weights *= _kept(token, heads, seed_ptr, numbers_ptr, threshold, factor, LENGTH)
+        weights = tl.where(_kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH), weights, 0.0)
     out = tl.dot(weights.to(v.dtype), v)
+    if DROP:
+        out *= factor
     mixed = token.to(tl.int64)[:, None] * (heads * SIZE) + tl.program_id(1) * SIZE + tl.arange(0, SIZE)[None, :]
     tl.store(out_ptr + mixed, out.to(v.dtype), there[:, None])
 
@@ -74,12 +76,15 @@ def _tile_attention_backward(
     weights = _weights(q, k, there, scale)
     back = tl.dot(grad, tl.trans(v))
     if DROP:
-        kept = _kept(token, heads, seed_ptr, numbers_ptr, threshold, factor, LENGTH)
-        back *= kept
-        dropped = (weights * kept).to(v.dtype)
+        kept = _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH)
+        back = tl.where(kept, back, 0.0)
+        dropped = tl.where(kept, weights, 0.0).to(v.dtype)
+        scale_back = scale_back * factor
     else:
         dropped = weights.to(v.dtype)
     dv = tl.dot(tl.trans(dropped), grad)
+    if DROP:
+        dv *= factor
     tl.store(dqkv_ptr + place + 2 * width, dv.to(v.dtype), there[:, None])
     tl.store(part + width, tl.sum(dv, 0))
     dscores = (weights * (back - tl.sum(weights * back, 1)[:, None])).to(v.dtype)

@@ -14,8 +14,10 @@ from torch import Tensor
 from bertsmith.model.fused.rows import column_numbers, kept_share, line_of, threshold_of
 
 LOG2E = 1.4426950408889634
-FORWARD, QUERY_SIDE = (64, 64, 4, 3), (64, 32, 4, 3)  # own block, other's, warps, stages
-KEY_SIDE, KEY_SIDE_DROPPED = (128, 32, 4, 3), (128, 32, 4, 2)
+# Own block, other's, warps, stages: without dropout, with it.
+FORWARD = (64, 64, 4, 3), (64, 64, 4, 2)
+QUERY_SIDE = (64, 32, 4, 3), (64, 32, 4, 3)
+KEY_SIDE = (128, 32, 4, 3), (128, 32, 4, 2)
 OVERHANG = 128  # places by which a last block may go beyond the longest sequence
 
 
@@ -167,7 +169,7 @@ def long_attention_forward(
     size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
     out = torch.empty(tokens, heads * size, dtype=qkv.dtype, device=qkv.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
-    own, other, warps, stages = FORWARD
+    own, other, warps, stages = FORWARD[seed is not None]
     _long_attention_forward[(triton.cdiv(longest, own), heads, len(starts) - 1)](
         qkv, starts, seed, column_numbers(longest + OVERHANG, seed), out, sums,
         size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens,
@@ -190,14 +192,14 @@ def long_attention_backward(
     numbers = column_numbers(longest + OVERHANG, seed)
     lines = None if seed is None else torch.empty(2, *sums.shape, dtype=torch.int32, device=device)  # for the key side
     values = size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout), 1 / (1 - dropout), heads, tokens
-    own, other, warps, stages = QUERY_SIDE
+    own, other, warps, stages = QUERY_SIDE[seed is not None]
     blocks = triton.cdiv(longest, own)
     queries = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_queries[(blocks, heads, len(starts) - 1)](
         grad, out, qkv, starts, seed, numbers, lines, sums, delta, dqkv, queries, *values,
         OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    own, other, warps, stages = KEY_SIDE if seed is None else KEY_SIDE_DROPPED
+    own, other, warps, stages = KEY_SIDE[seed is not None]
     blocks = triton.cdiv(longest, own)
     values_of = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_keys[(blocks, heads, len(starts) - 1)](

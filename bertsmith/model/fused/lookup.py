@@ -113,7 +113,7 @@ def lookup_backward(
     """Gradients of the tables, and of the norm's scale and shift."""
     rows, columns = grad.shape
     found = [torch.zeros_like(table) for table in tables]
-    programs = min(NORM_PROGRAMS, rows)
+    programs = min(NORM_PROGRAMS[seed is not None], rows)
     sums = torch.empty(2, programs, columns, dtype=torch.float32, device=grad.device)
     _lookup_backward[(programs,)](
         grad, tokens, segments, positions, *tables, scale, seed, column_numbers(columns, seed), mean, rstd,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 # As measured on an H200: programs that share the rows of a backward pass, warps of a program, blocks.
-NORM_PROGRAMS, NORM_WARPS = 1056, 1
+NORM_PROGRAMS, NORM_WARPS = (1056, 1584), 1  # without dropout, with it
 GELU_PROGRAMS, GELU_WARPS, GELU_TILE = 4224, 4, (2, 1024)
 LOSS_BLOCK, LOSS_WARPS = 2048, 4
 
@@ -37,14 +37,21 @@ def line_of(index, seed):
 
 
 @triton.jit
-def kept_share(slope, level, number, threshold, factor):
-    """What dropout multiplies the places by where rows and columns meet: slope · number + level against the threshold.
+def keeps(slope, level, number, threshold):
+    """Whether dropout keeps the places where rows and columns meet: slope · number + level against the threshold.
 
-    One multiplication and one comparison, since it runs for every place, forward and back; all of it modulo 2^32. A
-    number and not a truth, which the compiler would carry through to packed pairs, in five instructions for one.
+    One multiplication and one comparison, since it runs for every place, forward and back; all of it modulo 2^32.
     """
-    drawn = slope.to(tl.uint32) * number.to(tl.uint32) + level.to(tl.uint32)
-    return tl.where(drawn >= threshold.to(tl.uint32), factor, 0.0)
+    return slope.to(tl.uint32) * number.to(tl.uint32) + level.to(tl.uint32) >= threshold.to(tl.uint32)
+
+
+@triton.jit
+def kept_share(slope, level, number, threshold, factor):
+    """What dropout multiplies the places by.
+
+    A number, since the compiler may carry a truth through to packed pairs, in five instructions for one.
+    """
+    return tl.where(keeps(slope, level, number, threshold), factor, 0.0)
 
 
 def column_numbers(columns: int, seed: Tensor | None) -> Tensor | None:
@@ -202,7 +209,7 @@ def add_norm_backward(
     rows, columns = x.shape
     dx = torch.empty_like(x)
     dy = torch.empty_like(x) if seed is not None else dx
-    programs = min(NORM_PROGRAMS, rows)
+    programs = min(NORM_PROGRAMS[seed is not None], rows)
     sums = torch.empty(3 if bias is not None else 2, programs, columns, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
     _add_norm_backward[(programs,)](
@@ -210,7 +217,7 @@ def add_norm_backward(
         dx, dy, sums[0], sums[1], sums[-1],
         threshold_of(dropout), 1 / (1 - dropout), rows, columns,
         BLOCK=block, ADD=y is not None, BIAS=bias is not None, DROP=seed is not None, MORE=more is not None,
-        num_warps=NORM_WARPS if seed is None else 2 * NORM_WARPS,
+        num_warps=NORM_WARPS,
     )  # fmt: skip
     whole = sums.sum(1)
     return dx, dy, whole[0], whole[1], whole[2] if bias is not None else None
