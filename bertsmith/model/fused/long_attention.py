@@ -15,9 +15,9 @@ from bertsmith.model.fused.rows import column_numbers, kept_share, line_of, thre
 
 LOG2E = 1.4426950408889634
 # Own block, other's, warps, stages: without dropout, with it.
-FORWARD = (64, 64, 4, 3), (64, 64, 4, 2)
+FORWARD = (64, 64, 4, 3), (64, 32, 4, 3)
 QUERY_SIDE = (64, 32, 4, 3), (64, 32, 4, 3)
-KEY_SIDE = (128, 32, 4, 3), (128, 32, 4, 2)
+KEY_SIDE = (128, 32, 4, 3), (128, 32, 4, 3)
 OVERHANG = 128  # places by which a last block may go beyond the longest sequence
 
 

@@ -101,7 +101,8 @@ def lookup_forward(
     _lookup_forward[(rows,)](
         tokens, segments, positions, *tables, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
         eps, threshold_of(dropout), 1 / (1 - dropout), columns,
-        BLOCK=triton.next_power_of_2(columns), SHIFT=shift is not None, DROP=seed is not None, num_warps=NORM_WARPS,
+        BLOCK=triton.next_power_of_2(columns), SHIFT=shift is not None, DROP=seed is not None,
+        num_warps=NORM_WARPS[seed is not None],
     )  # fmt: skip
     return out, mean, rstd
 
@@ -118,7 +119,8 @@ def lookup_backward(
     _lookup_backward[(programs,)](
         grad, tokens, segments, positions, *tables, scale, seed, column_numbers(columns, seed), mean, rstd,
         *found, sums[0], sums[1], threshold_of(dropout), 1 / (1 - dropout), rows, columns,
-        BLOCK=triton.next_power_of_2(columns), DROP=seed is not None, num_warps=NORM_WARPS,
+        BLOCK=triton.next_power_of_2(columns), DROP=seed is not None,
+        num_warps=NORM_WARPS[seed is not None],
     )  # fmt: skip
     whole = sums.sum(1)
     return found, whole[0], whole[1]
