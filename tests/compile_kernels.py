@@ -62,8 +62,9 @@ def main() -> None:
         module.is_fast = lambda config, device, layout: isinstance(layout, Packed)
     for dropout in (0.0, 0.1):
         config = dataclasses.replace(BERT, hidden_dropout=dropout, attention_dropout=dropout)
-        compile_model(config, [20, 3])
-        compile_model(config, [20, 300])
+        for direction in ("both", "left-to-right", "right-to-left"):
+            compile_model(dataclasses.replace(config, direction=direction), [20, 3])
+            compile_model(dataclasses.replace(config, direction=direction), [20, 300])
         compile_model(dataclasses.replace(config, norm_first=True, bias=False), [20, 300])
     compile_muon(64)
     compile_muon(128)

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from bertsmith.batch import IGNORE, Batch, Example, Packed, collate, lay_out, rounded
 from bertsmith.model import encoder as encoders
 from bertsmith.model import fast, heads
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import Direction, EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, is_fast, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.kernels import visible
 from bertsmith.objectives.masked_lm import MaskedLM
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton")
@@ -148,17 +149,21 @@ def test_equal_scores_count_for_the_first_word() -> None:
 
 
 @DROPOUTS
+@pytest.mark.parametrize("direction", ["both", "left-to-right", "right-to-left"])
 @pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [100, 128, 3], [200, 300, 1]], ids=["short", "tile", "long"])
-def test_attention(lengths: list[int], dropout: float) -> None:
+def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
     heads, size = 2, 16
     qkv = random(sum(lengths), 3 * heads * size)
     starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     seed, outputs = drawn_seed(dropout), []
     bias = torch.zeros(3 * heads * size, requires_grad=True)
-    ours = ops.attend(qkv + bias.detach(), bias, Packed(starts, max(lengths)), heads, dropout)
+    ours = ops.attend(qkv + bias.detach(), bias, Packed(starts, max(lengths)), heads, direction, dropout)
     for start, end in pairwise(starts.tolist()):
         q, k, v = (qkv + bias)[start:end].unflatten(1, (3, heads, size)).unbind(1)
-        weights = (torch.einsum("iad,jad->aij", q, k) / size**0.5).softmax(-1)
+        scores = torch.einsum("iad,jad->aij", q, k) / size**0.5
+        if (seen := visible(None, end - start, scores.device, direction)) is not None:
+            scores = scores.masked_fill(~seen[0], -torch.inf)
+        weights = scores.softmax(-1)
         rows = torch.arange(start, end)[None, :, None] * heads + torch.arange(heads)[:, None, None]
         weights = weights * kept(rows, torch.arange(end - start)[None, None], seed, dropout)
         outputs.append(torch.einsum("aij,jad->iad", weights, v).flatten(1))
@@ -293,7 +298,7 @@ def test_which_encoders_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     config, cuda = CONFIGS["bert"], torch.device("cuda")
     assert can_fuse(config, cuda, torch.bfloat16)
     assert not can_fuse(config, cuda, torch.float32)
-    assert not can_fuse(dataclasses.replace(config, direction="left-to-right"), cuda, torch.bfloat16)
+    assert can_fuse(dataclasses.replace(config, direction="left-to-right"), cuda, torch.bfloat16)
     odd = dataclasses.replace(config, hidden_size=312, num_heads=12)  # heads of 26
     assert not can_fuse(odd, cuda, torch.bfloat16)
     with plain_kernels():

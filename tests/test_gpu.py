@@ -60,10 +60,14 @@ def all_gradients(model: torch.nn.Module, batch: Batch, precision: str) -> tuple
 
 
 @pytest.mark.parametrize("longest", [60, 128, 512])
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_fused_is_as_near_to_float32_as_plain_code(longest: int, norm_first: bool) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"norm_first": True}, {"direction": "left-to-right"}, {"direction": "right-to-left"}],
+    ids=["bert", "pre-norm", "left-to-right", "right-to-left"],
+)
+def test_fused_is_as_near_to_float32_as_plain_code(longest: int, changes: dict[str, object]) -> None:
     torch.manual_seed(0)
-    model = MaskedLM(Encoder(config(norm_first=norm_first))).to(CUDA)
+    model = MaskedLM(Encoder(config(**changes))).to(CUDA)  # type: ignore[arg-type]
     batch = masked_batch(longest, 16)
     with plain_kernels():
         truth, exact = all_gradients(model, batch, "float32")

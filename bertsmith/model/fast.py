@@ -24,12 +24,14 @@ def is_fast(config: EncoderConfig, device: torch.device, layout: Layout) -> bool
 
 
 def can_fuse(config: EncoderConfig, device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Whether this encoder takes the fused kernels for packed batches when products are of this type.
-
-    They read in both directions, with heads of the usual sizes.
-    """
-    known = config.direction == "both" and config.head_size in HEAD_SIZES
-    return _allowed and known and device.type == "cuda" and dtype == torch.bfloat16 and _can_run(device)
+    """Whether this encoder takes the fused kernels for packed batches when products are of this type."""
+    return (
+        _allowed
+        and config.head_size in HEAD_SIZES
+        and device.type == "cuda"
+        and dtype == torch.bfloat16
+        and _can_run(device)
+    )
 
 
 @lru_cache

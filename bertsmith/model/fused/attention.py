@@ -32,9 +32,17 @@ def _opened(qkv_ptr, starts_ptr, heads, LENGTH: tl.constexpr, SIZE: tl.constexpr
 
 
 @triton.jit
-def _weights(q, k, there, scale):
-    """The attention of each query to all keys."""
+def sees(query, key, SIGN: tl.constexpr):
+    """Whether a query may see a key: left to right (1) those up to its own place, right to left (-1) those from it."""
+    return (query - key) * SIGN >= 0
+
+
+@triton.jit
+def _weights(q, k, there, scale, LENGTH: tl.constexpr, SIGN: tl.constexpr):
+    """The attention of each query to the keys that it may see."""
     scores = tl.dot(q, tl.trans(k)) * scale + tl.where(there, 0.0, -1e30)[None, :]
+    if SIGN:
+        scores += tl.where(sees(tl.arange(0, LENGTH)[:, None], tl.arange(0, LENGTH)[None, :], SIGN), 0.0, -1e30)
     weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
     return weights / tl.sum(weights, 1)[:, None]
 
@@ -50,10 +58,10 @@ def _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH: tl.constexpr):
 @triton.jit
 def _tile_attention_forward(
     qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, scale, threshold, factor, heads,
-    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     token, there, _, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
-    weights = _weights(q, k, there, scale)
+    weights = _weights(q, k, there, scale, LENGTH, SIGN)
     if DROP:
         weights = tl.where(_kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH), weights, 0.0)
     out = tl.dot(weights.to(v.dtype), v)
@@ -67,13 +75,13 @@ def _tile_attention_forward(
 def _tile_attention_backward(
     grad_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, dqkv_ptr, sums_ptr,
     scale, scale_back, threshold, factor, heads,
-    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     token, there, place, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
     width, inside = heads * SIZE, tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     part = sums_ptr + tl.program_id(0) * 2 * width + inside
     grad = tl.load(grad_ptr + token.to(tl.int64)[:, None] * width + inside[None, :], there[:, None], 0.0)
-    weights = _weights(q, k, there, scale)
+    weights = _weights(q, k, there, scale, LENGTH, SIGN)
     back = tl.dot(grad, tl.trans(v))
     if DROP:
         kept = _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH)
@@ -105,7 +113,7 @@ def _warps(length: int) -> int:
 
 
 def attention_forward(
-    qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float, seed: Tensor | None
+    qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int, dropout: float, seed: Tensor | None
 ) -> Tensor:
     """The mixed values (T, H) of queries, keys and values (T, 3 H) that stand side by side."""
     size = qkv.shape[1] // (3 * heads)
@@ -114,13 +122,13 @@ def attention_forward(
     _tile_attention_forward[(len(starts) - 1, heads)](
         qkv, starts, seed, column_numbers(length, seed), out, size**-0.5 * LOG2E, threshold_of(dropout),
         1 / (1 - dropout), heads,
-        LENGTH=length, SIZE=size, DROP=seed is not None, num_warps=_warps(length),
+        LENGTH=length, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=_warps(length),
     )  # fmt: skip
     return out
 
 
 def attention_backward(
-    grad: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float, seed: Tensor | None
+    grad: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int, dropout: float, seed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
 
@@ -133,7 +141,7 @@ def attention_backward(
     _tile_attention_backward[(len(starts) - 1, heads)](
         grad, qkv, starts, seed, column_numbers(length, seed), dqkv, sums, size**-0.5 * LOG2E, size**-0.5,
         threshold_of(dropout), 1 / (1 - dropout), heads,
-        LENGTH=length, SIZE=size, DROP=seed is not None, num_warps=_warps(length),
+        LENGTH=length, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=_warps(length),
     )  # fmt: skip
     whole = sums.sum(0)
     return dqkv, torch.cat([whole[:width], torch.zeros(width, device=qkv.device), whole[width:]])

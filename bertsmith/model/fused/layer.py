@@ -38,23 +38,28 @@ def block_forward(block: Block, x: Tensor, layout: Layout, rows: Tensor | None =
     assert isinstance(layout, Packed)
     attention, feed_forward = block.attention, block.feed_forward
     dropout = block.dropout.p if block.training else 0.0
-    attention_dropout = attention.attention_dropout if block.training else 0.0
     first, second = block.attention_norm, block.feed_forward_norm
     if block.config.norm_first:
         y, x = norm_beside(x, first)
         qkv, _ = branch(y, attention.qkv.weight, attention.qkv.bias)
-        mixed = attend(qkv, attention.qkv.bias, layout, attention.num_heads, attention_dropout)
+        mixed = _mixed(block, qkv, layout)
         mixed, x = _chosen(mixed, x, rows)
         x = _add(x, mixed, attention.output, dropout)
         y, x = norm_beside(x, second)
         return _add(x, _inner(feed_forward, linear(y, feed_forward.inner.weight)), feed_forward.outer, dropout)
     qkv, x = branch(x, attention.qkv.weight, attention.qkv.bias)
-    mixed = attend(qkv, attention.qkv.bias, layout, attention.num_heads, attention_dropout)
+    mixed = _mixed(block, qkv, layout)
     mixed, x = _chosen(mixed, x, rows)
     x = add_norm(x, linear(mixed, attention.output.weight), attention.output.bias, first, dropout)
     inner, x = branch(x, feed_forward.inner.weight)
     outer = linear(_inner(feed_forward, inner), feed_forward.outer.weight)
     return add_norm(x, outer, feed_forward.outer.bias, second, dropout)
+
+
+def _mixed(block: Block, qkv: Tensor, layout: Packed) -> Tensor:
+    module = block.attention
+    dropout = module.attention_dropout if block.training else 0.0
+    return attend(qkv, module.qkv.bias, layout, module.num_heads, module.direction, dropout)
 
 
 def _chosen(mixed: Tensor, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:

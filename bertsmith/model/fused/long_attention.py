@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bertsmith.model.fused.attention import LOG2E, sees
 from bertsmith.model.fused.rows import column_numbers, kept_share, line_of, threshold_of
 
-LOG2E = 1.4426950408889634
 # Own block, other's, warps, stages: without dropout, with it.
 FORWARD = (64, 64, 4, 3), (64, 32, 4, 3)
 QUERY_SIDE = (64, 32, 4, 3), (64, 32, 4, 3)
@@ -21,10 +21,21 @@ KEY_SIDE = (128, 32, 4, 3), (128, 32, 4, 3)
 OVERHANG = 128  # places by which a last block may go beyond the longest sequence
 
 
+@triton.jit
+def met(first, length, OWN: tl.constexpr, OTHER: tl.constexpr, SIGN: tl.constexpr):
+    """From where to where a block of queries meets keys; a block of keys meets queries with SIGN turned round."""
+    low, high = 0, length
+    if SIGN > 0:
+        high = tl.minimum(length, first + OWN)
+    if SIGN < 0:
+        low = first // OTHER * OTHER
+    return low, high
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_forward(
     qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, sums_ptr, scale, threshold, factor, heads, tokens,
-    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(2), tl.program_id(1)
     start = tl.load(starts_ptr + sequence)
@@ -40,12 +51,15 @@ def _long_attention_forward(
         mixed = tl.zeros((OWN, SIZE), tl.float32)
         if DROP:
             slope, start_of = line_of((start + query) * heads + head, tl.load(seed_ptr))
-        for begin in range(0, length, OTHER):
+        low, high = met(first, length, OWN, OTHER, SIGN)
+        for begin in range(low, high, OTHER):
             key = begin + tl.arange(0, OTHER)
             place = key[:, None] * (3 * width) + feature[None, :]
             k = tl.load(base + width + place, key[:, None] < length, 0.0)
             v = tl.load(base + 2 * width + place, key[:, None] < length, 0.0)
             scores = tl.dot(q, tl.trans(k)) * scale + tl.where(key < length, 0.0, -1e30)[None, :]
+            if SIGN:  # what a block without a visible key adds is multiplied by zero when one comes
+                scores += tl.where(sees(query[:, None], key[None, :], SIGN), 0.0, -1e30)
             new = tl.maximum(top, tl.max(scores, 1))
             weights = tl.exp2(scores - new[:, None])
             shrink = tl.exp2(top - new)
@@ -66,7 +80,7 @@ def _long_attention_forward(
 def _long_attention_queries(
     grad_ptr, out_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
     scale, scale_back, threshold, factor, heads, tokens,
-    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(2), tl.program_id(1)
     start = tl.load(starts_ptr + sequence)
@@ -91,13 +105,16 @@ def _long_attention_queries(
             line = lines_ptr + head * tokens + token
             tl.store(line, slope.to(tl.int32, bitcast=True), query < length)
             tl.store(line + heads * tokens, start_of.to(tl.int32, bitcast=True), query < length)
-        for begin in range(0, length, OTHER):
+        low, high = met(first, length, OWN, OTHER, SIGN)
+        for begin in range(low, high, OTHER):
             key = begin + tl.arange(0, OTHER)
             at = key[:, None] * (3 * width) + feature[None, :]
             k = tl.load(base + width + at, key[:, None] < length, 0.0)
             v = tl.load(base + 2 * width + at, key[:, None] < length, 0.0)
             # Past the last key the keys are zero, and so is what they add; no weight is above 1.
             weights = tl.exp2(tl.minimum(tl.dot(q, tl.trans(k)) * scale - level[:, None], 0.0))
+            if SIGN:
+                weights = tl.where(sees(query[:, None], key[None, :], SIGN), weights, 0.0)
             back = tl.dot(grad, tl.trans(v))
             if DROP:
                 number = tl.load(numbers_ptr + key)[None, :]
@@ -114,7 +131,7 @@ def _long_attention_queries(
 def _long_attention_keys(
     grad_ptr, qkv_ptr, starts_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
     scale, scale_back, threshold, factor, heads, tokens,
-    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     sequence, head = tl.program_id(2), tl.program_id(1)
     start = tl.load(starts_ptr + sequence)
@@ -132,7 +149,8 @@ def _long_attention_keys(
         v = tl.load(base + 2 * width + place, there, 0.0)
         if DROP:
             number = tl.load(numbers_ptr + key)
-        for begin in range(0, length, OTHER):
+        low, high = met(first, length, OWN, OTHER, -SIGN)
+        for begin in range(low, high, OTHER):
             query = begin + tl.arange(0, OTHER)
             asked = query[:, None] < length
             token = (start + query).to(tl.int64)
@@ -141,6 +159,8 @@ def _long_attention_keys(
             level = tl.load(sums_ptr + head * tokens + token, query < length, 1e30)
             delta = tl.load(delta_ptr + head * tokens + token, query < length, 0.0)
             weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])  # keys in rows
+            if SIGN:
+                weights = tl.where(sees(query[None, :], key[:, None], SIGN), weights, 0.0)
             back = tl.dot(v, tl.trans(grad))
             if DROP:
                 line = lines_ptr + head * tokens + token
@@ -163,7 +183,7 @@ def _long_attention_keys(
 
 
 def long_attention_forward(
-    qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float, seed: Tensor | None
+    qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int, dropout: float, seed: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The mixed values (T, H) of queries, keys and values (T, 3 H), and each query's logarithm of the sum."""
     size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
@@ -173,14 +193,14 @@ def long_attention_forward(
     _long_attention_forward[(triton.cdiv(longest, own), heads, len(starts) - 1)](
         qkv, starts, seed, column_numbers(longest + OVERHANG, seed), out, sums,
         size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens,
-        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, sums
 
 
 def long_attention_backward(
-    grad: Tensor, out: Tensor, sums: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, dropout: float,
-    seed: Tensor | None,
+    grad: Tensor, out: Tensor, sums: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int,
+    dropout: float, seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
 
@@ -197,13 +217,13 @@ def long_attention_backward(
     queries = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_queries[(blocks, heads, len(starts) - 1)](
         grad, out, qkv, starts, seed, numbers, lines, sums, delta, dqkv, queries, *values,
-        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     own, other, warps, stages = KEY_SIDE[seed is not None]
     blocks = triton.cdiv(longest, own)
     values_of = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_keys[(blocks, heads, len(starts) - 1)](
         grad, qkv, starts, numbers, lines, sums, delta, dqkv, values_of, *values,
-        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dqkv, torch.cat([queries.sum(0), torch.zeros(width, device=device), values_of.sum(0)])

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
+from bertsmith.model.config import Direction
 from bertsmith.model.fused import attention, long_attention, lookup, rows
+
+SIGNS: dict[Direction, int] = {"both": 0, "left-to-right": 1, "right-to-left": -1}
 
 
 def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
@@ -140,51 +143,50 @@ def whole_product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()  # type: ignore[call-overload, no-any-return]
 
 
-def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, dropout: float) -> Tensor:
+def attend(
+    qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, direction: Direction, dropout: float
+) -> Tensor:
     """Attention of queries, keys and values (T, 3 H) that stand side by side; gives (T, H).
 
     `bias` is in them already, and gets its gradient here.
     """
     seed = draw_seed(qkv.device, dropout)
     kernel = _Tile if layout.max_length <= attention.LONGEST else _Long
-    return kernel.apply(qkv, bias, layout.starts, layout.max_length, heads, dropout, seed)  # type: ignore[no-any-return, no-untyped-call]
+    given = layout.max_length, heads, SIGNS[direction], dropout
+    return kernel.apply(qkv, bias, layout.starts, seed, given)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Tile(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv, bias, starts, longest, heads, dropout, seed):  # type: ignore[override]
+    def forward(ctx: Any, qkv, bias, starts, seed, given):  # type: ignore[override]
         ctx.save_for_backward(qkv, starts, seed)
-        ctx.rest = longest, heads, dropout
-        ctx.bias = bias is not None
-        return attention.attention_forward(qkv, starts, longest, heads, dropout, seed)
+        ctx.given, ctx.bias = given, bias is not None
+        return attention.attention_forward(qkv, starts, *given, seed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         qkv, starts, seed = ctx.saved_tensors
-        longest, heads, dropout = ctx.rest
-        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, longest, heads, dropout, seed)
-        return dqkv, dbias if ctx.bias else None, None, None, None, None, None
+        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, *ctx.given, seed)
+        return dqkv, dbias if ctx.bias else None, None, None, None
 
 
 class _Long(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv, bias, starts, longest, heads, dropout, seed):  # type: ignore[override]
-        out, sums = long_attention.long_attention_forward(qkv, starts, longest, heads, dropout, seed)
+    def forward(ctx: Any, qkv, bias, starts, seed, given):  # type: ignore[override]
+        out, sums = long_attention.long_attention_forward(qkv, starts, *given, seed)
         ctx.save_for_backward(out, sums, qkv, starts, seed)
-        ctx.rest = longest, heads, dropout
-        ctx.bias = bias is not None
+        ctx.given, ctx.bias = given, bias is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         out, sums, qkv, starts, seed = ctx.saved_tensors
-        longest, heads, dropout = ctx.rest
         dqkv, dbias = long_attention.long_attention_backward(
-            grad.contiguous(), out, sums, qkv, starts, longest, heads, dropout, seed
+            grad.contiguous(), out, sums, qkv, starts, *ctx.given, seed
         )
-        return dqkv, dbias if ctx.bias else None, None, None, None, None, None
+        return dqkv, dbias if ctx.bias else None, None, None, None
 
 
 def masked_words(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
