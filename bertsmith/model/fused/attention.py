@@ -113,7 +113,7 @@ def _warps(length: int) -> int:
 
 
 def attention_forward(
-    qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int, dropout: float, seed: Tensor | None
+    qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, sign: int, dropout: float
 ) -> Tensor:
     """The mixed values (T, H) of queries, keys and values (T, 3 H) that stand side by side."""
     size = qkv.shape[1] // (3 * heads)
@@ -128,7 +128,7 @@ def attention_forward(
 
 
 def attention_backward(
-    grad: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int, dropout: float, seed: Tensor | None
+    grad: Tensor, qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, sign: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
 

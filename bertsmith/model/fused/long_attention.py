@@ -183,7 +183,7 @@ def _long_attention_keys(
 
 
 def long_attention_forward(
-    qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int, dropout: float, seed: Tensor | None
+    qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, sign: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """The mixed values (T, H) of queries, keys and values (T, 3 H), and each query's logarithm of the sum."""
     size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
@@ -199,8 +199,8 @@ def long_attention_forward(
 
 
 def long_attention_backward(
-    grad: Tensor, out: Tensor, sums: Tensor, qkv: Tensor, starts: Tensor, longest: int, heads: int, sign: int,
-    dropout: float, seed: Tensor | None,
+    grad: Tensor, out: Tensor, sums: Tensor, qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int,
+    sign: int, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
 

@@ -161,20 +161,20 @@ class _Tile(torch.autograd.Function):
     def forward(ctx: Any, qkv, bias, starts, seed, given):  # type: ignore[override]
         ctx.save_for_backward(qkv, starts, seed)
         ctx.given, ctx.bias = given, bias is not None
-        return attention.attention_forward(qkv, starts, *given, seed)
+        return attention.attention_forward(qkv, starts, seed, *given)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         qkv, starts, seed = ctx.saved_tensors
-        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, *ctx.given, seed)
+        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, seed, *ctx.given)
         return dqkv, dbias if ctx.bias else None, None, None, None
 
 
 class _Long(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv, bias, starts, seed, given):  # type: ignore[override]
-        out, sums = long_attention.long_attention_forward(qkv, starts, *given, seed)
+        out, sums = long_attention.long_attention_forward(qkv, starts, seed, *given)
         ctx.save_for_backward(out, sums, qkv, starts, seed)
         ctx.given, ctx.bias = given, bias is not None
         return out
@@ -184,7 +184,7 @@ class _Long(torch.autograd.Function):
     def backward(ctx: Any, grad):  # type: ignore[override]
         out, sums, qkv, starts, seed = ctx.saved_tensors
         dqkv, dbias = long_attention.long_attention_backward(
-            grad.contiguous(), out, sums, qkv, starts, *ctx.given, seed
+            grad.contiguous(), out, sums, qkv, starts, seed, *ctx.given
         )
         return dqkv, dbias if ctx.bias else None, None, None, None
 
