@@ -29,3 +29,6 @@ class Interrupted(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
+        return Interrupted, (str(self), self.code)  # it may come from another process

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [
-    {"errors", "config", "folders", "progress", "draws", "batch", "page"},
+    {"errors", "config", "folders", "progress", "side_by_side", "draws", "batch", "page"},
     {"text", "model"},
     {"data", "objectives", "training"},
     {"tasks", "formats"},
@@ -23,6 +23,7 @@ SAME_LAYER = {
     ("config", "errors"),
     ("folders", "errors"),
     ("page", "folders"),
+    ("side_by_side", "progress"),
     ("predict", "engines"),
     ("pretrain", "predict"),
     ("pretrain", "held_out"),

@@ -1,6 +1,7 @@
 """The paper's tables as commands: what is run, reused, said to be absent, and shown beside the paper's figures."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,15 @@ def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, worl
         run("table1", folder, tasks, world, finetuning=("train.epochs=2", QUICK[1]))
 
 
+def test_side_by_side_comes_out_the_same(folder, tasks, world) -> None:
+    (before,) = run("table1", folder, tasks, world)
+    for task in ("rte", "mrpc"):
+        for run_folder in folder.glob(f"tiny/tuned/bert-base/{task}/*/seed-1"):
+            shutil.rmtree(run_folder)
+    (after,) = run("table1", folder, tasks, world, jobs=2)
+    assert after["rows"] == before["rows"]
+
+
 def test_tables_of_sizes_entities_masks_and_the_curve(folder, tasks, world) -> None:
     six, seven, eight, curve = run(["table6", "table7", "table8", "figure5"], folder, tasks, world)
     assert all(row["ours"]["LM perplexity"]["mean"] > 1 for row in six["rows"])
@@ -218,3 +228,5 @@ def test_mistakes_are_named(tmp_path, tasks) -> None:
         reproduce(["table5"], tmp_path, scale="base")
     with pytest.raises(UserError, match="--seeds must be at least 1"):
         reproduce(["table5"], tmp_path, seeds=0)
+    with pytest.raises(UserError, match="--jobs must be at least 1, not 0"):
+        reproduce(["table5"], tmp_path, jobs=0)

@@ -26,6 +26,7 @@ def reproduce(
         Path | None, typer.Option("--corpus", help="A corpus folder; at scale tiny the demo's text by default")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Fine-tuning runs for each figure; the paper has 5")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", help="Fine-tuning runs side by side on the device")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with their estimated time")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every pre-training")
@@ -36,7 +37,7 @@ def reproduce(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Run tables of the BERT paper and show its rows beside ours; a stopped command goes on where it was.
+    """Run tables of the BERT paper and show its rows beside ours; a stopped command goes on where it was.
 
     \b
     Example: bertsmith reproduce table5 --data tasks --out paper
@@ -45,8 +46,8 @@ def reproduce(
     from bertsmith.paper.reproduce import reproduce as function
 
     results = function(
-        tables, out, scale=scale, data=data, corpus=corpus, seeds=seeds, device=device, dry_run=dry_run,
-        pretraining=settings or (), finetuning=tune or (),
+        tables, out, scale=scale, data=data, corpus=corpus, seeds=seeds, device=device, jobs=jobs,
+        dry_run=dry_run, pretraining=settings or (), finetuning=tune or (),
     )  # fmt: skip
     if as_json:
         print(json.dumps(results if len(results) > 1 else results[0], ensure_ascii=False))

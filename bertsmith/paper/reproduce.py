@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError, suggestion
+from bertsmith.finetune import FinetuneConfig
 from bertsmith.paper.pages import write_table
 from bertsmith.paper.plan import estimate
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table
-from bertsmith.paper.work import Data, Work
+from bertsmith.paper.work import SCORES, Data, Work
 from bertsmith.protocols import figures_of
+from bertsmith.side_by_side import side_by_side
 from bertsmith.tasks.task import find_task
 from bertsmith.training.run import write_json
 
@@ -28,6 +31,7 @@ def reproduce(
     corpus: str | Path | None = None,
     seeds: int = 1,
     device: str | None = None,
+    jobs: int = 1,
     dry_run: bool = False,
     pretraining: Sequence[str] = (),
     finetuning: Sequence[str] = (),
@@ -35,10 +39,12 @@ def reproduce(
     """Run tables of the paper, or plan them; gives a result each, which `OUT/SCALE/NAME.json` and `.html` hold too.
 
     `data` holds the folders of the tasks, `corpus` is a corpus folder (at scale tiny the demo's text by default). Runs
-    that are there already are used. `pretraining` and `finetuning` are settings for all runs of a kind.
+    that are there already are used; so many `jobs` fine-tune side by side. `pretraining` and `finetuning` are settings
+    for all runs of a kind.
     """
-    if seeds < 1:
-        raise UserError(f"--seeds must be at least 1, not {seeds}")
+    for option, value in (("--seeds", seeds), ("--jobs", jobs)):
+        if value < 1:
+            raise UserError(f"{option} must be at least 1, not {value}")
     tables = find_tables(names)
     if corpus is None and scale != "tiny":
         raise UserError(f"--scale {find_scale(scale).name} needs text: give a corpus folder with --corpus")
@@ -48,7 +54,7 @@ def reproduce(
     )  # fmt: skip
     if dry_run:
         return [estimate(work, table, seeds) for table in tables]
-    return [run_table(work, table, seeds) for table in tables]
+    return [run_table(work, table, seeds, jobs) for table in tables]
 
 
 def find_tables(names: Sequence[str]) -> list[Table]:
@@ -61,9 +67,11 @@ def find_tables(names: Sequence[str]) -> list[Table]:
     return [TABLES[name]() for name in chosen]
 
 
-def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
+def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, Any]:
     """Run every row that is ours; a task whose rows are not there is absent, and said to be."""
     found = {column.task: work.find(column.task) for column in table.columns if column.task}
+    if jobs > 1:
+        _finetune_side_by_side(work, table, found, seeds, jobs)
     absent = {c.name: why for c in table.columns if (why := c.why_not or _absent(found.get(c.task)))}
     rows, partial = [], dict[str, list[str]]()
     for row in table.rows:
@@ -101,6 +109,22 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     write_json(folder / f"{table.name}.json", result)
     write_table(folder / f"{table.name}.html", result)
     return result
+
+
+def _finetune_side_by_side(work: Work, table: Table, found: dict[str, Data | str], seeds: int, jobs: int) -> None:
+    """Pre-train what a table needs, one after the other, then fine-tune all of it, several at a time."""
+    calls: dict[Path, tuple[Row, Column, FinetuneConfig, int, Data]] = {}
+    for row in (row for row in table.rows if row.start is not None):
+        for start in (start for start in (row.start, row.beside) if start is not None):
+            work.pretrained(start)
+        for column in table.columns:
+            data = found.get(column.task)
+            if isinstance(data, Data):
+                for config, seed in product(work.settings(row, column), range(1, seeds + 1)):
+                    calls[work.tuned(row, column, config, seed)] = row, column, config, seed, data
+    missing = [call for run, call in calls.items() if not (run / SCORES).exists()]
+    if missing:
+        side_by_side(jobs, f"fine-tuning for {table.name}", work.scores, missing)
 
 
 def _absent(found: Data | str | None) -> str:
