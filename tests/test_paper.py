@@ -155,9 +155,10 @@ def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, worl
 
 def test_side_by_side_comes_out_the_same(folder, tasks, world) -> None:
     (before,) = run("table1", folder, tasks, world)
-    for task in ("rte", "mrpc"):
-        for run_folder in folder.glob(f"tiny/tuned/bert-base/{task}/*/seed-1"):
-            shutil.rmtree(run_folder)
+    runs = [run for task in ("rte", "mrpc") for run in folder.glob(f"tiny/tuned/bert-base/{task}/*/seed-1")]
+    assert len(runs) == 2
+    for gone in runs:
+        shutil.rmtree(gone)
     (after,) = run("table1", folder, tasks, world, jobs=2)
     assert after["rows"] == before["rows"]
 
