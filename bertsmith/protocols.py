@@ -18,6 +18,7 @@ from bertsmith.errors import Diverged, UserError, suggestion
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.folders import new_folder, refuse_existing
 from bertsmith.progress import say
+from bertsmith.side_by_side import side_by_side
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.glue_average import LEADERBOARD, PRE_TRAINED, GlueScore, averages
 from bertsmith.tasks.reading import find_splits
@@ -90,15 +91,17 @@ def finetune_many(
     dev: str | Path | None = None,
     device: str | None = None,
     resume: bool = False,
+    jobs: int = 1,
 ) -> dict[str, Any]:
-    """Fine-tune with every setting of a grid and `seeds` seeds each; gives the summary.
+    """Fine-tune with every setting of a grid and `seeds` seeds each, so many `jobs` at a time; gives the summary.
 
     The setting with the best mean on dev is chosen, and of its runs the best one, whose model becomes `out/model`. With
     `resume`, runs that are finished stay as they are; more seeds may be added to a protocol that is done.
     """
     out, task = Path(out), find_task(config.task)
-    if seeds < 1:
-        raise UserError(f"--seeds must be at least 1, not {seeds}")
+    for option, value in (("--seeds", seeds), ("--jobs", jobs)):
+        if value < 1:
+            raise UserError(f"{option} must be at least 1, not {value}")
     settings = settings_of(find_grid(grid, config.task))
     configs = [override(config, [f"{key}={value}" for key, value in setting.items()]) for setting in settings]
     if "train.epochs" in settings[0] and (config.train.steps or config.train.hours):
@@ -113,22 +116,26 @@ def finetune_many(
         for seed in range(config.train.seed, config.train.seed + seeds)
     ]
     with distributed.processes(pick_device(device)):
+        if jobs > 1 and distributed.ranks() > 1:
+            raise UserError(f"--jobs {jobs}: processes that torchrun started make one run together; leave --jobs out")
         distributed.by_main(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))
-        failed = []
-        for number, (run, chosen) in enumerate(runs, 1):
-            name = str(run.relative_to(out))
-            if resume and _is_done(run):
-                continue
-            say(f"run {number} of {len(runs)}: {name}")
-            try:
-                finetune(chosen, model, data, run, dev=dev, device=device, resume=resume)
-            except Diverged as error:  # one bad run does not end the others
-                say(f"warning: {name} failed: {error}")
-                failed.append({"folder": name, "why": str(error)})
-            except UserError:
-                if distributed.is_main() and [path.name for path in out.iterdir()] == [PROTOCOL]:  # nothing has begun
-                    shutil.rmtree(out)
-                raise
+        missing = [
+            (f"run {number} of {len(runs)}", out, run, chosen, model, data, dev, device, resume)
+            for number, (run, chosen) in enumerate(runs, 1)
+            if not (resume and _is_done(run))
+        ]
+        try:
+            if jobs > 1:
+                errors = side_by_side(jobs, f"fine-tuning {len(missing)} runs", _finetune_one, missing)
+            else:
+                errors = [_finetune_one(*call) for call in missing]
+        except UserError:
+            if distributed.is_main() and [path.name for path in out.iterdir()] == [PROTOCOL]:  # nothing has begun
+                shutil.rmtree(out)
+            raise
+        failed = [error for error in errors if error]
+        for error in failed if jobs > 1 else ():  # whose own words nobody has heard
+            say(f"warning: {error['folder']} failed: {error['why']}")
 
         def finish() -> dict[str, Any]:
             rows = [{"setting": s, "runs": _runs_in(folder, out)} for s, folder in zip(settings, folders, strict=True)]
@@ -136,6 +143,21 @@ def finetune_many(
 
         found: dict[str, Any] = distributed.by_main(finish)
         return found
+
+
+def _finetune_one(
+    which: str, out: Path, run: Path, config: FinetuneConfig, model: str | Path, data: str | Path,
+    dev: str | Path | None, device: str | None, resume: bool,
+) -> dict[str, str] | None:  # fmt: skip
+    """One run of a protocol; where it diverged, which and why: one bad run does not end the others."""
+    name = str(run.relative_to(out))
+    say(f"{which}: {name}")
+    try:
+        finetune(config, model, data, run, dev=dev, device=device, resume=resume)
+    except Diverged as error:
+        say(f"warning: {name} failed: {error}")
+        return {"folder": name, "why": str(error)}
+    return None
 
 
 def _is_done(run: Path) -> bool:

@@ -3,44 +3,76 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
 
 from bertsmith import progress
+from bertsmith.errors import Interrupted
+
+WATCH = 0.3  # seconds between two looks at what the others do
+STOPPED = "stopped; runs that had begun are saved. The same command goes on with them (finetune: with --resume)"
+_stopping: Event  # in a process of its own: whether no further call is to be begun
 
 
-def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
-    """Make all calls of a function, at most `jobs` at a time, in processes that say nothing.
+def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """What a function gives for each of some calls, made at most `jobs` at a time, in processes that say nothing.
 
-    Where one fails, those that wait are not begun, and its error comes out here when the others have ended.
+    An error of one of them, or Ctrl-C, asks the others to stop as a signal does, and comes out when they have.
     """
-    threads = max(1, torch.get_num_threads() // jobs)
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (os.getpid(), threads))
+    context, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
+    stopping = context.Event()
+    pool = ProcessPoolExecutor(jobs, context, _begin, (stopping, os.getpid(), threads))
     with pool, progress.progress_bar(title, len(calls)) as advance:
-        waiting = [pool.submit(function, *call) for call in calls]
+        waiting = [pool.submit(_call, function, call) for call in calls]
         try:
             for number, done in enumerate(as_completed(waiting), 1):
                 done.result()
                 advance(number, f"{number} of {len(calls)}")
+        except KeyboardInterrupt:
+            stopping.set()
+            raise Interrupted(STOPPED, 128 + signal.SIGINT) from None
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            stopping.set()
             raise
+        return [done.result() for done in waiting]
 
 
-def _begin(parent: int, threads: int) -> None:
+def _begin(stopping: Event, parent: int, threads: int) -> None:
+    global _stopping
+    _stopping = stopping
     progress.quiet(True)
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while there is nothing to stop
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    """End when the process that waits for us is killed: a command that goes on with its work must be alone with it."""
+def _call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    if _stopping.is_set():
+        raise CancelledError
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return function(*given)
+    except (Interrupted, KeyboardInterrupt):  # a signal that came to this process first
+        _stopping.set()
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _watch(parent: int) -> None:
+    """Stop when the others do, and end when the process that waits for us is killed: who goes on must be alone."""
+    asked = False
     while os.getppid() == parent:
-        time.sleep(0.5)
+        if _stopping.is_set() and not asked:
+            asked = True
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(WATCH)
     os._exit(1)

@@ -73,6 +73,14 @@ def test_several_seeds_give_mean_deviation_median_and_a_model_chosen_on_dev(worl
     assert Predictor.load(out).task.name == "classify"
 
 
+def test_side_by_side_comes_out_the_same(world, tmp_path, one_thread) -> None:
+    assert many(world, tmp_path / "a", seeds=2) == many(world, tmp_path / "b", seeds=2, jobs=2)
+    weights = [(tmp_path / n / "model" / "model.safetensors").read_bytes() for n in ("a", "b")]
+    assert weights[0] == weights[1]
+    with pytest.raises(UserError, match="--jobs must be at least 1"):
+        many(world, tmp_path / "c", seeds=2, jobs=0)
+
+
 def test_a_grid_is_resumed_with_what_is_finished_and_may_get_more_seeds(world, tmp_path, monkeypatch) -> None:
     out, grid = tmp_path / "out", "train.learning_rate=1e-3,1e-5"
     done = []

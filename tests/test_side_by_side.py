@@ -38,6 +38,23 @@ def test_an_error_comes_out_and_ends_the_rest(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) < 49
 
 
+def test_a_signal_ends_all(tmp_path: Path) -> None:
+    """Ctrl-C comes to every process of a terminal."""
+    code = (
+        "from pathlib import Path; from tests.test_side_by_side import wait_for_ever; "
+        "from bertsmith.side_by_side import side_by_side; "
+        f"side_by_side(2, 'waiting', wait_for_ever, [(Path({str(tmp_path / 'child')!r}),)])"
+    )
+    command = [sys.executable, "-c", f"if __name__ == '__main__': {code}"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as parent:
+        assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
+        os.killpg(parent.pid, signal.SIGINT)
+        _, said = parent.communicate(timeout=20)
+    assert said.splitlines()[-1].startswith("bertsmith.errors.Interrupted: stopped; runs that had begun are saved")
+    assert said.count("Traceback") == 1
+    assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
+
+
 @pytest.mark.slow
 def test_who_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     code = (

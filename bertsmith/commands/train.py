@@ -61,6 +61,9 @@ def finetune(
     grid: Annotated[
         str | None, typer.Option("--grid", help='paper, glue, or "KEY=A,B KEY=C,D": every setting; the best on dev')
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="With --seeds or --grid: so many runs side by side on the device")
+    ] = None,
     features: Annotated[
         str | None,
         typer.Option("--features", help="Train a BiLSTM on the frozen encoder: last, concat-last-four, … (Table 7)"),
@@ -90,10 +93,14 @@ def finetune(
 
         if fixed := [s for s in settings or [] if s.partition("=")[0].strip() in find_grid(grid, task)]:
             raise UserError(f"--set {fixed[0]}: --grid changes this setting, too; leave one of them out")
-        count = 1 if seeds is None else seeds
-        summary = finetune_many(config, model, data, out, seeds=count, grid=grid, dev=dev, device=device, resume=resume)
+        count, several = 1 if seeds is None else seeds, 1 if jobs is None else jobs
+        summary = finetune_many(
+            config, model, data, out, seeds=count, grid=grid, dev=dev, device=device, resume=resume, jobs=several
+        )
         show_summary({"model": str(out / "model"), **summary}, as_json)
         return
+    if jobs is not None:
+        raise UserError(f"--jobs {jobs}: there is one run; --seeds or --grid make several")
     scores = function(config, model, data, out, dev=dev, device=device, resume=resume)
     show({"model": str(out / "model"), **scores}, as_json)
 
