@@ -9,9 +9,9 @@ from typing import Any
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
-from bertsmith.tasks.description import Task
+from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.glue import write_server_file
-from bertsmith.tasks.metrics import METRICS, entities
+from bertsmith.tasks.metrics import METRICS
 from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.records import Form, read_records
 from bertsmith.tasks.rows import Columns, Row
@@ -77,7 +77,7 @@ def score_file(
         found = _score_squad(task, rows, path, odds, threshold)
     elif task.head == "tags":
         predicted = [tags_of(row) for row in read_task(task, path, Columns(), labelled=True)]
-        found = _same_words(rows, predicted, path)
+        found = _score_tags(task, rows, predicted, path)
     else:
         found = _score_column(task, rows, path)
     return {"task": name, "rows": len(rows), **found}
@@ -101,17 +101,17 @@ def _score_squad(
     return {**scores, **({"unanswered": lacking} if lacking else {})}
 
 
-def _same_words(rows: Sequence[Row], predicted: list[list[str]], path: Path) -> dict[str, float]:
-    gold = [tags_of(row) for row in rows]
-    if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
-        raise UserError(f"{path} does not have the sentences of the data: {len(predicted)} against {len(gold)}")
-    return entities(gold, predicted)
+def _score_tags(task: Task, rows: Sequence[Row], predicted: list[list[str]], path: Path) -> dict[str, float]:
+    if [len(row.parts) for row in rows] != [len(tags) for tags in predicted]:
+        raise UserError(f"{path} does not have the sentences of the data: {len(predicted)} against {len(rows)}")
+    kind = KINDS[task.head]
+    return kind.score(task, rows, [{"tags": tags} for tags in predicted], kind.head_for(task, rows), Limits())
 
 
 def _score_column(task: Task, rows: Sequence[Row], path: Path) -> dict[str, float]:
     """A file with one prediction a row, in order, under the heading `prediction` (or `pred`)."""
     values: list[str] = []
-    for place, record in read_records(path, Form(literal=True)):
+    for place, record in read_records(path, Form(literal=True, known=("prediction", "pred"))):
         value = None if isinstance(record, list) else record.get("prediction", record.get("pred"))
         if value is None:
             raise UserError(f"{place}: no prediction; the file has the columns index and prediction")
