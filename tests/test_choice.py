@@ -52,6 +52,7 @@ def test_a_number_counts_the_endings_even_where_one_reads_like_it() -> None:
     head = HeadConfig("choice", num_choices=4)
     assert choice.check(Row("1 + 2 is", None, "2", "", parts=("2", "1", "3", "5")), head) == 2
     assert choice.check(Row("1 + 4 is", None, "5", "", parts=("2", "1", "3", "5")), head) == 3  # no number of an ending
+    assert choice.check(Row("He", None, "ran. ", "", parts=("sat.", "ran. ", "ate.", "slept.")), head) == 1
 
 
 def test_the_start_of_an_ending_stands_with_it(world: Path) -> None:

@@ -227,6 +227,19 @@ def test_prediction_files_with_mistakes(tmp_path: Path) -> None:
     assert score_file(tmp_path / "SST-2.tsv", "sst2", tmp_path / "dev.tsv")["accuracy"] == 0.5
 
 
+def test_predictions_as_json_lines_and_of_several_labels(tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_text(
+        "".join(json.dumps({"text": "a", "labels": labels}) + "\n" for labels in (["x"], ["x", "y"], []))
+    )
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"index": i, "prediction": p}) + "\n" for i, p in enumerate((["x"], ["x"], ["y"])))
+    )
+    found = score_file(tmp_path / "p.jsonl", "classify", tmp_path / "dev.jsonl")
+    assert (found["accuracy"], found["micro_f1"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    with pytest.raises(UserError, match="is a folder; leave --task out for a model"):
+        score_file(tmp_path, "classify", tmp_path / "dev.jsonl")
+
+
 def test_folders_say_what_they_lack(tmp_path: Path) -> None:
     (tmp_path / "test.tsv").touch()
     with pytest.raises(UserError, match=r"no training file of rte \(train\.\*\); it holds: test.tsv"):

@@ -33,8 +33,9 @@ def check(row: Row, head: HeadConfig) -> int:
     text = str(row.label).strip()
     if text.isdecimal() and int(text) < len(row.parts):  # first: "1 + 2 is" has the ending 2 as well as number 2
         return int(text)
-    if text in row.parts:
-        return row.parts.index(text)
+    endings = [part.strip() for part in row.parts]
+    if text in endings:
+        return endings.index(text)
     number = ord(text.upper()) - ord("A") if len(text) == 1 and text.isascii() and text.isalpha() else -1
     if not 0 <= number < len(row.parts):
         raise UserError(
