@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -49,7 +50,8 @@ def _app() -> typer.Typer:
         app.add_typer(group, name=name)
     for name, function in COMMANDS.items():
         *group_name, verb = name.split()
-        (groups[group_name[0]] if group_name else app).command(verb)(function)
+        words = inspect.cleandoc(function.__doc__ or "").replace(r"\b", "\b")  # click: lines that stay as they are
+        (groups[group_name[0]] if group_name else app).command(verb, help=words)(function)
 
     @app.callback(invoke_without_command=True)
     def version(show: Annotated[bool, typer.Option("--version", help="Print the version")] = False) -> None:

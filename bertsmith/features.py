@@ -32,8 +32,7 @@ from bertsmith.formats.feature_store import Align, Described, Features, part_fil
 from bertsmith.model.states import hidden_states, parse_layers
 from bertsmith.predict import Predictor
 from bertsmith.progress import progress_bar, say
-from bertsmith.tasks.conll import DOCUMENT, read_conll
-from bertsmith.tasks.reading import COLUMN_FILES
+from bertsmith.tasks.conll import is_conll, read_conll
 from bertsmith.tasks.records import Told
 from bertsmith.tasks.rows import NAMES, Columns, Row, read_rows
 from bertsmith.tasks.tagging import words_of
@@ -114,20 +113,11 @@ def _keep_or_remove(work: Path) -> None:
 
 
 def _rows(data: str | Path, text: str, conll: bool, documents: bool, told: Told) -> Iterator[Row]:
-    if conll or _is_conll(data):
+    if conll or is_conll(data):
         rows = read_conll(data, labelled=False)
     else:
         rows = read_rows(data, Columns(text), labelled=False, names=WORDS, told=told)
     return rows if documents else (replace(row, document=(), begin=0) for row in rows)
-
-
-def _is_conll(data: str | Path) -> bool:
-    """Whether a file has a word a line: by its name or, where that says plain text, by its first line."""
-    path = Path(data)
-    if path.suffix.lower() != ".txt" or not path.is_file():
-        return path.suffix.lower() in COLUMN_FILES and path.is_file()
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        return file.readline().startswith(DOCUMENT)
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,10 @@ def test_empty_texts_are_answered(tmp_path: Path) -> None:
 def test_long_texts_are_cut_and_counted(world: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "t.csv").write_text("text,label\n" + f"{'word ' * 99},x\nshort,y\n")
     config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
-    finetune(config, world / "run", tmp_path / "t.csv", tmp_path / "run", device="cpu")
-    assert "1 of 2 texts did not fit whole into 16 tokens" in " ".join(capfd.readouterr().err.split())
+    finetune(config, world / "run", tmp_path / "t.csv", tmp_path / "run", dev=tmp_path / "t.csv", device="cpu")
+    said = " ".join(capfd.readouterr().err.split())
+    assert "1 of 2 texts did not fit whole into 16 tokens" in said
+    assert "1 dev and test texts did not fit whole into 16 tokens" in said
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,13 @@ def test_swag_and_codah_and_lists_are_read(tmp_path: Path) -> None:
     assert choice.check(own, HeadConfig("choice", num_choices=2)) == 1
 
 
+def test_a_number_counts_the_endings_even_where_one_reads_like_it() -> None:
+    head = HeadConfig("choice", num_choices=4)
+    assert choice.check(Row("1 + 2 is", None, "2", "", parts=("2", "1", "3", "5")), head) == 2
+    assert choice.check(Row("1 + 4 is", None, "5", "", parts=("2", "1", "3", "5")), head) == 3  # no number of an ending
+    assert choice.check(Row("He", None, "ran. ", "", parts=("sat.", "ran. ", "ate.", "slept.")), head) == 1
+
+
 def test_the_start_of_an_ending_stands_with_it(world: Path) -> None:
     tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("choice", num_choices=2)
     row = Row("he sat", "he", 1, "", parts=("ran", "slept"))

@@ -140,13 +140,6 @@ def test_the_hub_s_names_of_labels(world: Path, tmp_path: Path, capfd) -> None:
     assert [row.label for row in read("cola", tmp_path / "c.parquet")] == ["1"]  # the server wants numbers
 
 
-def test_hidden_labels_are_no_labels(tmp_path: Path) -> None:
-    (tmp_path / "t.jsonl").write_text(json.dumps({"sentence": "a", "label": -1}))
-    assert len(read("cola", tmp_path / "t.jsonl", labelled=False)) == 1
-    with pytest.raises(UserError, match="label '-1' is not one of cola's: 0, 1"):
-        read("cola", tmp_path / "t.jsonl")
-
-
 def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path) -> None:
     words = {"entailment": "file", "neutral": "list", "contradiction": "class"}
     labels = list(words) * 12
@@ -170,6 +163,42 @@ def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path
     assert evaluate(tmp_path / "run", tmp_path / "dev_matched.tsv", device="cpu")["accuracy"] == scores["accuracy"]
     resumed = finetune(config, world / "run", tmp_path, tmp_path / "run", device="cpu", resume=True)
     assert resumed["accuracy"] == scores["accuracy"]
+
+
+@pytest.mark.parametrize(
+    "name", ["ax.jsonl", "../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv", "../ax/test-00000-of-00001.parquet"]
+)
+def test_the_diagnostic_may_stand_beside_mnli(tmp_path: Path, name: str) -> None:
+    (tmp_path / "MNLI").mkdir()
+    (tmp_path / "MNLI/train.tsv").touch()
+    path = tmp_path / "MNLI" / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    (found,) = find_splits(find_task("mnli"), tmp_path / "MNLI").test["AX"]
+    assert found.samefile(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("cola", {"sentence": "a", "label": -1}),
+        ("stsb", {"sentence1": "a", "sentence2": "b", "label": -1.0}),
+        ("swag", {"sent1": "a", "sent2": "b", "ending0": "c", "ending1": "d", "label": -1}),
+        ("rte", {"sentence1": "a", "sentence2": "b", "label": ""}),
+    ],
+)
+def test_a_file_whose_labels_are_all_hidden_is_refused(tmp_path: Path, name: str, row: dict) -> None:
+    (tmp_path / "test.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
+    with pytest.raises(UserError, match=r"none of the 3 rows has a label that can be used; .*test\.jsonl, line 1"):
+        read(name, tmp_path / "test.jsonl")
+    assert len(read(name, tmp_path / "test.jsonl", labelled=False)) == 3
+
+
+def test_a_text_a_line_is_read_for_data_sets_too(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("It is good.\nIt is bad.\n")
+    assert [row.text for row in read("sst2", tmp_path / "t.txt", labelled=False)] == ["It is good.", "It is bad."]
+    (tmp_path / "t.txt").write_text("document\n좋다\n")
+    assert [row.text for row in read("nsmc", tmp_path / "t.txt", labelled=False)] == ["좋다"]
 
 
 def test_numbers_for_the_server_stay_on_the_scale_and_are_scored(tmp_path: Path) -> None:
@@ -196,6 +225,19 @@ def test_prediction_files_with_mistakes(tmp_path: Path) -> None:
             score_file(tmp_path / "SST-2.tsv", "sst2", tmp_path / "dev.tsv")
     (tmp_path / "SST-2.tsv").write_text("index\tprediction\n0\t1\n1\t1\n")
     assert score_file(tmp_path / "SST-2.tsv", "sst2", tmp_path / "dev.tsv")["accuracy"] == 0.5
+
+
+def test_predictions_as_json_lines_and_of_several_labels(tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_text(
+        "".join(json.dumps({"text": "a", "labels": labels}) + "\n" for labels in (["x"], ["x", "y"], []))
+    )
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"index": i, "prediction": p}) + "\n" for i, p in enumerate((["x"], ["x"], ["y"])))
+    )
+    found = score_file(tmp_path / "p.jsonl", "classify", tmp_path / "dev.jsonl")
+    assert (found["accuracy"], found["micro_f1"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    with pytest.raises(UserError, match="is a folder; leave --task out for a model"):
+        score_file(tmp_path, "classify", tmp_path / "dev.jsonl")
 
 
 def test_folders_say_what_they_lack(tmp_path: Path) -> None:

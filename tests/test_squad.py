@@ -181,6 +181,9 @@ def test_the_prediction_files_are_what_the_script_takes(learnt: Path) -> None:
     (learnt / "none.json").write_text(json.dumps({"other": "x"}))
     with pytest.raises(UserError, match="answers none of the questions"):
         score_file(learnt / "none.json", "squad2", data)
+    (learnt / "odds.json").write_text(json.dumps({"q1": "likely"}))
+    with pytest.raises(UserError, match="the null odds of 'q1' are no number: 'likely'"):
+        score_file(learnt / "few.json", "squad2", data, null_odds=learnt / "odds.json")
 
 
 def test_squad_without_impossible_questions_always_answers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Words and their tags: schemes, document context, first sub-tokens, and a model that learns."""
 
+import io
 import json
 import sys
 import unicodedata
@@ -190,7 +191,9 @@ def test_a_model_learns_to_tag(world: Path, tmp_path: Path) -> None:
     assert scores["f1"] > 0.9
     assert evaluate(tmp_path / "run", tmp_path / "valid.txt", device="cpu")["f1"] == pytest.approx(scores["f1"])
     official = score_file(tmp_path / "run/predictions/conll2003.txt", "conll2003", tmp_path / "test.txt")
-    assert official["f1"] == pytest.approx(scores["f1"])
+    assert {name: official[name] for name in ("f1", "accuracy")} == pytest.approx(
+        {name: scores[name] for name in ("f1", "accuracy")}
+    )
     (answer,) = Predictor.load(tmp_path / "run", "cpu").predict(["the class is list ."])
     assert len(answer["tags"]) == 5
     assert [e["type"] for e in answer["entities"]] == ["PER", "LOC"]
@@ -219,6 +222,30 @@ def test_tags_that_do_not_fit(tmp_path: Path, row: dict, says: str) -> None:
     rows = list(read_task(find_task("tag"), tmp_path / "t.jsonl", Columns(), labelled=True))
     with pytest.raises(UserError, match=says):
         tagging.head_for(find_task("tag"), rows)
+
+
+def test_texts_to_tag_are_told_from_words_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(text: str) -> list[str]:
+        (tmp_path / "t.txt").write_text(text)
+        return [row.text for row in read_task(find_task("conll2003"), tmp_path / "t.txt", Columns(), labelled=False)]
+
+    assert read("Ada met Bo\n") == ["Ada met Bo"]
+    assert read("Ada met Bo\n\nIn Rome\n") == ["Ada met Bo", "", "In Rome"]
+    assert read("Ada met Bo\nIn old Rome\n") == ["Ada met Bo", "In old Rome"]
+    assert read("Ada B-PER\nran O\n\nRome B-LOC\n\n") == ["Ada ran", "Rome"]
+    assert read("Ada\nran\n\nIn\nRome\n") == ["Ada ran", "In Rome"]
+    assert read("-DOCSTART- -X- O\n\nAda NNP O\n") == ["Ada"]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Ada met Bo\n")))
+    assert [row.text for row in read_task(find_task("tag"), "-", Columns(), labelled=False)] == ["Ada met Bo"]
+
+
+def test_columns_are_kept_beside_tags(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps({"id": 7, "tokens": ["Ada", "ran"]}))
+    (row,) = read_task(find_task("tag"), tmp_path / "t.jsonl", Columns(), labelled=False, keep=["id"])
+    assert row.kept == {"id": 7}
+    (tmp_path / "t.conll").write_text("Ada O\n")
+    with pytest.raises(UserError, match=r"t\.conll: a file with a word a line has no column 'id' to keep"):
+        list(read_task(find_task("tag"), tmp_path / "t.conll", Columns(), labelled=False, keep=["id"]))
 
 
 def test_lines_that_do_not_fit(tmp_path: Path) -> None:

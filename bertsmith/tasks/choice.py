@@ -31,10 +31,12 @@ def check(row: Row, head: HeadConfig) -> int:
     """The number of a row's right ending, from 0; a row that does not fit the model is refused."""
     _count(row, head)
     text = str(row.label).strip()
-    if text in row.parts:
-        return row.parts.index(text)
+    if text.isdecimal() and int(text) < len(row.parts):  # first: "1 + 2 is" has the ending 2 as well as number 2
+        return int(text)
+    endings = [part.strip() for part in row.parts]
+    if text in endings:
+        return endings.index(text)
     number = ord(text.upper()) - ord("A") if len(text) == 1 and text.isascii() and text.isalpha() else -1
-    number = int(text) if text.isdecimal() else number
     if not 0 <= number < len(row.parts):
         raise UserError(
             f"{row.place}: label {row.label!r} is none of the {len(row.parts)} endings; "

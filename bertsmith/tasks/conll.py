@@ -6,6 +6,8 @@ Imports without torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,24 @@ from bertsmith.errors import UserError
 from bertsmith.tasks.rows import Row
 
 DOCUMENT = "-DOCSTART-"
+NAMES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
 BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # other schemes' names
+
+
+def is_conll(path: str | Path) -> bool:
+    """Whether a file has a word a line: by its name or, where that says plain text, by its first lines."""
+    path = Path(path)
+    if path.suffix.lower() != ".txt" or not path.is_file():
+        return path.suffix.lower() in NAMES and path.is_file()
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        lines = [line.strip() for line in islice(file, 200)]
+    sentence = list(takewhile(bool, lines))
+    alike = len({len(_fields(line)) for line in lines if line}) == 1
+    return "".join(lines[:1]).startswith(DOCUMENT) or (alike and 1 < len(sentence) < len(lines))
+
+
+def _fields(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
 
 
 def read_conll(path: str | Path, *, labelled: bool) -> Iterator[Row]:
@@ -30,7 +49,7 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
     begin = width = 0
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         for number, line in enumerate([*file, ""], 1):
-            fields = line.split("\t") if "\t" in line else line.split()
+            fields = _fields(line)
             if not line.strip():
                 if words:
                     yield _sentence(words, tags, f"{path}, line {begin}", labelled)
@@ -71,7 +90,7 @@ def _together(sentences: list[Row]) -> Iterator[Row]:
     words = tuple(word for row in sentences for word in row.parts)
     begin = 0
     for row in sentences:
-        yield Row(row.text, None, row.label, row.place, row.key, row.parts, words, begin)
+        yield replace(row, document=words, begin=begin)
         begin += len(row.parts)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
-from bertsmith.tasks.description import Task
+from bertsmith.model.heads import HeadConfig
+from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.glue import write_server_file
-from bertsmith.tasks.metrics import METRICS, entities
 from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.records import Form, read_records
 from bertsmith.tasks.rows import Columns, Row
@@ -70,14 +70,16 @@ def score_file(
     """Score a prediction file in the official form against a labelled file, as the official script does."""
     task, path = find_task(name), Path(predictions)
     if not path.is_file():
-        raise UserError(f"no such file: {path}")
+        raise UserError(
+            f"{path} is a folder; leave --task out for a model" if path.is_dir() else f"no such file: {path}"
+        )
     rows = list(read_task(task, data, Columns(), labelled=True))
     if task.head == "span":
         odds = read_json(null_odds) if null_odds is not None else None
         found = _score_squad(task, rows, path, odds, threshold)
     elif task.head == "tags":
         predicted = [tags_of(row) for row in read_task(task, path, Columns(), labelled=True)]
-        found = _same_words(rows, predicted, path)
+        found = _score_tags(task, rows, predicted, path)
     else:
         found = _score_column(task, rows, path)
     return {"task": name, "rows": len(rows), **found}
@@ -95,41 +97,50 @@ def _score_squad(
     if task.no_answer:
         if odds is not None and (absent := [key for key in texts if key in golds and key not in odds]):
             raise UserError(f"the file of null odds lacks {absent[0]!r}")
+        if wrong := [key for key, value in (odds or {}).items() if not isinstance(value, (int, float))]:
+            raise UserError(f"the null odds of {wrong[0]!r} are no number: {odds[wrong[0]]!r}")  # type: ignore[index]
         scores = squad2_scores(golds, texts, odds, threshold)
     else:
         scores = squad1_scores(golds, texts, korean=task.letters)
     return {**scores, **({"unanswered": lacking} if lacking else {})}
 
 
-def _same_words(rows: Sequence[Row], predicted: list[list[str]], path: Path) -> dict[str, float]:
-    gold = [tags_of(row) for row in rows]
-    if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
-        raise UserError(f"{path} does not have the sentences of the data: {len(predicted)} against {len(gold)}")
-    return entities(gold, predicted)
+def _score_tags(task: Task, rows: Sequence[Row], predicted: list[list[str]], path: Path) -> dict[str, float]:
+    if [len(row.parts) for row in rows] != [len(tags) for tags in predicted]:
+        raise UserError(f"{path} does not have the sentences of the data: {len(predicted)} against {len(rows)}")
+    kind = KINDS[task.head]
+    return kind.score(task, rows, [{"tags": tags} for tags in predicted], kind.head_for(task, rows), Limits())
 
 
 def _score_column(task: Task, rows: Sequence[Row], path: Path) -> dict[str, float]:
     """A file with one prediction a row, in order, under the heading `prediction` (or `pred`)."""
     values: list[str] = []
-    for place, record in read_records(path, Form(literal=True)):
+    for place, record in read_records(path, Form(literal=True, known=("prediction", "pred"))):
         value = None if isinstance(record, list) else record.get("prediction", record.get("pred"))
         if value is None:
             raise UserError(f"{place}: no prediction; the file has the columns index and prediction")
-        if not isinstance(record, list) and record.get("index", str(len(values))) != str(len(values)):
+        if not isinstance(record, list) and str(record.get("index", len(values))) != str(len(values)):
             raise UserError(f"{place}: index {record['index']!r} where {len(values)} follows; rows stand in order")
         values.append(value)
     if len(values) != len(rows):
         raise UserError(f"{path} has {len(values)} predictions, and the data {len(rows)} rows")
-    head = KINDS[task.head].head_for(task, rows)
-    check = KINDS[task.head].check
-    predicted = [
-        check(Row("", None, value, f"{path}, row {i}", parts=row.parts), head)
+    kind = KINDS[task.head]
+    head = kind.head_for(task, rows)
+    answers = [
+        _answer(Row("", None, value, f"{path}, row {i}", parts=row.parts), head)
         for i, (value, row) in enumerate(zip(_named(task, values, path), rows, strict=True), 1)
     ]
-    gold = [check(row, head) for row in rows]
+    return kind.score(task, rows, answers, head, Limits())
+
+
+def _answer(row: Row, head: HeadConfig) -> dict[str, Any]:
+    """The answer of a model that would be written as this row's label."""
+    found = KINDS[head.kind].check(row, head)
+    if head.kind == "multi":
+        return {"labels": [name for name, is_there in zip(head.labels, found, strict=True) if is_there]}
     if head.kind == "single":
-        gold, predicted = ([head.labels[i] for i in side] for side in (gold, predicted))
-    return {name: METRICS[name](gold, predicted) for name in task.metrics}
+        return {"label": head.labels[found]}
+    return {"choice" if head.kind == "choice" else "value": found}
 
 
 def _named(task: Task, values: list[str], path: Path) -> list[str]:

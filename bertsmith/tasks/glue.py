@@ -34,9 +34,10 @@ MRPC = (("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "lab
 QQP = (("question1",), ("question2",), ("is_duplicate", "label"))
 MNLI = (("sentence1", "premise"), ("sentence2", "hypothesis"), ("gold_label", "label"))
 STSB = (("sentence1",), ("sentence2",), ("score", "label"))
+BESIDE = ("../AX/diagnostic", "../AX/AX", "../diagnostic/diagnostic", "../ax/test")  # MNLI's folder; the last: the hub
 MNLI_FILES = {
     "dev": {"": ("dev_matched", "validation_matched"), "mismatched": ("dev_mismatched", "validation_mismatched")},
-    "test": {"MNLI-m": ("test_matched",), "MNLI-mm": ("test_mismatched",), "AX": ("diagnostic", "AX", "ax")},
+    "test": {"MNLI-m": ("test_matched",), "MNLI-mm": ("test_mismatched",), "AX": ("diagnostic", "AX", "ax", *BESIDE)},
 }
 GLUE = (
     _task("cola", "CoLA", ("matthews", "accuracy"), SINGLE, YES_NO, header=("source", "label", "star", "sentence")),

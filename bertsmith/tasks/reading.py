@@ -9,7 +9,8 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.progress import say
-from bertsmith.tasks.conll import read_conll, with_documents
+from bertsmith.tasks.conll import NAMES as CONLL
+from bertsmith.tasks.conll import is_conll, read_conll, with_documents
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.records import Told, class_names
 from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_record, read_rows
@@ -17,7 +18,6 @@ from bertsmith.tasks.sequences import named
 from bertsmith.tasks.spans import place_answers
 
 ENDS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt", ".conll", "")
-COLUMN_FILES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
 
 
 @dataclass(frozen=True)
@@ -84,23 +84,33 @@ def read_task(
     What is wrong in the user's own file is refused; of a data set, labelled rows that lack something are left out, and
     told in `left_out` or, where that is not given, in a line.
     """
+    found, without = 0, list[str]()
     skipped: list[str] | None = [] if left_out is None else left_out
     if task.own or not labelled:
         skipped = None
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        if task.head == "tags" and Path(path).suffix.lower() in COLUMN_FILES:
+        in_columns = Path(path).suffix.lower() in CONLL if labelled else is_conll(path)
+        if task.head == "tags" and in_columns:
+            if keep:
+                raise UserError(f"{path}: a file with a word a line has no column {keep[0]!r} to keep")
             yield from read_conll(path, labelled=labelled)
             continue
         names, literal = names_for(task, columns), not task.own
         settings: dict[str, Any] = {"names": names, "literal": literal, "header": task.header, "left_out": skipped}
         rows: Iterator[Row] = read_rows(path, columns, labelled=labelled, **settings, keep=keep, told=told)
         if labelled:
-            rows = _with_gold(rows, task, _class_names(task, path, columns))
+            rows = _with_gold(rows, task, _class_names(task, path, columns), without)
         if task.head == "tags":
             rows = with_documents(_worded(rows, task, labelled))
         elif labelled and task.labels:
             rows = (replace(row, label=named(row, task)) for row in rows)
-        yield from rows
+        for row in rows:
+            found += 1
+            yield row
+    if not found and (places := [*without, *(skipped or [])]):
+        raise UserError(f"none of the {len(places)} rows has a label that can be used; the first: {places[0]}")
+    if without:
+        say(f"note: {len(without)} rows have no gold label and were left out; the first: {without[0]}")
     if skipped and left_out is None:
         say(f"note: {_lacking(skipped)}")
 
@@ -112,12 +122,12 @@ def _class_names(task: Task, path: Path | str, columns: Columns) -> tuple[str, .
     return found if not task.labels or set(found) <= set(task.labels) else ()
 
 
-def _with_gold(rows: Iterable[Row], task: Task, names: tuple[str, ...]) -> Iterator[Row]:
-    """Rows with their labels by name, without those that have none; how many these are is told."""
-    without: list[str] = []
+def _with_gold(rows: Iterable[Row], task: Task, names: tuple[str, ...], without: list[str]) -> Iterator[Row]:
+    """Rows with their labels by name, without those that have none: their places go to `without`."""
     for row in rows:
         value = row.label
-        if (task.unlabelled and value == task.unlabelled) or (names and value == -1):  # -1 is the hub's
+        is_hidden = value == -1 and (names or not task.own)  # as the hub does it
+        if is_hidden or (task.unlabelled and value == task.unlabelled):
             without.append(row.place)
         elif names:
             yield replace(
@@ -125,8 +135,6 @@ def _with_gold(rows: Iterable[Row], task: Task, names: tuple[str, ...]) -> Itera
             )
         else:
             yield row
-    if without:
-        say(f"note: {len(without)} rows have no gold label and were left out; the first: {without[0]}")
 
 
 def _name(value: Any, names: tuple[str, ...]) -> Any:
@@ -143,7 +151,7 @@ def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:
 
 def guessed_columns(task: Task, path: Path, columns: Columns) -> Columns:
     """The columns of the user's own file, guessed where they were not named, and shown."""
-    if not task.own or path.suffix.lower() in COLUMN_FILES:
+    if not task.own or path.suffix.lower() in CONLL:
         return columns
     names = names_for(task, columns)
     place, record = first_record(path)

@@ -50,7 +50,7 @@ def read_records(path: str | Path, form: Form) -> Iterator[Placed]:
     if path.is_dir():
         raise UserError(f"{path} is a folder; give a file: {KINDS}")
     kind = path.suffix.lower()
-    if kind in (".csv", ".tsv") or (kind == ".txt" and form.literal):
+    if kind in (".csv", ".tsv") or (kind == ".txt" and form.literal and _has_columns(path, form.known)):
         options: dict[str, Any] = {"literal": form.literal, "header": form.header, "known": form.known}
         delimiter = "," if kind == ".csv" else "\t"
         return _opened(path, form.told, lambda lines: separated(lines, path, delimiter, **options))
@@ -114,6 +114,13 @@ def _loaded(line: str) -> Any:
         return json.loads(line)
     except json.JSONDecodeError:
         return None
+
+
+def _has_columns(path: Path, known: Sequence[str]) -> bool:
+    """Whether a `.txt` file of a data set is a table: its first line has a tab, or is the name of a column."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline().rstrip("\r\n")
+    return "\t" in first or first in known
 
 
 def _has_lines(path: Path) -> bool:
