@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -50,8 +49,7 @@ def _app() -> typer.Typer:
         app.add_typer(group, name=name)
     for name, function in COMMANDS.items():
         *group_name, verb = name.split()
-        words = inspect.cleandoc(function.__doc__ or "").replace(r"\b", "\b")  # click: lines that stay as they are
-        (groups[group_name[0]] if group_name else app).command(verb, help=words)(function)
+        (groups[group_name[0]] if group_name else app).command(verb)(function)
 
     @app.callback(invoke_without_command=True)
     def version(show: Annotated[bool, typer.Option("--version", help="Print the version")] = False) -> None:
