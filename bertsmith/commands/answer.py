@@ -36,7 +36,7 @@ def fill(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Show the likeliest words for each [MASK] of a text.
+    """Show the likeliest words for each [MASK] of a text.
 
     \b
     Example: bertsmith fill run "The [MASK] of a list is its number of items."
@@ -76,7 +76,7 @@ def evaluate(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Score a fine-tuned model on labelled rows, or a file of predictions as the official script does.
+    """Score a fine-tuned model on labelled rows, or a file of predictions as the official script does.
 
     \b
     Example: bertsmith evaluate run2 --data dev.csv
@@ -110,7 +110,7 @@ def predict(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Answer every row of a file, in order: label, score and scores.
+    """Answer every row of a file, in order: label, score and scores.
 
     \b
     Example: bertsmith predict run2 input.csv --out out.jsonl
@@ -143,7 +143,7 @@ def embed(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Write a vector for every text of a file, in order.
+    """Write a vector for every text of a file, in order.
 
     \b
     Example: bertsmith embed run texts.txt --out vectors.npy --pooling mean --normalize
@@ -162,7 +162,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="The page to write")] = Path("report.html"),
     as_json: Json = False,
 ) -> None:
-    r"""Write one page about a run or the comparison of several: curves, settings, samples; of tasks, mistakes too.
+    """Write one page about a run or the comparison of several: curves, settings, samples; of tasks, mistakes too.
 
     \b
     Example: bertsmith report run --out report.html

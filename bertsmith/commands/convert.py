@@ -43,7 +43,7 @@ def convert(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    r"""Turn a model into another format, heads included.
+    """Turn a model into another format, heads included.
 
     \b
     Example: bertsmith convert uncased_L-12_H-768_A-12 bert-base --verify

@@ -36,7 +36,7 @@ def reproduce(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Run tables of the BERT paper and show its rows beside ours; a stopped command goes on where it was.
+    """Run tables of the BERT paper and show its rows beside ours; a stopped command goes on where it was.
 
     \b
     Example: bertsmith reproduce table5 --data tasks --out paper

@@ -40,7 +40,7 @@ def features(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Write the hidden states of some layers for every word of a file.
+    """Write the hidden states of some layers for every word of a file.
 
     \b
     Example: bertsmith features run texts.txt --layers -4..-1 --out states
@@ -65,7 +65,7 @@ def view(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Write a page on what a model does with a text: attention, masked words, nearest words by layer.
+    """Write a page on what a model does with a text: attention, masked words, nearest words by layer.
 
     \b
     Example: bertsmith view run "The length of a list is its number of items." --out page.html

@@ -21,7 +21,7 @@ def tokenizer_train(
     field: Field = "text",
     as_json: Json = False,
 ) -> None:
-    r"""Train a WordPiece vocabulary on text.
+    """Train a WordPiece vocabulary on text.
 
     \b
     Example: bertsmith tokenizer train corpus.txt --out tok --vocab-size 8000
@@ -53,7 +53,7 @@ def tokenizer_extend(
     count: Annotated[int, typer.Option("--count", help="How many words of --from are added")] = 1000,
     as_json: Json = False,
 ) -> None:
-    r"""Add domain words to a vocabulary and its model; new rows start from the mean of their old pieces.
+    """Add domain words to a vocabulary and its model; new rows start from the mean of their old pieces.
 
     \b
     Example: bertsmith tokenizer extend run --from domain.txt --count 500 --out extended
@@ -71,7 +71,7 @@ def corpus_doctor(
     field: Field = "text",
     as_json: Json = False,
 ) -> None:
-    r"""Say what would spoil the training before it is run, of raw text or of a corpus folder.
+    """Say what would spoil the training before it is run, of raw text or of a corpus folder.
 
     \b
     Example: bertsmith corpus doctor corpus.txt --tokenizer tok --out doctor.html
@@ -100,7 +100,7 @@ def corpus_build(
     settings: Set = None,
     as_json: Json = False,
 ) -> None:
-    r"""Turn text into memory-mapped shards of tokens; started again after it was stopped, it goes on.
+    """Turn text into memory-mapped shards of tokens; started again after it was stopped, it goes on.
 
     \b
     Example: bertsmith corpus build corpus.txt --tokenizer tok --out shards

@@ -28,7 +28,7 @@ def pretrain(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    r"""Pre-train an encoder: masked words and next sentences.
+    """Pre-train an encoder: masked words and next sentences.
 
     \b
     Example: bertsmith pretrain bert-tiny --data shards --out run --set train.steps=200
@@ -71,7 +71,7 @@ def finetune(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    r"""Fine-tune a model on a data set or on rows of your own (columns are guessed unless data.columns names them).
+    """Fine-tune a model on a data set or on rows of your own (columns are guessed unless data.columns names them).
 
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
@@ -104,7 +104,7 @@ def glue(
     ],
     as_json: Json = False,
 ) -> None:
-    r"""Show GLUE's table on dev with both averages: each task alone, and small tasks started from MNLI.
+    """Show GLUE's table on dev with both averages: each task alone, and small tasks started from MNLI.
 
     \b
     Example: bertsmith glue runs
@@ -123,7 +123,7 @@ def verify_resume(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    r"""Prove that a run which is killed (-9) and resumed ends with the same weights.
+    """Prove that a run which is killed (-9) and resumed ends with the same weights.
 
     \b
     Example: bertsmith verify resume bert-tiny --data shards --steps 40 --device cpu
@@ -138,7 +138,7 @@ def verify_resume(
 
 
 def recipes(as_json: Json = False) -> None:
-    r"""List every named recipe with a line on what it is.
+    """List every named recipe with a line on what it is.
 
     \b
     Example: bertsmith recipes
@@ -153,7 +153,7 @@ def demo(
     text_only: Annotated[bool, typer.Option("--text-only", help="Write the text and the labelled rows alone")] = False,
     as_json: Json = False,
 ) -> None:
-    r"""The whole path on the text that every Python installation carries: some minutes on two cores.
+    """The whole path on the text that every Python installation carries: some minutes on two cores.
 
     \b
     Example: bertsmith demo --out demo
