@@ -17,7 +17,7 @@ from typing import Any
 from bertsmith.answers import evaluate
 from bertsmith.config import override, read_json, to_dict
 from bertsmith.data.build import build_corpus
-from bertsmith.data.shards import MANIFEST, Corpus
+from bertsmith.data.shards import MANIFEST, read_manifest
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import collect
 from bertsmith.errors import Diverged, UserError
@@ -95,7 +95,7 @@ class Work:
 
     def _check_corpus(self, run: Path) -> None:
         """Refuse a finished run of other text: the tables would name the wrong corpus."""
-        seen, manifest = read_json(run / FACTS)["corpus"], Corpus.open(self.text()).manifest
+        seen, manifest = read_json(run / FACTS)["corpus"], read_manifest(self.text())
         if (seen["tokens"], seen["tokenizer"]) != (manifest.tokens, manifest.tokenizer):
             raise UserError(
                 f"{run} was pre-trained on another corpus than {self.text()}; give that one, or another --out"
