@@ -200,7 +200,7 @@ def _finetune(
         predictor.notes = best.notes  # a threshold belongs to the model that it was chosen for
         return best.model.state_dict()
 
-    noticed: dict[str, str] = {}
+    noticed, answered = dict[str, str](), dict[str, list[dict[str, Any]]]()
     scores = fit(
         network,
         batches,
@@ -209,7 +209,7 @@ def _finetune(
         run,
         save=save,
         load=load,
-        evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed)) if dev_rows else None,
+        evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed, answered)) if dev_rows else None,
         goal=_goal(task, head),
         resume=found,
         recordable=not head.is_own and can_fuse(positions, where, autocast_dtype(config.train.precision, where)),
@@ -219,7 +219,9 @@ def _finetune(
     why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
     if why and starts_again(run, seed, steps or scores["steps"], restarts, why):
         return None
-    _write_answers(predictor, task, splits, columns, dev_rows, run)
+    if "best_step" in scores or task.no_answer:  # another model, or a threshold chosen since
+        answered.clear()
+    _write_answers(predictor, task, splits, columns, dev_rows, run, answered)
     finish_run(run, network, save)
     if distributed.is_main():
         shutil.rmtree(run / STATES, ignore_errors=True)
@@ -233,17 +235,21 @@ def _goal(task: Task, head: HeadConfig) -> str:
 
 
 def evaluate(
-    predictor: Predictor, task: Task, dev_rows: dict[str, list[Row]], noticed: dict[str, str]
+    predictor: Predictor,
+    task: Task,
+    dev_rows: dict[str, list[Row]],
+    noticed: dict[str, str],
+    answered: dict[str, list[dict[str, Any]]],
 ) -> dict[str, float]:
     """The scores on every dev file; where a question may have no answer, the threshold is chosen here (section 4.3).
 
-    `noticed` is told where all rows of a file get the same answer.
+    `noticed` is told where all rows of a file get the same answer, `answered` keeps the answers.
     """
     scores: dict[str, float] = {}
-    head = predictor.head
+    head, predictor.shortened = predictor.head, 0
     for prefix, rows in dev_rows.items():
         answers = list(predictor.predict_rows(rows))
-        noticed[prefix] = same_answer(rows, answers, head)
+        noticed[prefix], answered[prefix] = same_answer(rows, answers, head), answers
         if task.head == "span" and task.no_answer:
             threshold = choose_threshold(task, rows, answers)
             limits = {name: value for name, value in predictor.notes.limits.items() if name != "threshold"}
@@ -255,11 +261,18 @@ def evaluate(
 
 
 def _write_answers(
-    predictor: Predictor, task: Task, splits: Splits, columns: Columns, dev_rows: dict[str, list[Row]], run: Path
+    predictor: Predictor,
+    task: Task,
+    splits: Splits,
+    columns: Columns,
+    dev_rows: dict[str, list[Row]],
+    run: Path,
+    answered: dict[str, list[dict[str, Any]]],
 ) -> None:
     """What a report shows of the dev rows, and, in `predictions`, the files of GLUE's server and SQuAD's scripts."""
-    predictor.shortened = 0  # until here, the dev rows of every evaluation
-    judged = {name: list(predictor.predict_rows(rows)) for name, rows in dev_rows.items()}
+    if not answered:
+        predictor.shortened = 0  # until here, the dev rows of an evaluation
+    judged = {name: answered.get(name) or list(predictor.predict_rows(rows)) for name, rows in dev_rows.items()}
     if judged and distributed.is_main():
         write_judged(run, task, predictor.head, dev_rows, judged)
     tests = {name: list(read_task(task, paths, columns, labelled=False)) for name, paths in splits.test.items()}

@@ -289,7 +289,9 @@ def _thin(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[np.ndarray[
     return x[places], y[places]
 
 
-def bars(title: str, groups: Mapping[str, Sequence[float]], labels: Sequence[str], y_label: str = "") -> str:
+def bars(
+    title: str, groups: Mapping[str, Sequence[float]], labels: Sequence[str], y_label: str = "", decimals: int = 1
+) -> str:
     """Groups of bars as a picture: one group a label, one colour a name."""
     figure, axes = _canvas("", y_label)
     width, names = 0.8 / len(groups), {}
@@ -297,7 +299,7 @@ def bars(title: str, groups: Mapping[str, Sequence[float]], labels: Sequence[str
         places = [i + (number - (len(groups) - 1) / 2) * width for i in range(len(labels))]
         names[name] = colour_of(number)
         drawn = axes.bar(places, values, width * 0.92, color=names[name])
-        axes.bar_label(drawn, fmt="%.1f", fontsize=8)
+        axes.bar_label(drawn, fmt=f"%.{decimals}f", fontsize=8)
     axes.set_xticks(range(len(labels)), labels)
     axes.grid(visible=False, axis="x")
     axes.margins(y=0.12)
@@ -321,7 +323,7 @@ def _svg(figure: Any, title: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     box, drawing = re.findall(r'<svg[^>]*viewBox="([^"]*)"[^>]*>(.*)', buffer.getvalue(), re.S)[0]
     drawing = re.sub(
-        r"<defs>\s*<style.*?</style>\s*</defs>|font-family: [^;]*; ?| id=\"[\w.]+_\d+\"", "", drawing, flags=re.S
+        r"<defs>\s*<style.*?</style>\s*</defs>|font-family: [^;\"]*;? ?| id=\"[\w.]+_\d+\"", "", drawing, flags=re.S
     )
     drawing = re.sub(r' id="(group\w+)"', r' class="\1"', drawing)
     drawing = re.sub(

@@ -24,6 +24,7 @@ SAME_LAYER = {
     ("folders", "errors"),
     ("page", "folders"),
     ("side_by_side", "progress"),
+    ("side_by_side", "errors"),
     ("predict", "engines"),
     ("pretrain", "predict"),
     ("pretrain", "held_out"),

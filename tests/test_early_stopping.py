@@ -12,8 +12,10 @@ from bertsmith import finetune as finetuning
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.predict import Predictor
 from bertsmith.pretrain import pretrain
 from bertsmith.recipes import recipe
+from bertsmith.tasks.judged import read_judged
 from bertsmith.training import runlog
 
 QUICK = ["train.steps=20", "train.batch_size=8", "train.learning_rate=1e-3", "data.max_length=16"]
@@ -161,3 +163,23 @@ def test_what_cannot_be_compared_is_refused(world, tmp_path, changes: list[str],
     with pytest.raises(UserError, match=says):
         tune(world, tmp_path / "out", *changes, dev=None)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_dev_rows_are_answered_once_and_the_best_models_answers_are_its_own(
+    world, tmp_path, scored, monkeypatch
+) -> None:
+    real, asked = Predictor.predict_rows, []
+
+    def predict_rows(self, rows):
+        asked.append(len(rows))
+        return real(self, rows)
+
+    monkeypatch.setattr(Predictor, "predict_rows", predict_rows)
+    scores = tune(world, tmp_path / "last")
+    assert asked == [10]  # the evaluation's answers are those that are written
+    _, lines = read_judged(tmp_path / "last")
+    assert sum(line["gold"] == line["predicted"] for line in lines) / 10 == scores["accuracy"]
+    asked.clear()
+    scored(0.9, *[0.5] * 9)
+    tune(world, tmp_path / "best", EVERY, "train.keep_best=true")
+    assert asked == [10] * 11  # ten evaluations, and the best model is another than the last

@@ -14,22 +14,29 @@ ABSENT = "–"
 
 def lines(result: dict[str, Any]) -> Iterator[list[str]]:
     """The lines of a table as text: of each row the paper's figures, and ours below them."""
+    digits = {name: decimals(result, name) for name in result["columns"]}
     for row in result["rows"]:
-        paper = [f"{row['paper'][name]:.4g}" if name in row["paper"] else ABSENT for name in result["columns"]]
+        paper = [f"{row['paper'][n]:.{d}f}" if n in row["paper"] else ABSENT for n, d in digits.items()]
         is_ours = "not_run" not in row
         if row["paper"] or not is_ours:
             yield [row["name"], "paper", *paper, ""]
         if is_ours:
-            ours = [cell_text(row["ours"].get(name)) for name in result["columns"]]
+            ours = [cell_text(row["ours"].get(name), d) for name, d in digits.items()]
             yield [row["name"], "ours", *ours, page.short(row["tokens"])]
 
 
-def cell_text(cell: dict[str, Any] | None) -> str:
+def decimals(result: dict[str, Any], name: str) -> int:
+    """How many decimals the figures of a column have: as many as the paper's, of perplexities two."""
+    figures = [row["paper"][name] for row in result["rows"] if name in row["paper"]]
+    return 1 if all(round(figure, 1) == figure for figure in figures) else 2
+
+
+def cell_text(cell: dict[str, Any] | None, digits: int = 1) -> str:
     """A mean with its deviation, where there are several seeds."""
     if cell is None:
         return ABSENT
-    spread = f" ± {cell['deviation']:.1f}" if cell["deviation"] is not None else ""
-    return f"{cell['mean']:.1f}{spread}" + (f" ({cell['failed']} failed)" if cell.get("failed") else "")
+    spread = f" ± {cell['deviation']:.{digits}f}" if cell["deviation"] is not None else ""
+    return f"{cell['mean']:.{digits}f}{spread}" + (f" ({cell['failed']} failed)" if cell.get("failed") else "")
 
 
 def header(result: dict[str, Any]) -> list[str]:
@@ -77,4 +84,4 @@ def _bars(result: dict[str, Any]) -> Iterator[str]:
         ours = [row["ours"][name]["mean"] for row in both]
         if both:
             labels = [fill(row["name"].removeprefix("BERT-Base, "), 9) for row in both]
-            yield page.bars(name, {"paper": paper, "ours": ours}, labels)
+            yield page.bars(name, {"paper": paper, "ours": ours}, labels, decimals=decimals(result, name))

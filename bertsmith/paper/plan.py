@@ -37,8 +37,9 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
         runs[folder] = {"run": folder, "done": done, "flops": flops, "hours": 0.0 if done else flops / speed / 3600}
 
     absent = {}
+    is_measured = work.measures(table)
     for row in (row for row in table.rows if row.start is not None):
-        for start in (start for start in (row.start, row.beside) if start is not None):
+        for start in (start for start in (row.start, row.beside) if start is not None and is_measured):
             run = work.run_of(start)
             add(str(run.relative_to(work.folder)), pretraining_flops(work.config(start), words), is_finished(run))
         for column in table.columns:

@@ -52,6 +52,7 @@ def reproduce(
         Path(out), find_scale(scale), Path(corpus) if corpus is not None else None,
         Path(data) if data is not None else None, device, tuple(pretraining), tuple(finetuning),
     )  # fmt: skip
+    _check_settings(work, tables)
     if dry_run:
         return [estimate(work, table, seeds) for table in tables]
     return [run_table(work, table, seeds, jobs) for table in tables]
@@ -67,18 +68,29 @@ def find_tables(names: Sequence[str]) -> list[Table]:
     return [TABLES[name]() for name in chosen]
 
 
+def _check_settings(work: Work, tables: Sequence[Table]) -> None:
+    """Refuse a setting that a run of these tables would refuse, before time is spent on the others."""
+    for table in tables:
+        for row in table.rows:
+            if row.start is None:
+                continue
+            work.config(row.start)
+            for column in (column for column in table.columns if column.task):
+                work.settings(row, column)
+
+
 def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, Any]:
     """Run every row that is ours; a task whose rows are not there is absent, and said to be."""
     found = {column.task: work.find(column.task) for column in table.columns if column.task}
-    if jobs > 1:
+    if jobs > 1 and work.measures(table):
         _finetune_side_by_side(work, table, found, seeds, jobs)
     absent = {c.name: why for c in table.columns if (why := c.why_not or _absent(found.get(c.task)))}
-    rows, partial = [], dict[str, list[str]]()
+    rows, partial, is_measured = [], dict[str, list[str]](), work.measures(table)
     for row in table.rows:
         result: dict[str, Any] = {"name": row.name, "paper": _named(table, row.paper), "ours": {}}
         rows.append(result)
-        if row.start is None:
-            result["not_run"] = row.why_not
+        if row.start is None or not is_measured:
+            result["not_run"] = row.why_not if row.start is None else "no column has data"
             continue
         facts = work.pretrained(row.start)
         beside = work.pretrained(row.beside) if row.beside else {"tokens": 0}

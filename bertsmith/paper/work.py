@@ -17,13 +17,13 @@ from typing import Any
 from bertsmith.answers import evaluate
 from bertsmith.config import override, read_json, to_dict
 from bertsmith.data.build import build_corpus
-from bertsmith.data.shards import MANIFEST
+from bertsmith.data.shards import MANIFEST, read_manifest
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import collect
 from bertsmith.errors import Diverged, UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.paper.scales import CHECKPOINTS, Scale
-from bertsmith.paper.tables import SHARES, Column, Row
+from bertsmith.paper.tables import SHARES, Column, Row, Table
 from bertsmith.pretrain import PretrainConfig, pretrain
 from bertsmith.progress import say
 from bertsmith.recipes import bert, left_to_right
@@ -33,7 +33,7 @@ from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import OPTIMIZER
-from bertsmith.training.run import CONFIG, MODEL, final_scores, is_finished, same_settings, write_json
+from bertsmith.training.run import CONFIG, FACTS, MODEL, final_scores, is_finished, same_settings, write_json
 
 SCORES = "scores.json"
 DEMO_WORDS = 2000  # of the vocabulary of the demo's text
@@ -83,7 +83,8 @@ class Work:
         if is_finished(run):
             stored = read_json(run / CONFIG)
             config = replace(config, model=replace(config.model, vocab_size=stored["model"]["vocab_size"]))
-            same_settings(stored, to_dict(config), run / CONFIG)
+            _check_settings(stored, to_dict(config), run / CONFIG)
+            self._check_corpus(run)
         else:
             say(f"pre-training {recipe.recipe} at scale {self.scale.name}: {run}")
             pretrain(config, self.text(), run, device=self.device, resume=True)
@@ -91,6 +92,14 @@ class Work:
             left.unlink()
         last = [record for record in runlog.read(run) if "tokens" in record][-1]
         return {**final_scores(run), "tokens": last["tokens"]}
+
+    def _check_corpus(self, run: Path) -> None:
+        """Refuse a finished run of other text: the tables would name the wrong corpus."""
+        seen, manifest = read_json(run / FACTS)["corpus"], read_manifest(self.text())
+        if (seen["tokens"], seen["tokenizer"]) != (manifest.tokens, manifest.tokenizer):
+            raise UserError(
+                f"{run} was pre-trained on another corpus than {self.text()}; give that one, or another --out"
+            )
 
     def model(self, row: Row) -> Path:
         """The model that a row starts from: the finished one, or that of a part of the run."""
@@ -149,7 +158,10 @@ class Work:
         for config in self.scale.finetuning(column.task, row.features or column.features):
             beside = str(self.run_of(row.beside) / MODEL) if row.beside else ""
             config = replace(config, bilstm_layers=row.bilstm_layers, beside=beside)
-            found.append(override(config, list(self.finetuning)))
+            try:
+                found.append(override(config, list(self.finetuning)))
+            except UserError as error:
+                raise UserError(str(error).replace("--set", "--tune", 1)) from None
         return found
 
     def scores(self, row: Row, column: Column, config: FinetuneConfig, seed: int, data: Data) -> dict[str, Any]:
@@ -159,7 +171,7 @@ class Work:
         config = replace(config, data=replace(config.data, partial=data.is_subset))
         if (run / SCORES).exists():
             done = read_json(run / SCORES)
-            same_settings(done["config"], to_dict(config), run / SCORES)
+            _check_settings(done["config"], to_dict(config), run / SCORES)
             return done
         say(f"fine-tuning {row.name} on {column.run}, seed {seed}: {run}")
         try:
@@ -183,9 +195,22 @@ class Work:
         scores = [evaluate(run, path, device=self.device) for paths in found.values() for path in paths]
         return {f"test_{name}": value for each in scores for name, value in each.items()}
 
+    def measures(self, table: Table) -> bool:
+        """Whether a column of a table can be filled; else nothing is pre-trained for it."""
+        columns = table.columns[:-1] if table.average else table.columns
+        asked = (column for column in columns if not column.why_not)
+        return any(not column.task or isinstance(self.find(column.task), Data) for column in asked)
+
     def find(self, task: str) -> Data | str:
         """The rows of a task under the user's folder, or why there are none."""
         return find_data(self.data, task)
+
+
+def _check_settings(stored: dict[str, Any], given: dict[str, Any], where: Path) -> None:
+    try:
+        same_settings(stored, given, where)
+    except UserError as error:
+        raise UserError(f"{str(error).removeprefix('--resume: ')}, or another --out") from None
 
 
 def find_data(folder: Path | None, task: str) -> Data | str:
