@@ -95,6 +95,9 @@ def _score_squad(
     if task.no_answer:
         if odds is not None and (absent := [key for key in texts if key in golds and key not in odds]):
             raise UserError(f"the file of null odds lacks {absent[0]!r}")
+        for key, value in (odds or {}).items():
+            if type(value) not in (int, float):
+                raise UserError(f"the file of null odds has {value!r} for {key!r}, not a number")
         scores = squad2_scores(golds, texts, odds, threshold)
     else:
         scores = squad1_scores(golds, texts, korean=task.letters)
