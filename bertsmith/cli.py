@@ -49,7 +49,8 @@ def _app() -> typer.Typer:
         app.add_typer(group, name=name)
     for name, function in COMMANDS.items():
         *group_name, verb = name.split()
-        (groups[group_name[0]] if group_name else app).command(verb)(function)
+        text = (function.__doc__ or "").replace("\\b", "\b")  # click's sign for lines that stay as they are
+        (groups[group_name[0]] if group_name else app).command(verb, help=text)(function)
 
     @app.callback(invoke_without_command=True)
     def version(show: Annotated[bool, typer.Option("--version", help="Print the version")] = False) -> None:

@@ -56,7 +56,7 @@ def refused(run_command, tmp_path: Path):
 def test_help_has_an_example(run_command, command: str) -> None:
     code, out, _ = run_command(*command.split(), "--help")
     assert code == 0
-    assert f"Example: bertsmith {command}" in out
+    assert f"\n  Example: bertsmith {command}" in out  # on a line of its own, without click's sign for that
 
 
 def test_the_program_without_arguments_and_its_version() -> None:
