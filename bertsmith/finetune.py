@@ -218,7 +218,7 @@ def _finetune(
     )
     guess = guess_loss(rows, head, network.class_weights)
     why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
-    if why and starts_again(run, seed, steps or scores["steps"], restarts, why):
+    if why and starts_again(run, seed, scores["steps"], restarts, why):
         return None
     _write_answers(predictor, task, splits, columns, dev_rows, run)
     finish_run(run, network, save)
