@@ -340,3 +340,19 @@ def test_dev_rows_are_looked_at_before_training(world, tmp_path: Path, name, tra
     with pytest.raises(UserError, match=says):
         finetune(FinetuneConfig(name), world / "run", **files, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("a text of five words\nand another\n", ["a text of five words", "and another"]),
+        ("one line alone\n", ["one line alone"]),
+        ("EU NNP B-ORG\nrejects VBZ O\n\nPeter NNP B-PER\n", ["EU rejects", "Peter"]),
+        ("EU\nrejects\n\nPeter\n", ["EU rejects", "Peter"]),
+    ],
+)
+def test_texts_to_be_tagged_are_not_taken_for_columns(tmp_path: Path, content: str, texts: list[str]) -> None:
+    """Else the words after the first of each line would be lost without a word."""
+    (tmp_path / "t.txt").write_text(content)
+    rows = read_task(find_task("tag"), tmp_path / "t.txt", Columns(), labelled=False)
+    assert [row.text for row in rows] == texts

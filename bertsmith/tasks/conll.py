@@ -5,7 +5,9 @@ Imports without torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from bertsmith.tasks.records import decoded
 from bertsmith.tasks.rows import Row
 
 DOCUMENT = "-DOCSTART-"
+TAG = re.compile(r"O$|[BIESLU]-.")
 BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # other schemes' names
 
 
@@ -23,6 +26,16 @@ def read_conll(path: str | Path, *, labelled: bool) -> Iterator[Row]:
     if not path.is_file():
         raise UserError(f"no such file: {path}")
     yield from with_documents(_sentences(path, labelled))
+
+
+def has_columns(path: str | Path) -> bool:
+    """Whether a plain file has a word a line, by its beginning, or whole texts: they are not of one width."""
+    with Path(path).open("rb") as file:
+        lines = [line.split() for line in islice(decoded(file, str(path)), 100) if line.strip()]
+    if not lines or any(fields[0] == DOCUMENT for fields in lines):
+        return True
+    width = len(lines[0])
+    return all(len(fields) == width for fields in lines) and (width == 1 or bool(TAG.match(lines[0][-1])))
 
 
 def _sentences(path: Path, labelled: bool) -> Iterator[Row]:

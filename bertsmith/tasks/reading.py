@@ -9,9 +9,9 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.progress import say
-from bertsmith.tasks.conll import read_conll, with_documents
+from bertsmith.tasks.conll import has_columns, read_conll, with_documents
 from bertsmith.tasks.description import Task
-from bertsmith.tasks.records import Told, class_names
+from bertsmith.tasks.records import STDIN, Told, class_names
 from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_record, read_rows
 from bertsmith.tasks.sequences import named
 from bertsmith.tasks.spans import place_answers
@@ -88,7 +88,9 @@ def read_task(
     if task.own or not labelled:
         skipped = None
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        if task.head == "tags" and Path(path).suffix.lower() in COLUMN_FILES:
+        kind = Path(path).suffix.lower()
+        texts = kind == ".txt" and not labelled and Path(path).is_file() and not has_columns(path)
+        if task.head == "tags" and kind in COLUMN_FILES and str(path) != STDIN and not texts:
             yield from read_conll(path, labelled=labelled)
             continue
         names, literal = names_for(task, columns), not task.own
