@@ -37,7 +37,7 @@ from bertsmith.tasks.reading import Splits, find_splits, guessed_columns, read_t
 from bertsmith.tasks.row_cache import encode_once
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.sequences import class_weights
-from bertsmith.tasks.spans import choose_threshold, stride_note
+from bertsmith.tasks.spans import choose_threshold, keys_of, stride_note
 from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
@@ -158,6 +158,7 @@ def _finetune(
     limits = Limits(max_length, config.data.stride, config.data.max_query, config.data.max_answer)
     if task.head == "span" and (line := stride_note(limits)):
         said.append(line)
+    weights = class_weights(rows, head, config.data.class_weights, config.data.balanced)
     encoded = encode_once(rows, loaded.tokenizer, limits, head, labelled=True)
     if encoded.shortened:
         said.append(
@@ -179,7 +180,7 @@ def _finetune(
     _freeze(network, config.frozen_layers)
     for encoder in network.encoders:
         encoder.gradient_checkpointing = config.train.gradient_checkpointing
-    network.class_weights = class_weights(rows, head, config.data.class_weights, config.data.balanced)
+    network.class_weights = weights
     kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
     notes = Notes(config.task, asdict(columns), max_length, limits=dict(kept) if task.head == "span" else {})
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), where)
@@ -217,7 +218,7 @@ def _finetune(
     )
     guess = guess_loss(rows, head, network.class_weights)
     why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
-    if why and starts_again(run, seed, steps or scores["steps"], restarts, why):
+    if why and starts_again(run, seed, scores["steps"], restarts, why):
         return None
     if "best_step" in scores or task.no_answer:  # another model, or a threshold chosen since
         answered.clear()
@@ -392,6 +393,8 @@ def _dev_rows(task: Task, splits: Splits, columns: Columns, head: HeadConfig) ->
     for rows in found.values():
         for row in rows:
             KINDS[head.kind].check(row, head)
+        if task.head == "span":
+            keys_of(rows)  # answers are written under them
     if found and task.head == "tags":
         seqeval_metrics()
     return found

@@ -1,13 +1,17 @@
 """What is wrong in labelled files: handled, or refused with file and line before anything is trained."""
 
+import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.tasks.files import score_file
 from bertsmith.tasks.reading import guessed_columns, read_task, training_rows
 from bertsmith.tasks.rows import Columns, Row, read_rows
 from bertsmith.tasks.task import KINDS, find_task
@@ -103,13 +107,86 @@ REFUSED = {
     ),
     "an empty ending": ("choose", "t.csv", "text,ending0,ending1,label\na,b,,0\n", "line 2: an ending is empty"),
     "no endings": ("choose", "t.csv", "text,label\na,0\n", "no column 'endings'"),
+    "CP949": ("classify", "t.tsv", "text\tlabel\na\tx\n좋다\ty\n".encode("cp949"), "line 3: this is not UTF-8"),
+    "CP949 in a column file": ("tag", "t.conll", "a O\n한국 B-X\n".encode("cp949"), "line 2: this is not UTF-8"),
+    "CP949 in JSON lines": ("classify", "t.jsonl", '{"text": "좋다"}\n'.encode("cp949"), "line 1: this is not UTF-8"),
+    "CP949 in JSON": ("answer", "t.json", '[\n{"question": "좋"}]'.encode("cp949"), "line 2: this is not UTF-8"),
+    "UTF-16": ("classify", "t.csv", "text,label\na,x\n".encode("utf-16"), "line 1: this is not UTF-8"),
+    "UTF-16 without a mark": (
+        "classify",
+        "t.csv",
+        "text,label\na,x\n".encode("utf-16-le"),
+        "line 1: this is not UTF-8",
+    ),
+    "compressed": ("classify", "t.tsv", gzip.compress(b"text\tlabel\na\tx\n"), "or a compressed file; save it as"),
+    "header twice": ("classify", "t.csv", "text,label\na,x\ntext,label\nb,y\n", "line 3: the header stands here again"),
+    "semicolons": ("classify", "t.csv", "text;label\na;x\n", "fields are separated by ';' here"),
+    "empty second text": (
+        "pair",
+        "t.csv",
+        "text1,text2,label\na,b,x\na,,y\n",
+        "line 3: the text in column 'text2' is em",
+    ),
+    "object as text": ("classify", "t.jsonl", lines(A, {**B, "text": {"en": "b"}}), "line 2: .* 'text' is not a text"),
+    "NaN as text": (
+        "classify",
+        "t.jsonl",
+        lines(A, {**B, "text": float("nan")}),
+        "line 2: nan in column 'text' is not",
+    ),
+    "object as ending": (
+        "choose",
+        "t.jsonl",
+        lines({"text": "a", "endings": ["x", {"b": 1}], "label": 0}),
+        "line 1: .* in column 'endings' is not a text",
+    ),
+    "null among labels": (
+        "classify",
+        "t.jsonl",
+        lines({"text": "a", "label": ["x", None]}),
+        "line 1: None is not a label",
+    ),
+    "list among labels": (
+        "classify",
+        "t.jsonl",
+        lines({"text": "a", "label": [["x"]]}),
+        "line 1: the label .* is not one",
+    ),
+    "null among tags": ("tag", "t.jsonl", lines({"words": ["a"], "tags": [None]}), "line 1: None is not a tag"),
+    "endless target": (
+        "regress",
+        "t.jsonl",
+        '{"text": "a", "label": 1' + "0" * 400 + "}",
+        "line 1: .* not a finite number",
+    ),
+    "huge target": ("regress", "t.csv", "text,label\na,1\nb,1e30\n", "line 3: label '1e30' is too large to learn"),
+    "infinite place": (
+        "answer",
+        "t.jsonl",
+        lines({**GOOD_QUESTION, "answers": [{"text": "fox", "answer_start": float("inf")}]}),
+        "line 1: answer_start inf is not a number",
+    ),
+    "paragraphs are words": (
+        "answer",
+        "t.json",
+        '{"data": [{"paragraphs": ["a"]}]}',
+        "item 1: 'paragraphs' is not a list",
+    ),
+    "no list of questions": (
+        "answer",
+        "t.json",
+        '{"data": [{"paragraphs": [{"qas": null}]}]}',
+        "item 1: 'qas' is not a list of objects",
+    ),
+    "deep JSON": ("answer", "t.json", "[" * 99999, "not valid JSON: too deep"),
+    "deep JSON lines": ("classify", "t.jsonl", lines(A) + "[" * 99999, "line 2: not valid JSON: too deep"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_with_file_and_line(tmp_path: Path, case: str) -> None:
     name, file, content, says = REFUSED[case]
-    (tmp_path / file).write_text(content, encoding="utf-8")
+    (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
     with pytest.raises(UserError, match=says) as caught:
         learn(find_task(name), tmp_path / file)
     if "all rows" not in says:
@@ -124,6 +201,52 @@ def learn(task, path: Path, columns: Columns = GUESS) -> list[Row]:
     for row in rows:
         KINDS[head.kind].check(row, head)
     return rows
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "says"),
+    [
+        (["text", "label", "label"], [["a", "b"], ["x", "y"], ["y", "x"]], "two columns are named 'label'"),
+        (["text", "label"], [[b"a", b"b"], ["x", "y"]], "row 1: b'a' in column 'text' is not a text"),
+        (["text", "label"], [["a", "b"], [b"x", b"y"]], "row 1: the label b'x' is not one value"),
+    ],
+)
+def test_parquet_that_is_refused(tmp_path: Path, names, values, says: str) -> None:
+    pq.write_table(pa.table([pa.array(column) for column in values], names=names), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=says):
+        learn(find_task("classify"), tmp_path / "t.parquet")
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    texts = [f"a text of some length {i}" for i in range(500)]
+    pq.write_table(pa.table({"text": texts, "label": ["x", "y"] * 250}), path, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[60:400] = b"\xff" * 340
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"t\.parquet, after row 0: the file is damaged"):
+        learn(find_task("classify"), path)
+
+
+def test_an_empty_answer_is_none(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(lines({**GOOD_QUESTION, "answers": {"text": [""], "answer_start": [0]}}))
+    assert [row.label for row in learn(find_task("answer"), tmp_path / "t.jsonl")] == [[]]
+
+
+def test_questions_of_one_id_are_refused_before_training(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(lines({**GOOD_QUESTION, "id": "1"}, {**GOOD_QUESTION, "id": "1"}))
+    files = {"data": tmp_path / "t.jsonl", "dev": tmp_path / "t.jsonl"}
+    with pytest.raises(UserError, match="line 2: a second question has the id '1'"):
+        finetune(FinetuneConfig("answer"), world / "run", **files, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_odds_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "dev.jsonl").write_text(lines({**GOOD_QUESTION, "id": "1"}))
+    (tmp_path / "answers.json").write_text('{"1": "fox"}')
+    (tmp_path / "odds.json").write_text('{"1": "low"}')
+    with pytest.raises(UserError, match="null odds has 'low' for '1', not a number"):
+        score_file(tmp_path / "answers.json", "squad2", tmp_path / "dev.jsonl", null_odds=tmp_path / "odds.json")
 
 
 def test_a_column_that_is_named_wrongly_is_not_guessed(tmp_path: Path) -> None:
@@ -219,3 +342,19 @@ def test_dev_rows_are_looked_at_before_training(world, tmp_path: Path, name, tra
     with pytest.raises(UserError, match=says):
         finetune(FinetuneConfig(name), world / "run", **files, out=tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("a text of five words\nand another\n", ["a text of five words", "and another"]),
+        ("one line alone\n", ["one line alone"]),
+        ("EU NNP B-ORG\nrejects VBZ O\n\nPeter NNP B-PER\n", ["EU rejects", "Peter"]),
+        ("EU\nrejects\n\nPeter\n", ["EU rejects", "Peter"]),
+    ],
+)
+def test_texts_to_be_tagged_are_not_taken_for_columns(tmp_path: Path, content: str, texts: list[str]) -> None:
+    """Else the words after the first of each line would be lost without a word."""
+    (tmp_path / "t.txt").write_text(content)
+    rows = read_task(find_task("tag"), tmp_path / "t.txt", Columns(), labelled=False)
+    assert [row.text for row in rows] == texts

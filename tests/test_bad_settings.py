@@ -44,6 +44,7 @@ REFUSED = [
     (["data.pairs=full"], "data.pairs=full has no pairs to learn from: set next_sentence=false"),
     (["data.held_out=1"], "data.held_out must be at least 0 and under 1"),
     (["model.num_heads=5"], "num_heads"),
+    (["model.num_heads=0"], "num_heads must be at least 1, not 0"),
 ]
 
 
@@ -156,6 +157,10 @@ def test_a_run_with_the_chosen_micro_batch_is_the_same(
     ("changes", "message"),
     [
         (["train.batch_size=0"], "train.batch_size must be at least 1"),
+        (["train.batch_size=99999999999"], "train.batch_size must be at most 1,048,576"),
+        ([f"train.seed={10**25}"], "train.seed must be at most"),
+        (["train.workers=-2"], "train.workers must not be negative"),
+        (['data.class_weights={"nmbers":2}'], "data.class_weights: label 'nmbers' is not one of"),
         (["data.max_length=600"], "data.max_length 600 is longer than the encoder's 512 positions"),
     ],
 )

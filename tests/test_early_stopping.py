@@ -69,6 +69,16 @@ def test_a_run_ends_when_it_has_not_improved_for_so_many_evaluations(world, tmp_
     assert steps(tmp_path / "two") == [2, 4, 6, 8]
 
 
+def test_a_run_that_was_ended_early_is_not_called_collapsed_for_the_steps_it_never_took(
+    world, tmp_path, scored, capfd
+) -> None:
+    scored(*[0.5] * 30)
+    found = tune(world, tmp_path / "out", EVERY, "train.patience=2", "train.steps=60", "train.learning_rate=0")
+    assert found["steps"] == 6
+    assert "collapsed" not in read_json(tmp_path / "out" / "run.json")
+    assert "6 steps are few to learn from" in " ".join(capfd.readouterr().err.split())
+
+
 def test_patience_counts_on_after_a_resume(world, tmp_path, scored) -> None:
     scored(0.5, 0.4, 0.4, 0.4, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9)
     settings = [EVERY, "train.patience=3", "train.save_every=1", "train.keep=9"]

@@ -38,14 +38,14 @@ class EncoderConfig:
     direction: Direction = "both"
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"hidden_size {self.hidden_size} cannot be divided among {self.num_heads} heads; "
                 f"set num_heads to a divisor of {self.hidden_size}"
             )
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 0 and under 1, not {getattr(self, name)}")

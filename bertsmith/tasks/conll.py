@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
+from bertsmith.tasks.records import decoded
 from bertsmith.tasks.rows import Row
 
 DOCUMENT = "-DOCSTART-"
@@ -47,8 +48,8 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
     words: list[str] = []
     tags: list[str] = []
     begin = width = 0
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        for number, line in enumerate([*file, ""], 1):
+    with path.open("rb") as file:
+        for number, line in enumerate([*decoded(file, str(path)), ""], 1):
             fields = _fields(line)
             if not line.strip():
                 if words:

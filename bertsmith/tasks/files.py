@@ -97,8 +97,9 @@ def _score_squad(
     if task.no_answer:
         if odds is not None and (absent := [key for key in texts if key in golds and key not in odds]):
             raise UserError(f"the file of null odds lacks {absent[0]!r}")
-        if wrong := [key for key, value in (odds or {}).items() if not isinstance(value, (int, float))]:
-            raise UserError(f"the null odds of {wrong[0]!r} are no number: {odds[wrong[0]]!r}")  # type: ignore[index]
+        for key, value in (odds or {}).items():
+            if type(value) not in (int, float):
+                raise UserError(f"the file of null odds has {value!r} for {key!r}, not a number")
         scores = squad2_scores(golds, texts, odds, threshold)
     else:
         scores = squad1_scores(golds, texts, korean=task.letters)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bertsmith.errors import UserError
-from bertsmith.tasks.separated import separated
+from bertsmith.tasks.separated import refuse_doubles, separated
 
 STDIN = "-"
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
@@ -43,7 +43,7 @@ class Form:
 def read_records(path: str | Path, form: Form) -> Iterator[Placed]:
     """Each record of a file with its place."""
     if str(path) == STDIN:
-        return _lines_or_json(_decoded(sys.stdin.buffer), form.text)
+        return _lines_or_json(decoded(sys.stdin.buffer, "standard input"), form.text)
     path = Path(path)
     if not path.exists():
         raise UserError(f"no such file: {path}")
@@ -65,18 +65,36 @@ def read_records(path: str | Path, form: Form) -> Iterator[Placed]:
     raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}")
 
 
-def _opened(path: Path, told: Told, records: Callable[[io.TextIOWrapper], Iterator[Placed]]) -> Iterator[Placed]:
+def _opened(path: Path, told: Told, records: Callable[[Iterator[str]], Iterator[Placed]]) -> Iterator[Placed]:
     """The records of a file of lines, with word of how far it has been read."""
     size = max(1, path.stat().st_size)
     with path.open("rb") as file:
-        for record in records(_decoded(file)):
+        for record in records(decoded(file, str(path))):
             told(min(1.0, file.tell() / size))
             yield record
 
 
-def _decoded(file: BinaryIO) -> io.TextIOWrapper:
-    """Lines as they stand, also those inside the quotes of a CSV file."""
-    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+def decoded(file: BinaryIO, name: str) -> Iterator[str]:
+    """Lines as they stand, also those inside the quotes of a CSV file; what is no UTF-8 is refused, not guessed."""
+    lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    for number, line in enumerate(lines, 1):
+        _refuse_bytes(line, name, number)
+        yield line
+    lines.detach()  # the file stays open: records of its end may still be on their way
+
+
+def _refuse_bytes(text: str, name: str, line: int) -> None:
+    """An error where a text was not UTF-8; bytes that could not be read are lone surrogates in it."""
+    try:
+        text.encode("utf-8")
+        good = line > 1 or "\0" not in text  # UTF-16 without its mark
+    except UnicodeEncodeError as error:
+        good, line = False, line + text.count("\n", 0, error.start)
+    if not good:
+        raise UserError(
+            f"{name}, line {line}: this is not UTF-8, but another encoding (UTF-16, CP949, Latin-1, …) or a compressed "
+            "file; save it as plain UTF-8, for example with iconv -f CP949 -t UTF-8"
+        )
 
 
 def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Placed]:
@@ -85,8 +103,8 @@ def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Placed]
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{name}, line {number}: not valid JSON: {error.msg}") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"{name}, line {number}: not valid JSON: {getattr(error, 'msg', 'too deep')}") from None
         if not isinstance(record, dict):
             raise UserError(f"{name}, line {number}: expected an object, found {type(record).__name__}")
         yield f"{name}, line {number}", record
@@ -98,7 +116,7 @@ def _texts(lines: Iterator[tuple[int, str]], name: str, column: str) -> Iterator
         yield f"{name}, line {number}", {column: line.rstrip("\r\n")}
 
 
-def _lines_or_json(file: io.TextIOWrapper, column: str) -> Iterator[Placed]:
+def _lines_or_json(file: Iterable[str], column: str) -> Iterator[Placed]:
     """Standard input: JSON lines where the first line is an object, else a text a line."""
     lines = enumerate(file, 1)
     for first in lines:
@@ -112,7 +130,7 @@ def _lines_or_json(file: io.TextIOWrapper, column: str) -> Iterator[Placed]:
 def _loaded(line: str) -> Any:
     try:
         return json.loads(line)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return None
 
 
@@ -125,8 +143,8 @@ def _has_columns(path: Path, known: Sequence[str]) -> bool:
 
 def _has_lines(path: Path) -> bool:
     """Whether a `.json` file is JSON lines: its first line is an object by itself, or no JSON at all."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline().strip()
+    with path.open("rb") as file:
+        first = next(decoded(file, str(path)), "").strip()
     start = _loaded(first)
     if start is None:
         return bool(first) and first[0] not in "[{"
@@ -136,25 +154,37 @@ def _has_lines(path: Path) -> bool:
 def _json(path: Path) -> Iterator[Placed]:
     """A list of objects, or SQuAD's own form."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig", errors="replace") or "[]")
+        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        _refuse_bytes(text, str(path), 1)
+        values = json.loads(text or "[]")
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise UserError(f"{path}: not valid JSON: too deep") from None
     values = values.get("data") if isinstance(values, dict) else values
     if not isinstance(values, list):
         raise UserError(f"{path}: expected a list of objects, or an object with such a list as 'data'")
     for number, value in enumerate(values, 1):
         if not isinstance(value, dict):
             raise UserError(f"{path}, item {number}: expected an object, found {type(value).__name__}")
-        yield from _questions(path, value) if "paragraphs" in value else [(f"{path}, item {number}", value)]
+        place = f"{path}, item {number}"
+        yield from _questions(path, value, place) if "paragraphs" in value else [(place, value)]
 
 
-def _questions(path: Path, article: Record) -> Iterator[Placed]:
+def _questions(path: Path, article: Record, where: str) -> Iterator[Placed]:
     """The questions of an article in SQuAD's own form."""
-    for paragraph in article["paragraphs"]:
-        for question in paragraph.get("qas", []):
+    for paragraph in _objects(article, "paragraphs", where):
+        for question in _objects(paragraph, "qas", where):
             place = f"{path}, question {question.get('id', question.get('question'))!r}"
             answers = [] if question.get("is_impossible") else question.get("answers")
             yield place, {**question, "context": paragraph.get("context"), "answers": answers}
+
+
+def _objects(parent: Record, name: str, where: str) -> list[Record]:
+    values = parent.get(name, [])
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise UserError(f"{where}: {name!r} is not a list of objects, as in SQuAD's own files")
+    return values
 
 
 def class_names(path: str | Path, columns: Sequence[str]) -> tuple[str, ...]:
@@ -183,8 +213,16 @@ def _parquet(path: Path, form: Form) -> Iterator[Placed]:
         table = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
         raise UserError(f"{path} is not a parquet file: {error}") from None
+    refuse_doubles(table.schema_arrow.names, str(path))
     columns, rows, number = form.used(table.schema_arrow.names, f"{path}, row 1"), max(1, table.metadata.num_rows), 0
-    for chunk in table.iter_batches(batch_size=1024, columns=columns):
+    chunks = table.iter_batches(batch_size=1024, columns=columns)
+    while True:
+        try:
+            chunk = next(chunks, None)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path}, after row {number}: the file is damaged: {error}") from None
+        if chunk is None:
+            return
         for record in chunk.to_pylist():
             number += 1
             form.told(number / rows)

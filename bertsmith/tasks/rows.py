@@ -154,13 +154,26 @@ def _row(record: Record, columns: Columns, place: str, *, labelled: bool, own: b
     text, pair = record[columns.text], record[columns.pair] if columns.pair else None
     parts = _endings(record, columns.endings, place) if columns.endings else ()
     if isinstance(text, (list, tuple)):
-        parts, text = tuple(map(str, text)), " ".join(map(str, text))
-    if labelled and own and not str(text).strip():
-        raise UserError(f"{place}: the text in column {columns.text!r} is empty; remove the row")
+        parts = tuple(_plain(word, columns.text, place) for word in text)
+        text = " ".join(parts)
+    text = _plain(text, columns.text, place)
+    pair = None if pair is None else _plain(pair, columns.pair, place)
+    empty = [
+        name for name, value in ((columns.text, text), (columns.pair, pair)) if value is not None and not value.strip()
+    ]
+    if labelled and own and empty and not (columns.endings and text.strip()):
+        raise UserError(f"{place}: the text in column {empty[0]!r} is empty; remove the row")
     if columns.start and isinstance(label, str):
         label = {"text": [label], "answer_start": [record.get(columns.start)]}
     key = str(record[columns.key]) if columns.key and record.get(columns.key) is not None else ""
-    return Row(str(text), None if pair is None else str(pair), label, place, key, parts)
+    return Row(text, pair, label, place, key, parts)
+
+
+def _plain(value: Any, name: str, place: str) -> str:
+    """A value as text; what only looks like one when it is printed (an object, bytes, not a number) is refused."""
+    if value is None or isinstance(value, (dict, list, tuple, bytes)) or value != value:
+        raise UserError(f"{place}: {str(value)[:60]} in column {name!r} is not a text")
+    return str(value)
 
 
 def _endings(record: Record, names: str, place: str) -> tuple[str, ...]:
@@ -169,10 +182,12 @@ def _endings(record: Record, names: str, place: str) -> tuple[str, ...]:
         values = list(values[0]) if isinstance(values[0], (list, tuple)) else [None]
     if len(values) < 2 or any(value is None or not str(value).strip() for value in values):
         raise UserError(f"{place}: an ending is empty or missing in {names!r}")
-    return tuple(map(str, values))
+    return tuple(_plain(value, names, place) for value in values)
 
 
 def _refuse(place: str, name: str, record: Record) -> None:
-    raise UserError(
-        f"{place}: no column {name!r}{suggestion(name, record)}; the columns are: {', '.join(map(str, record))}"
-    )
+    there = ", ".join(map(str, record))
+    hint = ""
+    if len(record) == 1 and (sign := next((s for s in "\t;|," if s in there), "")):
+        hint = f"; fields are separated by {sign!r} here: commas are for .csv, tabs for .tsv"
+    raise UserError(f"{place}: no column {name!r}{suggestion(name, record)}; the columns are: {there}{hint}")

@@ -10,10 +10,9 @@ from __future__ import annotations
 import csv
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TextIO
 
 from bertsmith.errors import UserError
 
@@ -23,7 +22,7 @@ LONGEST = 1000  # lines that one quoted field may go over
 
 
 def separated(
-    file: TextIO,
+    file: Iterable[str],
     path: Path,
     delimiter: str,
     *,
@@ -43,15 +42,23 @@ def separated(
     names = first[1]
     if header and len(names) == len(header) and not set(names) & set(known):
         names, rows = list(header), chain([first], rows)
-    elif len(set(names)) < len(names):
-        double = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{path}, line 1: two columns are named {double!r}; rename one")
+    else:
+        refuse_doubles(names, f"{path}, line {first[0]}")
     for line, fields in rows:
         place = f"{path}, line {line}"
+        if fields == names and names is first[1]:
+            raise UserError(f"{place}: the header stands here again, as where files were joined; remove the line")
         yield place, fields if len(fields) > len(names) else dict(zip_longest(names, fields))
 
 
-def _comma_rows(file: TextIO, path: Path) -> Iterator[Fields]:
+def refuse_doubles(names: Sequence[str], place: str) -> None:
+    """An error where two columns have one name."""
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{place}: two columns are named {double!r}; rename one")
+
+
+def _comma_rows(file: Iterable[str], path: Path) -> Iterator[Fields]:
     reader = csv.reader(file, strict=True)
     line = 1
     try:
@@ -64,7 +71,7 @@ def _comma_rows(file: TextIO, path: Path) -> Iterator[Fields]:
         raise UserError(f"{path}, line {line}: {error}{hint}") from None
 
 
-def _tab_rows(file: TextIO, literal: bool) -> Iterator[Fields]:
+def _tab_rows(file: Iterable[str], literal: bool) -> Iterator[Fields]:
     lines = _Lines(file)
     width = 0
     while (line := lines.take()) is not None:
@@ -83,7 +90,7 @@ def _tab_rows(file: TextIO, literal: bool) -> Iterator[Fields]:
 class _Lines:
     """The lines of a file, which can be looked at before they are taken."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: Iterable[str]) -> None:
         self.rest = (line.rstrip("\r\n") for line in file)
         self.ahead: deque[str] = deque()
         self.number = 0

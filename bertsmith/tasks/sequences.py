@@ -17,6 +17,8 @@ from bertsmith.tasks.metrics import METRICS, accuracy, micro_f1
 from bertsmith.tasks.rows import Row
 from bertsmith.text.tokenizer import Tokenizer
 
+LARGEST = 1e15  # of a number to learn: the squares of single precision end at 1e38
+
 
 def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
     """The head that a task's training rows ask for."""
@@ -55,8 +57,10 @@ def _same_type(rows: Sequence[Row]) -> str:
 
 def label_of(row: Row) -> str:
     """The one label of a row, as text; 1.0 is 1."""
-    if isinstance(row.label, (list, tuple, dict)):
+    if isinstance(row.label, (list, tuple, dict, bytes)):
         raise UserError(f"{row.place}: the label {row.label!r} is not one value")
+    if row.label is None or row.label != row.label:
+        raise UserError(f"{row.place}: {row.label} is not a label")
     is_whole = isinstance(row.label, float) and row.label.is_integer()
     return str(int(row.label)) if is_whole else str(row.label).strip()
 
@@ -65,7 +69,7 @@ def labels_of(row: Row) -> list[str]:
     """The labels of a row that may have several."""
     if not isinstance(row.label, (list, tuple)):
         raise UserError(f"{row.place}: the label {row.label!r} is not a list, and the model gives several labels a row")
-    return [str(value).strip() for value in row.label]
+    return [label_of(replace(row, label=value)) for value in row.label]
 
 
 def named(row: Row, task: Task) -> Any:
@@ -94,8 +98,12 @@ def target(row: Row, head: HeadConfig) -> Any:
             value = float(row.label)
         except (TypeError, ValueError):
             raise UserError(f"{row.place}: label {row.label!r} is not a number") from None
+        except OverflowError:
+            value = np.inf
         if not np.isfinite(value):
-            raise UserError(f"{row.place}: label {row.label!r} is not a finite number")
+            raise UserError(f"{row.place}: label {str(row.label)[:60]!r} is not a finite number")
+        if abs(value) > LARGEST:
+            raise UserError(f"{row.place}: label {row.label!r} is too large to learn; scale the numbers down")
         return value
     if head.kind == "multi":
         chosen = np.zeros(len(head.labels), dtype=np.float32)

@@ -54,7 +54,9 @@ def answers_of(row: Row) -> list[tuple[str, int | None]]:
     value = [value] if isinstance(value, dict) else value
     if not isinstance(value, (list, tuple)):
         raise UserError(f"{row.place}: the answers are {row.label!r}, not a list of text and answer_start")
-    return [_answer(answer, row) for answer in value if answer not in ("", {"text": ""})]
+    return [
+        _answer(answer, row) for answer in value if (answer.get("text") if isinstance(answer, dict) else answer) != ""
+    ]
 
 
 def _answer(answer: Any, row: Row) -> tuple[str, int | None]:
@@ -65,7 +67,7 @@ def _answer(answer: Any, row: Row) -> tuple[str, int | None]:
     start = answer.get("answer_start")
     try:
         return answer["text"], None if start in (None, "") else int(start)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{row.place}: answer_start {start!r} is not a number") from None
 
 

@@ -59,6 +59,8 @@ def tags_of(row: Row) -> list[str]:
         raise UserError(f"{row.place}: the tags are {row.label!r}, not a list")
     if len(tags) != len(row.parts):
         raise UserError(f"{row.place}: {len(row.parts)} words and {len(tags)} tags; every word has one")
+    if wrong := [tag for tag in tags if not isinstance(tag, (str, int))]:
+        raise UserError(f"{row.place}: {wrong[0]!r} is not a tag")
     return to_bio(tags)
 
 

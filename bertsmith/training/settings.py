@@ -83,8 +83,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"train.{name} must be at least 1, not {value}")
-        for name in "save_every evaluate_every learning_rate weight_decay adam_eps clip_norm seed".split():
-            if getattr(self, name) < 0:
+        for name, most in (("seed", 2**62), ("batch_size", 2**20)):
+            if getattr(self, name) > most:
+                raise UserError(f"train.{name} must be at most {most:,}, not {getattr(self, name):,}")
+        for name in "save_every evaluate_every learning_rate weight_decay adam_eps clip_norm seed workers".split():
+            if (getattr(self, name) or 0) < 0:
                 raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
         for name in ("epochs", "hours", "rest_learning_rate", "save_minutes"):
             value = getattr(self, name)
