@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,11 +24,12 @@ from bertsmith import predict as predicting
 from bertsmith.config import read_json
 from bertsmith.engines import EngineName, Precision
 from bertsmith.errors import UserError
-from bertsmith.folders import new_file, sync
+from bertsmith.folders import new_file, new_folder, refuse_existing, sync
 from bertsmith.formats.hub import FILES
 from bertsmith.predict import Combine, Names, Predictor
-from bertsmith.progress import progress_bar, say
-from bertsmith.tasks.reading import read_task
+from bertsmith.progress import Advance, progress_bar, say
+from bertsmith.tasks.files import write_answers as write_official
+from bertsmith.tasks.reading import in_folder, read_task
 from bertsmith.tasks.records import STDIN
 from bertsmith.tasks.rows import Columns, Row
 
@@ -81,14 +82,21 @@ def predict(
     Several models answer together, see `together` of `bertsmith.predict`.
     `out` is a `.jsonl`, `.csv` or `.parquet` file, or `-` for JSON lines on standard output. `keep` names columns of
     the input to write beside the answers, `text` and `pair` its columns where they are not those of the training data.
+    Where `data` is the folder of a data set, `out` becomes a folder with the files that its server or script takes.
     """
-    if str(out) != STDIN:
+    if Path(data).is_dir():
+        refuse_existing(Path(out), hint="choose another --out")
+        if resume or keep or text or pair:
+            raise UserError(f"{data} is the folder of a data set; --resume, --keep, --text and --pair are for files")
+    elif str(out) != STDIN:
         _check_out(Path(out), data, resume)
     elif resume:
         raise UserError("--resume goes on with a file; --out - has none")
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     columns = replace(predictor.columns, **{k: v for k, v in (("text", text), ("pair", pair)) if v})
-    if str(out) == STDIN:
+    if Path(data).is_dir():
+        count = predict_data_set(predictor, Path(data), Path(out))
+    elif str(out) == STDIN:
         count = write_answers(predictor, data, columns, keep, sys.stdout)
         sys.stdout.flush()
     else:
@@ -101,6 +109,31 @@ def say_shortened(count: int, limit: int) -> None:
     """Tell people that texts were cut."""
     if count:
         say(f"note: {count} text(s) were cut to {limit} tokens")
+
+
+def predict_data_set(predictor: Predictor, data: Path, out: Path) -> int:
+    """Answers to the test files in a data set's folder, of SQuAD to the dev file; gives the number of rows."""
+    task, count = predictor.task, 0
+    if task.own:
+        raise UserError(f"{data} is a folder, and the model was trained on rows of your own; give a file")
+    splits = in_folder(task, data)
+    files = splits.dev if task.head == "span" else splits.test
+    if not files:
+        stems = next(iter((task.dev if task.head == "span" else task.test).values()), ("test",))
+        raise UserError(f"{data} has no file of {task.name} to answer ({stems[0]}.*)")
+    with new_folder(out) as folder:
+        for name, paths in files.items():
+            rows = list(read_task(task, paths, predictor.columns, labelled=False))
+            with progress_bar(f"predicting {name}", len(rows)) as advance:
+                write_official(task, folder, name, rows, list(_counted(predictor.predict_rows(rows), advance)))
+            count += len(rows)
+    return count
+
+
+def _counted(answers: Iterable[dict[str, Any]], advance: Advance) -> Iterator[dict[str, Any]]:
+    for number, answer in enumerate(answers, 1):
+        advance(number, "")
+        yield answer
 
 
 def predict_file(

@@ -54,14 +54,17 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def override(config: Config, changes: Iterable[str]) -> Config:
-    """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them, all of them at once."""
+def override(config: Config, changes: Iterable[str], option: str = "--set") -> Config:
+    """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them, all of them at once.
+
+    `option` is what errors call the place that they were given at.
+    """
     values = to_dict(config)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
-            raise UserError(f"--set {change!r}: write it as key=value, for example train.steps=200")
-        _put(type(config), values, key.strip().split("."), text.strip(), key.strip())
+            raise UserError(f"{option} {change!r}: write it as key=value, for example train.steps=200")
+        _put(type(config), values, key.strip().split("."), text.strip(), f"{option} {key.strip()}")
     return from_dict(type(config), values)
 
 
@@ -73,24 +76,24 @@ def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
     return keys
 
 
-def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, whole: str) -> None:
+def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: str) -> None:
     """Set one value in the plain form of a configuration."""
     hints = typing.get_type_hints(cls)
-    name, rest = path[0], path[1:]
+    name, rest, whole = path[0], path[1:], where.split()[-1]
     if name not in hints:
         depth = whole.split(".")[: len(whole.split(".")) - len(path)]
         known = [".".join([*depth, key]) for key in dotted_keys(cls)]
-        raise UserError(f"--set {whole}: unknown setting{suggestion(whole, known) or '; one of: ' + ', '.join(known)}")
+        raise UserError(f"{where}: unknown setting{suggestion(whole, known) or '; one of: ' + ', '.join(known)}")
     nested = dataclasses.is_dataclass(hints[name])
     if bool(rest) != nested:
         options = (
             [f"{whole}.{key}" for key in dotted_keys(hints[name])] if nested else [".".join(whole.split(".")[:-1])]
         )
-        raise UserError(f"--set {whole}: not a single setting; one of: {', '.join(options)}")
+        raise UserError(f"{where}: not a single setting; one of: {', '.join(options)}")
     if nested:
-        _put(hints[name], values[name], rest, text, whole)
+        _put(hints[name], values[name], rest, text, where)
     else:
-        values[name] = _convert(hints[name], _parse(text), f"--set {whole}")
+        values[name] = _convert(hints[name], _parse(text), where)
 
 
 def _parse(text: str) -> Any:

@@ -103,7 +103,9 @@ def finetune_many(
         if value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")
     settings = settings_of(find_grid(grid, config.task))
-    configs = [override(config, [f"{key}={value}" for key, value in setting.items()]) for setting in settings]
+    configs = [override(config, [f"{k}={v}" for k, v in setting.items()], "--grid") for setting in settings]
+    if (alike := next((i for i, c in enumerate(configs) if c in configs[:i]), None)) is not None:
+        raise UserError(f"--grid: {name_of(settings[alike])} is a setting that it has already, written otherwise")
     if "train.epochs" in settings[0] and (config.train.steps or config.train.hours):
         raise UserError("--grid changes train.epochs, and train.steps or train.hours ends the run; leave that out")
     if not find_splits(task, data, dev).dev:

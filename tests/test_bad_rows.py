@@ -253,6 +253,8 @@ def test_a_column_that_is_named_wrongly_is_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\na,x\n")
     with pytest.raises(UserError, match=r"no column 'txet'; did you mean 'text'\?; the columns are: text, label"):
         learn(find_task("classify"), tmp_path / "t.csv", Columns(text="txet"))
+    with pytest.raises(UserError, match="column 'text' cannot be both text and label"):
+        learn(find_task("classify"), tmp_path / "t.csv", Columns(label="text"))
 
 
 # name, content, the texts and labels that are read

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.answers import evaluate
+from bertsmith.answers import evaluate, predict
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
@@ -163,6 +163,18 @@ def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path
     assert evaluate(tmp_path / "run", tmp_path / "dev_matched.tsv", device="cpu")["accuracy"] == scores["accuracy"]
     resumed = finetune(config, world / "run", tmp_path, tmp_path / "run", device="cpu", resume=True)
     assert resumed["accuracy"] == scores["accuracy"]
+    assert predict(tmp_path / "run", tmp_path, tmp_path / "submission", device="cpu") == 3 * 36
+    assert predict([tmp_path / "run"] * 2, tmp_path, tmp_path / "together", device="cpu") == 3 * 36
+    for path in folder.iterdir():
+        for out in ("submission", "together"):
+            assert (tmp_path / out / path.name).read_text() == path.read_text()
+    with pytest.raises(UserError, match="submission is there already and not empty"):
+        predict(tmp_path / "run", tmp_path, tmp_path / "submission", device="cpu")
+    with pytest.raises(UserError, match=r"has no file of mnli to answer \(test_matched\.\*\)"):
+        predict(tmp_path / "run", tmp_path / "run", tmp_path / "other", device="cpu")
+    with pytest.raises(UserError, match="--keep, --text and --pair are for files"):
+        predict(tmp_path / "run", tmp_path, tmp_path / "other", keep=["index"], device="cpu")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,7 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
     (plan,) = run("table5", tmp_path / "new", tasks, world, seeds=3, dry_run=True)
     assert len(plan["runs"]) == 4 + 5 * 4 * 3
     assert plan["hours"] == pytest.approx(sum(r["hours"] for r in plan["runs"]))
+    assert plan["hours"] > (len(plan["runs"]) * 3 + 40 * 0.005) / 3600  # every run and every step take their time
     assert not (tmp_path / "new").exists()
     assert "QNLI" in plan["absent"]
     (done,) = run("table5", folder, tasks, world, seeds=2, dry_run=True)

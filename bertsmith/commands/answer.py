@@ -98,7 +98,9 @@ def evaluate(
 def predict(
     models: Models,
     data: Rows,
-    out: Annotated[str, typer.Option("--out", help="A .jsonl, .csv or .parquet file; - writes JSON lines here")],
+    out: Annotated[
+        str, typer.Option("--out", help="A .jsonl, .csv or .parquet file; - writes JSON lines here; a folder")
+    ],
     keep: Keep = "",
     text: TextColumn = "",
     pair: Annotated[str, typer.Option("--pair", help="The column of the second text, as --text")] = "",
@@ -115,6 +117,7 @@ def predict(
     \b
     Example: bertsmith predict run2 input.csv --out out.jsonl
     Columns of the input beside the answers: --keep id,text
+    What GLUE's server or SQuAD's script takes: bertsmith predict rte glue/RTE --out submission
     Several models as one: bertsmith predict runs/seed-1 runs/seed-2 input.csv --out out.jsonl
     Out of a pipe: cat texts.txt | bertsmith predict run2 - --out - > answers.jsonl
     """

@@ -88,6 +88,8 @@ def finetune(
 
     start = FinetuneConfig(task) if features is None else feature_based(task, features)
     config = override(start, [*given("train.seed", seed), *(settings or [])])
+    if config.task != task:
+        raise UserError(f"--set task={config.task}: the command names the task {task}; name the other one there")
     if seeds is not None or grid is not None:
         from bertsmith.protocols import find_grid, finetune_many
 

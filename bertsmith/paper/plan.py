@@ -22,6 +22,7 @@ from bertsmith.training.settings import autocast_dtype, pick_device
 from bertsmith.training.speed import matrix_ceiling
 
 SHARE = 0.4  # of the ceiling of matrix products that training is taken to reach
+STEP, RUN = 0.005, 3.0  # seconds that every step and every run take beside
 PIECES = 1.35  # tokens a word
 MARKS = 3  # [CLS] and two [SEP]
 
@@ -33,15 +34,17 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     words = Tokenizer.load(Corpus.open(work.corpus).folder).vocab_size if work.corpus is not None else DEMO_WORDS
     runs: dict[str, dict[str, Any]] = {}
 
-    def add(folder: str, flops: float, done: bool) -> None:
-        runs[folder] = {"run": folder, "done": done, "flops": flops, "hours": 0.0 if done else flops / speed / 3600}
+    def add(folder: str, flops: float, steps: float, done: bool) -> None:
+        hours = 0.0 if done else (flops / speed + STEP * steps + RUN) / 3600
+        runs[folder] = {"run": folder, "done": done, "flops": flops, "hours": hours}
 
     absent = {}
     is_measured = work.measures(table)
     for row in (row for row in table.rows if row.start is not None):
         for start in (start for start in (row.start, row.beside) if start is not None and is_measured):
-            run = work.run_of(start)
-            add(str(run.relative_to(work.folder)), pretraining_flops(work.config(start), words), is_finished(run))
+            run, chosen = work.run_of(start), work.config(start)
+            flops, steps = pretraining_flops(chosen, words), chosen.train.steps or 0
+            add(str(run.relative_to(work.folder)), flops, steps, is_finished(run))
         for column in table.columns:
             found = work.find(column.task) if column.task else ""
             if not isinstance(found, Data):
@@ -50,13 +53,17 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
             lengths = row_lengths(column.task, found)
             for config in work.settings(row, column):
                 flops = _finetuning_flops(work, row, config, lengths)
+                steps = config.train.steps or (config.train.epochs or 1) * len(lengths) / config.train.batch_size
                 for seed in range(1, seeds + 1):
                     run = work.tuned(row, column, config, seed)
-                    add(str(run.relative_to(work.folder)), flops, (run / SCORES).exists())
+                    add(str(run.relative_to(work.folder)), flops, steps, (run / SCORES).exists())
     hours = sum(run["hours"] for run in runs.values())
     facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
     absent = {name: why for name, why in absent.items() if why}
-    note = f"operations at {SHARE:.0%} of this machine's ceiling for matrix products; evaluation is not counted"
+    note = (
+        f"operations at {SHARE:.0%} of this machine's ceiling for matrix products, {1000 * STEP:.0f} ms a step and "
+        f"{RUN:.0f} s a run, one after the other; evaluation is not counted"
+    )
     return {**facts, "runs": list(runs.values()), "hours": hours, "absent": absent, "note": note}
 
 

@@ -68,7 +68,7 @@ class Work:
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
         """A recipe of the paper at the scale, with the user's settings."""
-        config = override(self.scale.pretraining(recipe), list(self.pretraining))
+        config = override(self.scale.pretraining(recipe), self.pretraining)
         if recipe.recipe in WATCHED and config.train.steps:
             every = max(1, int(config.train.steps * SHARES[0]))
             config = replace(config, train=replace(config.train, save_every=every, keep=CHECKPOINTS + 1))
@@ -158,10 +158,7 @@ class Work:
         for config in self.scale.finetuning(column.task, row.features or column.features):
             beside = str(self.run_of(row.beside) / MODEL) if row.beside else ""
             config = replace(config, bilstm_layers=row.bilstm_layers, beside=beside)
-            try:
-                found.append(override(config, list(self.finetuning)))
-            except UserError as error:
-                raise UserError(str(error).replace("--set", "--tune", 1)) from None
+            found.append(override(config, self.finetuning, "--tune"))
         return found
 
     def scores(self, row: Row, column: Column, config: FinetuneConfig, seed: int, data: Data) -> dict[str, Any]:

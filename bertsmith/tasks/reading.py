@@ -34,7 +34,7 @@ def find_splits(task: Task, data: str | Path, dev: str | Path | None = None) -> 
     data = Path(data)
     if not data.exists():
         raise UserError(f"no such file: {data}")
-    splits = _in_folder(task, data) if data.is_dir() else Splits([data])
+    splits = in_folder(task, data) if data.is_dir() else Splits([data])
     if data.is_dir() and not splits.train:
         there = ", ".join(sorted(path.name for path in data.iterdir())[:20]) or "nothing"
         raise UserError(f"{data} has no training file of {task.name} ({task.train[0]}.*); it holds: {there}")
@@ -42,13 +42,14 @@ def find_splits(task: Task, data: str | Path, dev: str | Path | None = None) -> 
         return splits
     if not Path(dev).exists():
         raise UserError(f"no such file: {dev}")
-    found = _in_folder(task, Path(dev)).dev if Path(dev).is_dir() else {"": [Path(dev)]}
+    found = in_folder(task, Path(dev)).dev if Path(dev).is_dir() else {"": [Path(dev)]}
     if not found:
         raise UserError(f"{dev} has no dev file of {task.name} ({next(iter(task.dev.values()))[0]}.*)")
     return replace(splits, dev=found)
 
 
-def _in_folder(task: Task, folder: Path) -> Splits:
+def in_folder(task: Task, folder: Path) -> Splits:
+    """The files of a data set that a folder holds."""
     dev = {name: _files(folder, stems) for name, stems in task.dev.items()}
     test = {name: _files(folder, stems) for name, stems in task.test.items()}
     return Splits(

@@ -138,6 +138,9 @@ def find_columns(
             if name and name not in record and (labelled or role not in optional):
                 _refuse(place, name, record)
         chosen[role] = given
+    for role, other in (("text", "label"), ("text", "pair"), ("pair", "label")):
+        if chosen[role] and chosen[role] == chosen[other] and (labelled or other != "label"):
+            raise UserError(f"{place}: column {chosen[role]!r} cannot be both {role} and {other}; name another one")
     return replace(columns, **chosen)
 
 
