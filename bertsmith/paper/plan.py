@@ -43,8 +43,8 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     for row in (row for row in table.rows if row.start is not None):
         for start in (start for start in (row.start, row.beside) if start is not None and is_measured):
             run, chosen = work.run_of(start), work.config(start)
-            flops, steps = pretraining_flops(chosen, words), chosen.train.steps or 0
-            add(str(run.relative_to(work.folder)), flops, steps, is_finished(run))
+            flops = pretraining_flops(chosen, words)
+            add(str(run.relative_to(work.folder)), flops, chosen.train.steps or 0, is_finished(run))
         for column in table.columns:
             found = work.find(column.task) if column.task else ""
             if not isinstance(found, Data):
