@@ -22,6 +22,13 @@ OVERHANG = 128  # places by which a last block may go beyond the longest sequenc
 
 
 @triton.jit
+def opened(starts_ptr, OWN: tl.constexpr):
+    """A program's head, where its sequence begins, how long it is, and the first of the program's own places in it."""
+    start = tl.load(starts_ptr + tl.program_id(2))
+    return tl.program_id(1), start, tl.load(starts_ptr + tl.program_id(2) + 1) - start, tl.program_id(0) * OWN
+
+
+@triton.jit
 def met(first, length, OWN: tl.constexpr, OTHER: tl.constexpr, SIGN: tl.constexpr):
     """From where to where a block of queries meets keys; a block of keys meets queries with SIGN turned round."""
     low, high = 0, length
@@ -37,10 +44,7 @@ def _long_attention_forward(
     qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, sums_ptr, scale, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    sequence, head = tl.program_id(2), tl.program_id(1)
-    start = tl.load(starts_ptr + sequence)
-    length = tl.load(starts_ptr + sequence + 1) - start
-    first = tl.program_id(0) * OWN
+    head, start, length, first = opened(starts_ptr, OWN)
     if first < length:
         feature, width = tl.arange(0, SIZE), heads * SIZE
         query = first + tl.arange(0, OWN)
@@ -82,10 +86,7 @@ def _long_attention_queries(
     scale, scale_back, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    sequence, head = tl.program_id(2), tl.program_id(1)
-    start = tl.load(starts_ptr + sequence)
-    length = tl.load(starts_ptr + sequence + 1) - start
-    first = tl.program_id(0) * OWN
+    head, start, length, first = opened(starts_ptr, OWN)
     feature, width = tl.arange(0, SIZE), heads * SIZE
     dq = tl.zeros((OWN, SIZE), tl.float32)
     if first < length:
@@ -123,7 +124,7 @@ def _long_attention_queries(
             dq += tl.dot(dscores, k)
         dq *= scale_back
         tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), asked)
-    row = sequence * tl.num_programs(0) + tl.program_id(0)
+    row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dq, 0))
 
 
@@ -133,10 +134,7 @@ def _long_attention_keys(
     scale, scale_back, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
-    sequence, head = tl.program_id(2), tl.program_id(1)
-    start = tl.load(starts_ptr + sequence)
-    length = tl.load(starts_ptr + sequence + 1) - start
-    first = tl.program_id(0) * OWN
+    head, start, length, first = opened(starts_ptr, OWN)
     feature, width = tl.arange(0, SIZE), heads * SIZE
     dk = tl.zeros((OWN, SIZE), tl.float32)
     dv = tl.zeros((OWN, SIZE), tl.float32)
@@ -178,7 +176,7 @@ def _long_attention_keys(
         tl.store(at + width, dk.to(k.dtype), there)
         tl.store(at + 2 * width, dv.to(k.dtype), there)
         dv = tl.where(there, dv, 0.0)
-    row = sequence * tl.num_programs(0) + tl.program_id(0)
+    row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dv, 0))
 
 
