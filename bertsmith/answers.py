@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder, refuse_existing, sync
 from bertsmith.formats.hub import FILES
 from bertsmith.predict import Combine, Names, Predictor
-from bertsmith.progress import Advance, progress_bar, say
+from bertsmith.progress import progress_bar, say
 from bertsmith.tasks.files import write_answers as write_official
 from bertsmith.tasks.reading import in_folder, read_task
 from bertsmith.tasks.records import STDIN
@@ -116,24 +116,18 @@ def predict_data_set(predictor: Predictor, data: Path, out: Path) -> int:
     task, count = predictor.task, 0
     if task.own:
         raise UserError(f"{data} is a folder, and the model was trained on rows of your own; give a file")
-    splits = in_folder(task, data)
-    files = splits.dev if task.head == "span" else splits.test
+    files = in_folder(task, data).official(task)
     if not files:
-        stems = next(iter((task.dev if task.head == "span" else task.test).values()), ("test",))
-        raise UserError(f"{data} has no file of {task.name} to answer ({stems[0]}.*)")
+        raise UserError(
+            f"{data} has no file of {task.name} that its {'script' if task.head == 'span' else 'server'} asks for"
+        )
     with new_folder(out) as folder:
         for name, paths in files.items():
             rows = list(read_task(task, paths, predictor.columns, labelled=False))
             with progress_bar(f"predicting {name}", len(rows)) as advance:
-                write_official(task, folder, name, rows, list(_counted(predictor.predict_rows(rows), advance)))
+                write_official(task, folder, name, rows, predictor.answer_all(rows, advance))
             count += len(rows)
     return count
-
-
-def _counted(answers: Iterable[dict[str, Any]], advance: Advance) -> Iterator[dict[str, Any]]:
-    for number, answer in enumerate(answers, 1):
-        advance(number, "")
-        yield answer
 
 
 def predict_file(

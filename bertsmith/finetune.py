@@ -276,10 +276,10 @@ def _write_answers(
     judged = {name: answered.get(name) or list(predictor.predict_rows(rows)) for name, rows in dev_rows.items()}
     if judged and distributed.is_main():
         write_judged(run, task, predictor.head, dev_rows, judged)
-    tests = {name: list(read_task(task, paths, columns, labelled=False)) for name, paths in splits.test.items()}
-    wanted = dev_rows if task.head == "span" and not task.own else tests
-    for name, rows in wanted.items():
-        answers = judged[name] if task.head == "span" else list(predictor.predict_rows(rows))
+    for name, paths in splits.official(task).items():
+        is_dev = task.head == "span"
+        rows = dev_rows[name] if is_dev else list(read_task(task, paths, columns, labelled=False))
+        answers = judged[name] if is_dev else list(predictor.predict_rows(rows))
         if distributed.is_main():
             write_answers(task, run / "predictions", name, rows, answers)
     if predictor.shortened:

@@ -162,11 +162,15 @@ class Predictor:
         head = self.head
         for row in rows:
             KINDS[head.kind].check(row, head)
+        return KINDS[head.kind].score(self.task, rows, self.answer_all(rows, advance), head, self.limits)
+
+    def answer_all(self, rows: Sequence[Row], advance: Advance) -> list[dict[str, Any]]:
+        """Answers for rows; `advance` is told how many are done."""
         answers = []
         for answer in self.predict_rows(rows):
             answers.append(answer)
             advance(len(answers), "")
-        return KINDS[head.kind].score(self.task, rows, answers, head, self.limits)
+        return answers
 
     def logits(self, examples: Sequence[Example]) -> list[NDArray[np.float32]]:
         """Scores of each example, in their order: (K,), or (n, K) for its tokens."""

@@ -99,7 +99,7 @@ def predict(
     models: Models,
     data: Rows,
     out: Annotated[
-        str, typer.Option("--out", help="A .jsonl, .csv or .parquet file; - writes JSON lines here; a folder")
+        str, typer.Option("--out", help="A .jsonl, .csv or .parquet file, - for JSON lines here; a folder for a folder")
     ],
     keep: Keep = "",
     text: TextColumn = "",

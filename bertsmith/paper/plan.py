@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bertsmith.data.shards import Corpus
@@ -34,37 +35,24 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     words = Tokenizer.load(Corpus.open(work.corpus).folder).vocab_size if work.corpus is not None else DEMO_WORDS
     runs: dict[str, dict[str, Any]] = {}
 
-    def add(folder: str, flops: float, steps: float, done: bool) -> None:
-        hours = 0.0 if done else (flops / speed + STEP * steps + RUN) / 3600
+    def add(run: Path, flops: float, steps: float, done: bool) -> None:
+        folder, hours = str(run.relative_to(work.folder)), 0.0 if done else (flops / speed + STEP * steps + RUN) / 3600
         runs[folder] = {"run": folder, "done": done, "flops": flops, "hours": hours}
 
-    absent = {}
-    is_measured = work.measures(table)
-    for row in (row for row in table.rows if row.start is not None):
-        for start in (start for start in (row.start, row.beside) if start is not None and is_measured):
-            run, chosen = work.run_of(start), work.config(start)
-            flops = pretraining_flops(chosen, words)
-            add(str(run.relative_to(work.folder)), flops, chosen.train.steps or 0, is_finished(run))
-        for column in table.columns:
-            found = work.find(column.task) if column.task else ""
-            if not isinstance(found, Data):
-                absent[column.name] = column.why_not or found
-                continue
-            lengths = row_lengths(column.task, found)
-            for config in work.settings(row, column):
-                flops = _finetuning_flops(work, row, config, lengths)
-                steps = config.train.steps or (config.train.epochs or 1) * len(lengths) / config.train.batch_size
-                for seed in range(1, seeds + 1):
-                    run = work.tuned(row, column, config, seed)
-                    add(str(run.relative_to(work.folder)), flops, steps, (run / SCORES).exists())
+    for start in work.starts(table):
+        run, chosen = work.run_of(start), work.config(start)
+        add(run, pretraining_flops(chosen, words), chosen.train.steps or 0, is_finished(run))
+    for run, (row, column, config, _, data) in work.finetunings(table, seeds):
+        lengths = row_lengths(column.task, data)
+        steps = config.train.steps or (config.train.epochs or 1) * len(lengths) / config.train.batch_size
+        add(run, _finetuning_flops(work, row, config, lengths), steps, (run / SCORES).exists())
     hours = sum(run["hours"] for run in runs.values())
     facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
-    absent = {name: why for name, why in absent.items() if why}
     note = (
         f"operations at {SHARE:.0%} of this machine's ceiling for matrix products, {1000 * STEP:.0f} ms a step and "
         f"{RUN:.0f} s a run, one after the other; evaluation is not counted"
     )
-    return {**facts, "runs": list(runs.values()), "hours": hours, "absent": absent, "note": note}
+    return {**facts, "runs": list(runs.values()), "hours": hours, "absent": work.absent(table), "note": note}
 
 
 def pretraining_flops(config: PretrainConfig, vocab_size: int) -> float:

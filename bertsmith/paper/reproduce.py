@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError, suggestion
-from bertsmith.finetune import FinetuneConfig
 from bertsmith.paper.pages import write_table
 from bertsmith.paper.plan import estimate
 from bertsmith.paper.scales import find_scale
@@ -82,10 +80,9 @@ def _check_settings(work: Work, tables: Sequence[Table]) -> None:
 def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, Any]:
     """Run every row that is ours; a task whose rows are not there is absent, and said to be."""
     found = {column.task: work.find(column.task) for column in table.columns if column.task}
-    if jobs > 1 and work.measures(table):
-        _finetune_side_by_side(work, table, found, seeds, jobs)
-    absent = {c.name: why for c in table.columns if (why := c.why_not or _absent(found.get(c.task)))}
-    rows, partial, is_measured = [], dict[str, list[str]](), work.measures(table)
+    if jobs > 1:
+        _finetune_side_by_side(work, table, seeds, jobs)
+    absent, rows, partial, is_measured = work.absent(table), [], dict[str, list[str]](), bool(work.starts(table))
     for row in table.rows:
         result: dict[str, Any] = {"name": row.name, "paper": _named(table, row.paper), "ours": {}}
         rows.append(result)
@@ -123,24 +120,14 @@ def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, 
     return result
 
 
-def _finetune_side_by_side(work: Work, table: Table, found: dict[str, Data | str], seeds: int, jobs: int) -> None:
+def _finetune_side_by_side(work: Work, table: Table, seeds: int, jobs: int) -> None:
     """Pre-train what a table needs, one after the other, then fine-tune all of it, several at a time."""
-    calls: dict[Path, tuple[Row, Column, FinetuneConfig, int, Data]] = {}
-    for row in (row for row in table.rows if row.start is not None):
-        for start in (start for start in (row.start, row.beside) if start is not None):
-            work.pretrained(start)
-        for column in table.columns:
-            data = found.get(column.task)
-            if isinstance(data, Data):
-                for config, seed in product(work.settings(row, column), range(1, seeds + 1)):
-                    calls[work.tuned(row, column, config, seed)] = row, column, config, seed, data
-    missing = [call for run, call in calls.items() if not (run / SCORES).exists()]
+    for start in work.starts(table):
+        work.pretrained(start)
+    # Several columns may be scores of one run.
+    missing = {run: given for run, given in work.finetunings(table, seeds) if not (run / SCORES).exists()}
     if missing:
-        side_by_side(jobs, f"fine-tuning for {table.name}", work.scores, missing)
-
-
-def _absent(found: Data | str | None) -> str:
-    return found if isinstance(found, str) else ""
+        side_by_side(jobs, f"fine-tuning for {table.name}", work.scores, list(missing.values()))
 
 
 def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:

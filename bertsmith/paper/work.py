@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,9 @@ class Data:
     is_subset: bool = False
 
 
+Finetuning = tuple[Row, Column, FinetuneConfig, int, Data]
+
+
 @dataclass(frozen=True)
 class Work:
     """A work folder and all that says how it is filled."""
@@ -83,7 +88,7 @@ class Work:
         if is_finished(run):
             stored = read_json(run / CONFIG)
             config = replace(config, model=replace(config.model, vocab_size=stored["model"]["vocab_size"]))
-            _check_settings(stored, to_dict(config), run / CONFIG)
+            same_settings(stored, to_dict(config), run / CONFIG, option="")
             self._check_corpus(run)
         else:
             say(f"pre-training {recipe.recipe} at scale {self.scale.name}: {run}")
@@ -168,7 +173,7 @@ class Work:
         config = replace(config, data=replace(config.data, partial=data.is_subset))
         if (run / SCORES).exists():
             done = read_json(run / SCORES)
-            _check_settings(done["config"], to_dict(config), run / SCORES)
+            same_settings(done["config"], to_dict(config), run / SCORES, option="")
             return done
         say(f"fine-tuning {row.name} on {column.run}, seed {seed}: {run}")
         try:
@@ -192,22 +197,31 @@ class Work:
         scores = [evaluate(run, path, device=self.device) for paths in found.values() for path in paths]
         return {f"test_{name}": value for each in scores for name, value in each.items()}
 
-    def measures(self, table: Table) -> bool:
-        """Whether a column of a table can be filled; else nothing is pre-trained for it."""
+    def starts(self, table: Table) -> list[PretrainConfig]:
+        """The pre-trainings that a table needs: none where no column of it can be filled."""
         columns = table.columns[:-1] if table.average else table.columns
-        asked = (column for column in columns if not column.why_not)
-        return any(not column.task or isinstance(self.find(column.task), Data) for column in asked)
+        asked = [column for column in columns if not column.why_not]
+        if not any(not column.task or isinstance(self.find(column.task), Data) for column in asked):
+            return []
+        needed = [start for row in table.rows for start in (row.start, row.beside) if start is not None]
+        return list({start.recipe: start for start in needed}.values())
+
+    def finetunings(self, table: Table, seeds: int) -> Iterator[tuple[Path, Finetuning]]:
+        """The folder of every fine-tuning that a table needs, and what `scores` takes for it."""
+        found = {column.task: self.find(column.task) for column in table.columns if column.task}
+        for row, column in product((row for row in table.rows if row.start is not None), table.columns):
+            if isinstance(data := found.get(column.task), Data):
+                for config, seed in product(self.settings(row, column), range(1, seeds + 1)):
+                    yield self.tuned(row, column, config, seed), (row, column, config, seed, data)
+
+    def absent(self, table: Table) -> dict[str, str]:
+        """The columns of a table that cannot be filled, and why."""
+        whys = {c.name: c.why_not or (self.find(c.task) if c.task else "") for c in table.columns}
+        return {name: why for name, why in whys.items() if isinstance(why, str) and why}
 
     def find(self, task: str) -> Data | str:
         """The rows of a task under the user's folder, or why there are none."""
         return find_data(self.data, task)
-
-
-def _check_settings(stored: dict[str, Any], given: dict[str, Any], where: Path) -> None:
-    try:
-        same_settings(stored, given, where)
-    except UserError as error:
-        raise UserError(f"{str(error).removeprefix('--resume: ')}, or another --out") from None
 
 
 def find_data(folder: Path | None, task: str) -> Data | str:

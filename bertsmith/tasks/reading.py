@@ -28,6 +28,10 @@ class Splits:
     dev: dict[str, list[Path]] = field(default_factory=dict)
     test: dict[str, list[Path]] = field(default_factory=dict)
 
+    def official(self, task: Task) -> dict[str, list[Path]]:
+        """The files whose answers a data set's server takes: test; of SQuAD its script, dev. A user's own has none."""
+        return {} if task.own else self.dev if task.head == "span" else self.test
+
 
 def find_splits(task: Task, data: str | Path, dev: str | Path | None = None) -> Splits:
     """The files behind `--data` and `--dev`: a file each, or a folder in the form of the data set or of the hub."""

@@ -119,14 +119,16 @@ def finish_run(run: Path, model: nn.Module, save: Save) -> None:
     distributed.by_main(write)
 
 
-def same_settings(stored: dict[str, Any], given: dict[str, Any], where: Path, prefix: str = "") -> None:
-    """Refuse to resume a run with other settings than it was started with."""
+def same_settings(
+    stored: dict[str, Any], given: dict[str, Any], where: Path, option: str = "--resume: ", prefix: str = ""
+) -> None:
+    """Refuse to go on with a run with other settings than it was started with; `option` is what asked for that."""
     for key in sorted({*stored, *given}):
         old, new = stored.get(key), given.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            same_settings(old, new, where, f"{prefix}{key}.")
+            same_settings(old, new, where, option, f"{prefix}{key}.")
         elif old != new and prefix + key not in MAY_CHANGE:
             raise UserError(
-                f"--resume: {prefix}{key} is {old!r} in {where} and {new!r} now; "
-                "give the settings that the run was started with"
+                f"{option}{prefix}{key} is {old!r} in {where} and {new!r} now; "
+                "give the settings that the run was started with, or another --out"
             )
