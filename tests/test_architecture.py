@@ -77,6 +77,13 @@ def imports(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] == "bertsmith"}
 
 
+def test_the_design_shows_this_table() -> None:
+    lines = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").splitlines()
+    for level, names in enumerate(LAYERS):
+        (shown,) = [line.split() for line in lines if line.startswith(f"{level}  ")]
+        assert names - {"__main__", "__init__"} <= set(shown)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_arrow_points_up(path: Path) -> None:
     own = path.relative_to(ROOT / "bertsmith").parts[0].removesuffix(".py")

@@ -24,6 +24,14 @@ def wait_for_ever(path: Path) -> None:
     time.sleep(1000)
 
 
+def wait_or_fail(path: Path, waits: bool) -> None:
+    if waits:
+        wait_for_ever(path)
+    while not path.exists():
+        time.sleep(0.1)
+    write(path, "")
+
+
 def test_all_calls_are_made_in_other_processes(tmp_path: Path) -> None:
     side_by_side(2, "writing", write, [(tmp_path / str(i), f"text {i}") for i in range(5)])
     found = [(tmp_path / str(i)).read_text().split(" ", 1) for i in range(5)]
@@ -36,6 +44,14 @@ def test_an_error_comes_out_and_ends_the_rest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to write"):
         side_by_side(1, "writing", write, calls)
     assert len(list(tmp_path.iterdir())) < 49
+
+
+def test_an_error_stops_the_others(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError, match="nothing to write"):
+        side_by_side(2, "waiting", wait_or_fail, [(tmp_path / "child", True), (tmp_path / "child", False)])
+    assert time.monotonic() - began < 60
+    assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
 
 
 def test_a_signal_ends_all(tmp_path: Path) -> None:
