@@ -12,11 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.model.fused.attention import LOG2E, sees
-from bertsmith.model.fused.rows import column_numbers, kept_share, line_of, threshold_of
+from bertsmith.model.fused.rows import column_numbers, keeps, kept_share, line_of, threshold_of
 
 # Own block, other's, warps, stages: without dropout, with it.
-FORWARD = (64, 64, 4, 3), (64, 32, 4, 3)
-QUERY_SIDE = (64, 32, 4, 3), (64, 32, 4, 3)
+FORWARD = (64, 64, 4, 3), (64, 64, 4, 2)
+QUERY_SIDE = (128, 64, 8, 3), (64, 32, 4, 3)
 KEY_SIDE = (128, 32, 4, 3), (128, 32, 4, 3)
 OVERHANG = 128  # places by which a last block may go beyond the longest sequence
 
@@ -70,14 +70,17 @@ def _long_attention_forward(
             total = total * shrink + tl.sum(weights, 1)
             if DROP:
                 number = tl.load(numbers_ptr + key)[None, :]
-                weights *= kept_share(slope[:, None], start_of[:, None], number, threshold, factor)
+                weights = tl.where(keeps(slope[:, None], start_of[:, None], number, threshold), weights, 0.0)
             mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
             top = new
+        level = top + tl.log2(total)
+        if DROP:
+            total /= factor
         mixed = mixed / total[:, None]
         token = (start + query).to(tl.int64)
         place = token[:, None] * width + head * SIZE + feature[None, :]
         tl.store(out_ptr + place, mixed.to(out_ptr.dtype.element_ty), query[:, None] < length)
-        tl.store(sums_ptr + head * tokens + token, top + tl.log2(total), query < length)
+        tl.store(sums_ptr + head * tokens + token, level, query < length)
 
 
 @triton.jit(do_not_specialize=["tokens"])

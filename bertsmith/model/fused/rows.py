@@ -196,7 +196,7 @@ def add_norm_forward(
         x, y, bias, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
         eps, threshold_of(dropout), 1 / (1 - dropout), columns,
         BLOCK=block, ADD=y is not None, BIAS=bias is not None, SHIFT=shift is not None, DROP=seed is not None,
-        num_warps=max(1, min(8, block // 256)),
+        num_warps=NORM_WARPS[seed is not None],
     )  # fmt: skip
     return out, mean, rstd
 
@@ -267,8 +267,8 @@ def gelu_forward(x: Tensor, bias: Tensor | None) -> Tensor:
     """GELU of x + bias."""
     rows, columns = x.shape
     out = torch.empty_like(x)
-    grid = (triton.cdiv(rows, 8), triton.cdiv(columns, 512))
-    _gelu_forward[grid](x, bias, out, rows, columns, ROWS=8, COLUMNS=512, BIAS=bias is not None)
+    grid = (triton.cdiv(rows, 4), triton.cdiv(columns, 1024))
+    _gelu_forward[grid](x, bias, out, rows, columns, ROWS=4, COLUMNS=1024, BIAS=bias is not None)
     return out
 
 
