@@ -332,22 +332,17 @@ def with_conll(data: Path, conll: Path, work: Path) -> Path:
     return folder
 
 
-def run_all(name: str, sides: tuple[str, ...], deadline: float, arguments: argparse.Namespace) -> None:
-    """The runs of a task that are missing and that time is left for."""
+def run_one(name: str, side: str, seed: int, deadline: float, arguments: argparse.Namespace) -> None:
+    """A run that is missing, if time is left for it."""
     sys.path.append(str(arguments.data / "python"))
-    prepared = None
-    for side, seed in missing_runs(name, arguments):
-        if side not in sides:
-            continue
-        if time.time() + estimate(name, side, arguments) > deadline:
-            print(f"{name}, {side}, seed {seed}: no time left", flush=True)
-            continue
-        prepared = prepared or prepare(name, arguments)
-        start = time.time()
-        run = run_side(side, prepared, seed, arguments)
-        run["seconds"] = round(time.time() - start, 1)
-        merge(arguments, name, described(prepared, arguments.model), side, seed, run)
-        print(name, side, seed, json.dumps(run), flush=True)
+    if time.time() + estimate(name, side, arguments) > deadline:
+        print(f"{name}, {side}, seed {seed}: no time left", flush=True)
+        return
+    prepared, start = prepare(name, arguments), time.time()
+    run = run_side(side, prepared, seed, arguments)
+    run["seconds"] = round(time.time() - start, 1)
+    merge(arguments, name, described(prepared, arguments.model), side, seed, run)
+    print(name, side, seed, json.dumps(run), flush=True)
 
 
 def main() -> None:
@@ -361,15 +356,16 @@ def main() -> None:
     if arguments.dry_run:
         return
     deadline = began + 60 * arguments.minutes
-    if SPEED in names:
-        run_all(SPEED, TABLE[SPEED].sides, deadline, arguments)
-    jobs = [(name, side) for name in names if name != SPEED for side in TABLE[name].sides]
-    jobs.sort(key=lambda job: -sum(s == job[1] for s, _ in missing_runs(job[0], arguments)) * estimate(*job, arguments))
+    jobs = [(name, side, seed) for name in names for side, seed in missing_runs(name, arguments)]
+    for job in (j for j in jobs if j[0] == SPEED):
+        run_one(*job, deadline, arguments)
+    beside = [job for job in jobs if job[0] != SPEED]
+    beside.sort(key=lambda job: -estimate(*job[:2], arguments))
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        waiting = {pool.submit(run_all, name, (side,), deadline, arguments): f"{name}, {side}" for name, side in jobs}
+        waiting = {pool.submit(run_one, *job, deadline, arguments): job for job in beside}
         for done in as_completed(waiting):
             if error := done.exception():  # the others are worth having
-                print(f"{waiting[done]} failed: {error!r}", flush=True)
+                print(*waiting[done], f"failed: {error!r}", flush=True)
     show(read_results(results_file(arguments)))
 
 
