@@ -61,6 +61,21 @@ def _app() -> typer.Typer:
 
 
 def main() -> None:
+    """Run a command and end; with `torchrun` without the interpreter's farewell.
+
+    There a thread of gloo may let go of its last tensor while the interpreter ends, which aborts the process.
+    """
+    try:
+        _run()
+    except SystemExit as end:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+
+
+def _run() -> None:
     """Run a command; what the user can mend is one line and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault(
