@@ -12,7 +12,9 @@ from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
-from bertsmith.model.heads import HeadConfig
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.training.optim import make_optimizers, rate_shares
 from bertsmith.training.settings import TrainConfig
 
@@ -52,6 +54,17 @@ def test_rates_fall_layer_by_layer_and_are_lowest_in_the_embeddings(world) -> No
             assert {0.1 * rate_shares(model, 0.5)[p] for p in group["params"]} == {group["rate"]}
     (plain,) = make_optimizers(model, TrainConfig())
     assert [g["weight_decay"] for g in plain.param_groups] == [0.01, 0.0]
+
+
+def test_rates_fall_in_both_of_two_encoders() -> None:
+    config = EncoderConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=10, direction="left-to-right")
+    model = TaskModel(Encoder(config), HeadConfig("single", ("a", "b"), beside=True))
+    shares = {n: rate_shares(model, 0.5)[p] for n, p in model.named_parameters()}
+    for encoder in ("encoder", "beside"):
+        assert {shares[n] for n in shares if n.startswith(f"{encoder}.embeddings.")} == {0.25}
+        assert {shares[n] for n in shares if n.startswith(f"{encoder}.layers.0.")} == {0.5}
+        assert {shares[n] for n in shares if n.startswith(f"{encoder}.layers.1.")} == {1.0}
+    assert {shares[n] for n in shares if n.startswith("head.")} == {1.0}
 
 
 def test_a_step_is_as_long_as_the_layers_rate(world, tmp_path) -> None:

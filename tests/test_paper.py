@@ -262,6 +262,12 @@ def test_mistakes_are_named(tmp_path, tasks) -> None:
     with pytest.raises(UserError, match=r"--tune train\.epocs: unknown setting"):  # before anything is pre-trained
         reproduce(["table5"], tmp_path, data=tasks, finetuning=["train.epocs=1"])
     assert not list(tmp_path.iterdir())
+    shutil.copytree(tasks, tmp_path / "tasks")
+    (file,) = (tmp_path / "tasks").glob("*/MRPC/dev.tsv")
+    file.write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match=r"MRPC/dev\.tsv"):
+        reproduce(["table5"], tmp_path / "work", data=tmp_path / "tasks")
+    assert not (tmp_path / "work").exists()
     with pytest.raises(UserError, match="--seeds must be at least 1"):
         reproduce(["table5"], tmp_path, seeds=0)
     with pytest.raises(UserError, match="--jobs must be at least 1, not 0"):

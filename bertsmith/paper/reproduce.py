@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from bertsmith.paper.tables import TABLES, Column, Row, Table
 from bertsmith.paper.work import SCORES, Data, Work
 from bertsmith.protocols import figures_of
 from bertsmith.side_by_side import side_by_side
+from bertsmith.tasks.reading import find_splits, read_task, training_rows
+from bertsmith.tasks.rows import Columns
 from bertsmith.tasks.task import find_task
 from bertsmith.training.run import write_json
 
@@ -53,6 +56,7 @@ def reproduce(
     _check_settings(work, tables)
     if dry_run:
         return [estimate(work, table, seeds) for table in tables]
+    _check_rows(work, tables)
     return [run_table(work, table, seeds, jobs) for table in tables]
 
 
@@ -75,6 +79,17 @@ def _check_settings(work: Work, tables: Sequence[Table]) -> None:
             work.config(row.start)
             for column in (column for column in table.columns if column.task):
                 work.settings(row, column)
+
+
+def _check_rows(work: Work, tables: Sequence[Table]) -> None:
+    """Refuse files whose rows cannot be read, before time is spent on pre-training."""
+    for name in dict.fromkeys(column.task for table in tables for column in table.columns if column.task):
+        if isinstance(data := work.find(name), Data):
+            task, columns = find_task(name), Columns()
+            splits = find_splits(task, data.train, data.dev)
+            training_rows(task, splits.train, columns)
+            for paths in splits.dev.values():
+                deque(read_task(task, paths, columns, labelled=True), maxlen=0)
 
 
 def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, Any]:

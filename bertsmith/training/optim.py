@@ -29,21 +29,21 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
 
 
 def rate_shares(model: nn.Module, layer_decay: float) -> dict[Tensor, float]:
-    """The share of the learning rate that each parameter has: a factor less for every layer below the top one.
+    """The share of the learning rate that each parameter has: a factor less for every layer below an encoder's top one.
 
-    What comes before the layers in the model (embeddings) has the lowest rate, what comes after them (output layers)
-    that of the top layer.
+    What comes before the layers in their encoder (embeddings) has the lowest rate, all else that of the top layer.
     """
-    lists = {name: part for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
-    name, layers = next(iter(lists.items()), ("", nn.ModuleList()))
-    shares: dict[Tensor, float] = {}
-    below = len(layers)
-    for path, parameter in model.named_parameters():
-        if layers and path.startswith(f"{name}."):
-            below = len(layers) - 1 - int(path.removeprefix(f"{name}.").split(".")[0])
-        elif below < len(layers):  # after the layers
-            below = 0
-        shares[parameter] = layer_decay**below if layers else 1.0
+    shares: dict[Tensor, float] = dict.fromkeys(model.parameters(), 1.0)
+    for name, layers in model.named_modules():
+        if isinstance(layers, nn.ModuleList):
+            encoder, _, own = name.rpartition(".")
+            below = len(layers)
+            for path, parameter in model.get_submodule(encoder).named_parameters():
+                if path.startswith(f"{own}."):
+                    below = len(layers) - 1 - int(path.split(".")[1])
+                elif below < len(layers):  # after the layers
+                    below = 0
+                shares[parameter] = layer_decay**below
     return shares
 
 
