@@ -16,10 +16,11 @@ from bertsmith.errors import UserError
 from bertsmith.finetune import finetune as real_finetune
 from bertsmith.paper import pages
 from bertsmith.paper import work as works
+from bertsmith.paper.findings import HOLDS, NOISE, REVERSED, judged
 from bertsmith.paper.plan import pretraining_flops
 from bertsmith.paper.reproduce import find_tables, reproduce
 from bertsmith.paper.scales import SCALES, find_scale
-from bertsmith.paper.tables import TABLES, table6
+from bertsmith.paper.tables import LOWER, TABLES, table5, table6
 from bertsmith.paper.work import Data, find_data
 from bertsmith.recipes import TABLE_6, bert, left_to_right
 from bertsmith.report.paper_figures import AVERAGES, PAPER
@@ -61,6 +62,41 @@ def test_the_tables_hold_the_papers_figures_once() -> None:
     assert [row.paper[1] for row in six.rows] == [77.9, 80.6, 81.9, 84.4, 85.7, 86.6]
     assert [row.paper[2:] for row in TABLES["table2"]().rows][-2:] == [(85.1, 91.8), (87.4, 93.2)]
     assert TABLES["table3"]().rows[1].paper == (78.7, 81.9, 80.0, 83.1)
+
+
+def test_the_papers_own_figures_bear_out_its_findings() -> None:
+    found = [(table, finding) for make in TABLES.values() for table in (make(),) for finding in table.findings]
+    assert len(found) == 14
+    for table, finding in found:
+        names = [column.name for column in table.columns]
+        paper = {row.name: dict(zip(names, row.paper, strict=True)) for row in table.rows}
+        for column in finding.columns or names:
+            for better, worse in finding.pairs:
+                figures = paper[better][column], paper[worse][column]
+                if None not in figures:
+                    difference = (figures[0] - figures[1]) * (-1 if column in LOWER else 1)
+                    assert difference >= (-0.21 if finding.or_equal else 0.01), (table.name, finding.text, column)
+
+
+def test_findings_are_judged() -> None:
+    def cell(mean: float, deviation: float | None = 1.0) -> dict[str, Any]:
+        return {"mean": mean, "deviation": deviation, "seeds": 4}
+
+    rows = [{"name": row.name, "ours": {}} for row in table5().rows]
+    rows[1]["ours"] = {"MNLI-m": cell(70.0), "MRPC": cell(70.0), "SQuAD": cell(50.0), "RTE": cell(50.0, None)}
+    rows[2]["ours"] = {"MNLI-m": cell(60.0), "MRPC": cell(71.0), "SQuAD": cell(52.0), "RTE": cell(49.9, None)}
+    rows[3]["ours"] = {"MNLI-m": cell(61.0), "MRPC": cell(73.0)}
+    both, spans = judged(table5(), rows)
+    assert [c["verdict"] for c in both["compared"]] == [HOLDS, NOISE, REVERSED, HOLDS]
+    assert both["compared"][0]["noise"] == pytest.approx(2 * 0.5**0.5)
+    assert [(c["column"], c["verdict"]) for c in spans["compared"]] == [("MNLI-m", HOLDS), ("MRPC", REVERSED)]
+    (line, _) = pages.findings({"findings": [both, spans]})
+    assert "Here, holds: MNLI-m +10.0 ± 1.4, RTE +0.1; within noise: MRPC -1.0 ± 1.4; reversed: SQuAD -2.0" in line
+    sizes = [{"name": row.name, "ours": {}} for row in table6().rows]
+    for row, perplexity in zip(sizes, (9.0, 8.0, 8.5), strict=False):
+        row["ours"] = {"LM perplexity": cell(perplexity, None)}
+    (larger,) = judged(table6(), sizes)
+    assert [c["verdict"] for c in larger["compared"]] == [HOLDS, REVERSED]
 
 
 def test_figures_have_the_papers_decimals() -> None:
@@ -132,7 +168,8 @@ def test_table_5(folder, tasks, world) -> None:
     assert "QNLI has no training file" in result["absent"]["QNLI"]
     assert "trained on 24 rows, where the data set has 87,599" in result["partial"]["SQuAD"]
     page = (folder / "tiny" / "table5.html").read_text()
-    for text in ("84.4", "LTR &amp; No NSP", "Absent: QNLI", "Partial: SQuAD", "<svg"):
+    assert [len(finding["compared"]) for finding in result["findings"]] == [2, 7, 1, 3, 7]
+    for text in ("84.4", "LTR &amp; No NSP", "The paper: next sentence", "Absent: QNLI", "Partial: SQuAD", "<svg"):
         assert text in page
     assert read_json(folder / "tiny" / "table5.json") == result
     assert not list(folder.glob("tiny/tuned/**/*.safetensors"))  # scores stay, models go

@@ -57,13 +57,13 @@ def reproduce(
 
 
 def _show_table(result: dict[str, Any]) -> None:
-    from bertsmith.paper.pages import header, lines, remarks
+    from bertsmith.paper.pages import findings, header, lines, remarks
 
     table = Table(*header(result), title=f"{result['table']}: {result['title']}")
     for line in lines(result):
         table.add_row(*line)
     Console().print(table)
-    for text in [*remarks(result), f"Page: {result['page']}"]:
+    for text in [*findings(result), *remarks(result), f"Page: {result['page']}"]:
         Console().print(text, markup=False, soft_wrap=True, highlight=False)
 
 

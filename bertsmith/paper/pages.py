@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from bertsmith import page
+from bertsmith.paper.findings import HOLDS, NOISE, REVERSED
 
 ABSENT = "–"
 
@@ -55,11 +56,30 @@ def remarks(result: dict[str, Any]) -> list[str]:
     return [*said, *result["notes"]]
 
 
+def findings(result: dict[str, Any]) -> Iterator[str]:
+    """A line for each thing that the paper says: where it holds here, by how much, and where it does not."""
+    for found in result["findings"]:
+        several = len({(c["better"], c["worse"]) for c in found["compared"]}) > 1
+        said = []
+        for verdict in (HOLDS, NOISE, REVERSED):
+            of = [c for c in found["compared"] if c["verdict"] == verdict]
+            if of:
+                said.append(f"{verdict}: " + ", ".join(_difference(c, several) for c in of))
+        yield f"The paper: {found['finding']}. Here, {'; '.join(said)}."
+
+
+def _difference(compared: dict[str, Any], with_rows: bool) -> str:
+    rows = f" ({compared['better']} over {compared['worse']})" if with_rows else ""
+    spread = f" ± {compared['noise']:.1f}" if compared["noise"] is not None else ""
+    return f"{compared['column']}{rows} {compared['difference']:+.1f}{spread}"
+
+
 def write_table(path: Path, result: dict[str, Any]) -> None:
     """The page of a table or figure."""
     name = result["table"]
     title = f"{name[:-1].capitalize()} {name[-1]}: {result['title']}"
-    parts = [page.table(header(result), list(lines(result))), *(page.paragraph(t, "note") for t in remarks(result))]
+    said = [*(page.paragraph(t) for t in findings(result)), *(page.paragraph(t, "note") for t in remarks(result))]
+    parts = [page.table(header(result), list(lines(result))), *said]
     drawn = list(_curves(result) if any(row.get("series") for row in result["rows"]) else _bars(result))
     page.write_page(path, title, f"The paper's rows and ours, scale {result['scale']}", [*parts, page.figures(drawn)])
 

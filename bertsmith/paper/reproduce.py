@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError, suggestion
+from bertsmith.paper.findings import judged
 from bertsmith.paper.pages import write_table
 from bertsmith.paper.plan import estimate
 from bertsmith.paper.scales import find_scale
@@ -127,6 +128,7 @@ def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, 
     names = [column.name for column in table.columns]
     settings = {"settings": [*work.pretraining, *work.finetuning], "corpus": str(work.text())}
     result = {**facts, **settings, "columns": names, "rows": rows, "absent": absent, "partial": partial}
+    result["findings"] = judged(table, rows)
     result["notes"] = [f"Scale {work.scale.name}: {work.scale.what}.", *table.notes]
     folder = work.folder / work.scale.name
     result["page"] = str(folder / f"{table.name}.html")

@@ -51,6 +51,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What the paper says about a table: the first row of each pair is better than the second, or no worse.
+
+    In these columns, or in all of them.
+    """
+
+    text: str
+    pairs: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...] = ()
+    or_equal: bool = False
+
+
+@dataclass(frozen=True)
 class Table:
     """What a command runs and prints."""
 
@@ -60,12 +73,15 @@ class Table:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     average: bool = False  # the last column is the mean of the others
+    findings: tuple[Finding, ...] = ()
 
     @property
     def is_figure(self) -> bool:
         return any(row.series for row in self.rows)
 
 
+PERPLEXITY = Column("LM perplexity", key="mlm_perplexity")
+LOWER = (PERPLEXITY.name,)  # columns whose lower figures are better
 MNLI = Column("MNLI-m", "mnli")
 SST2 = Column("SST-2", "sst2")
 MRPC = Column("MRPC", "mrpc")
@@ -153,7 +169,16 @@ def table5() -> Table:
         "The BiLSTM has one layer as wide as the encoder; the paper gives no size.",
         "LTR beside RTL is discussed in section 5.1, without figures; two encoders, so twice the tokens.",
     )
-    return Table("table5", "Pre-training tasks, dev", columns, rows, notes)
+    base, no_pairs, one_way, recurrent, two_ways = (row.name for row in rows)
+    glue = ("MNLI-m", "QNLI", "MRPC", "SST-2")
+    findings = (
+        Finding("next sentence prediction helps", ((base, no_pairs),), ("MNLI-m", "QNLI", "SQuAD")),
+        Finding("both directions beat left to right, most on MRPC and SQuAD", ((no_pairs, one_way),)),
+        Finding("a BiLSTM on top of left to right helps to find spans", ((recurrent, one_way),), ("SQuAD",)),
+        Finding("and does not help on GLUE", ((one_way, recurrent),), glue, or_equal=True),
+        Finding("two directions trained apart are weaker than both together", ((no_pairs, two_ways),)),
+    )
+    return Table("table5", "Pre-training tasks, dev", columns, rows, notes, findings=findings)
 
 
 def table6() -> Table:
@@ -166,7 +191,7 @@ def table6() -> Table:
         (3.54, 85.7, 86.9, 93.3),
         (3.23, 86.6, 87.8, 93.7),
     )
-    columns = (Column("LM perplexity", key="mlm_perplexity"), MNLI, MRPC, SST2)
+    columns = (PERPLEXITY, MNLI, MRPC, SST2)
     starts = {(12, 768, 12): bert("base"), (24, 1024, 16): bert("large")}
     rows = tuple(
         Row(f"{layers} / {hidden} / {heads}", paper, starts.get(shape) or sized(*shape))
@@ -174,7 +199,9 @@ def table6() -> Table:
         for layers, hidden, heads in (shape,)
     )
     notes = ("Rows are the paper's layers / hidden size / heads; smaller scales keep their ratios.",)
-    return Table("table6", "Size of the model, dev", columns, rows, notes)
+    names = [row.name for row in rows]
+    findings = (Finding("larger is better, at every step", tuple(zip(names[1:], names, strict=False))),)
+    return Table("table6", "Size of the model, dev", columns, rows, notes, findings=findings)
 
 
 def table7() -> Table:
@@ -191,7 +218,18 @@ def table7() -> Table:
         *(Row(f"BERT-Base, {name}", (figures[name], None), bert("base"), features=name) for name in VARIANTS),
     )
     notes = ("The paper's vocabulary is cased; ours is the corpus's. The paper's figures are means of five runs.",)
-    return Table("table7", "CoNLL-2003 named entities", columns, rows, notes)
+    large, base, *features = (row.name for row in rows if row.start is not None)
+    best = f"{base.split(',')[0]}, concat-last-four"
+    findings = (
+        Finding("Large is better than Base", ((large, base),)),
+        Finding(
+            "the last four layers side by side are the best features",
+            tuple((best, other) for other in features if other != best),
+            ("dev F1",),
+        ),
+        Finding("fine-tuning is better than the best features", ((base, best),)),
+    )
+    return Table("table7", "CoNLL-2003 named entities", columns, rows, notes, findings=findings)
 
 
 def table8() -> Table:
@@ -207,7 +245,14 @@ def table8() -> Table:
         Row(" / ".join(map(str, shares)), paper, masked(*shares) if number else bert("base"))
         for number, (shares, paper) in enumerate(zip(TABLE_8, upper + lower, strict=True))
     )
-    return Table("table8", "Masking: [MASK] / same / random per cent, dev", columns, rows)
+    own, *others = (row.name for row in rows)
+    tuned = tuple(column.name for column in columns if not column.features)
+    findings = (
+        Finding("fine-tuning minds the masking little", tuple((own, o) for o in others), tuned, or_equal=True),
+        Finding("[MASK] alone hurts features", ((own, others[0]),), ("NER, features",)),
+        Finding("random words alone are worse", ((own, others[-1]),)),
+    )
+    return Table("table8", "Masking: [MASK] / same / random per cent, dev", columns, rows, findings=findings)
 
 
 def figure5() -> Table:
@@ -222,7 +267,12 @@ def figure5() -> Table:
         "The paper draws MNLI alone, up to 1,000,000 steps, and gives no figures.",
         "The masked words' run has next sentences too, the left-to-right one has not, as in Table 5.",
     )
-    return Table("figure5", "Accuracy against pre-training steps", (MNLI, SST2), rows, notes)
+    early, late = rows[1].name, rows[len(SHARES) - 1].name
+    findings = (
+        Finding("more steps help", ((late, early),)),
+        Finding("masked words end above left to right", ((late, rows[-1].name),)),
+    )
+    return Table("figure5", "Accuracy against pre-training steps", (MNLI, SST2), rows, notes, findings=findings)
 
 
 TABLES: dict[str, Callable[[], Table]] = {
