@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bertsmith.batch import Batch, Example, collate, lay_out, rounded
 from bertsmith.config import override
+from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
@@ -122,7 +123,7 @@ def test_small_batches_of_a_task() -> None:
     assert np.allclose(*runs, atol=0.02)
 
 
-@pytest.mark.parametrize("kind", ["weighted", "multi", "regression", "tags", "span", "choice"])
+@pytest.mark.parametrize("kind", ["weighted", "multi", "regression", "tags", "span", "choice", "beside"])
 def test_every_head_can_be_recorded(kind: str) -> None:
     rng = np.random.default_rng(0)
     labels = {"multi": [1.0, 0.0], "regression": 0.5, "span": (1, 2)}.get(kind, 1)
@@ -137,12 +138,15 @@ def test_every_head_can_be_recorded(kind: str) -> None:
         if kind == "choice":
             rows = [dataclasses.replace(row, label=1 if i % 4 == 0 else None) for i, row in enumerate(rows)]
         batches.append(collate(rows, packed=True))
-    head = "single" if kind == "weighted" else kind
+    head = "single" if kind in ("weighted", "beside") else kind
+    encoder = config(direction="left-to-right" if kind == "beside" else "both")
     runs = []
     for recorded in (False, True):
         torch.manual_seed(0)
         names = ("a", "b") if head in ("single", "multi", "tags") else ()
-        model = TaskModel(Encoder(config()), HeadConfig(head, names, num_choices=4 if head == "choice" else 0)).to(CUDA)  # type: ignore[arg-type]
+        choices = 4 if head == "choice" else 0
+        made = HeadConfig(head, names, num_choices=choices, beside=kind == "beside")  # type: ignore[arg-type]
+        model = TaskModel(Encoder(encoder), made).to(CUDA)
         if kind == "weighted":
             model.class_weights = [0.5, 2.0]
         given = [rounded(b) for b in batches * 3] if recorded else batches * 3
@@ -184,10 +188,31 @@ def test_evaluation_on_both_paths() -> None:
     assert (found[0] - found[1]).norm() < 0.02 * found[0].norm()
 
 
-def test_the_whole_command(world: Path, tmp_path: Path) -> None:
-    """Its workers' batches are pinned by another thread, while this one records."""
+@pytest.fixture(scope="module")
+def pretrained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the command: its workers' batches are pinned by another thread, while the main one records."""
+    run = tmp_path_factory.mktemp("pretrained") / "run"
     changes = ["model.hidden_size=128", "model.num_heads=2", "train.steps=30", "train.workers=2", "data.max_length=64"]
-    scores = pretrain(override(recipe("bert-tiny"), changes), world / "shards", tmp_path / "run", device="cuda")
-    assert scores["mlm_loss"] < 12
-    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    pretrain(override(recipe("bert-tiny"), changes), world / "shards", run, device="cuda")
+    return run
+
+
+def test_the_whole_command(pretrained: Path) -> None:
+    logged = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
     assert max(line.get("compile_seconds", 0) for line in logged) > 0
+    assert [line["loss"] for line in logged if "loss" in line][-1] < 14
+
+
+@pytest.mark.parametrize("change", ["train.seed=1", "bilstm_layers=1", "features.variant=last"])
+def test_tagging_with_and_without_a_bilstm(change: str, pretrained: Path, tmp_path: Path) -> None:
+    sentences = [
+        "\n".join(f"{word} {'B-X' if word == 'file' else 'O'}" for word in f"the file {i} of a".split())
+        for i in range(40)
+    ]
+    (tmp_path / "train.txt").write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
+    changes = ["train.epochs=8", "train.batch_size=8", "train.learning_rate=1e-3", change]
+    found = override(FinetuneConfig("tag"), changes)
+    scores = finetune(
+        found, pretrained, tmp_path / "train.txt", tmp_path / "run", dev=tmp_path / "train.txt", device="cuda"
+    )
+    assert scores["f1"] > 0.9
