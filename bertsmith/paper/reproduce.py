@@ -10,13 +10,13 @@ from typing import Any
 from bertsmith.errors import UserError, suggestion
 from bertsmith.paper.findings import judged
 from bertsmith.paper.pages import write_table
-from bertsmith.paper.plan import estimate
+from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table
-from bertsmith.paper.work import SCORES, Data, Work
+from bertsmith.paper.work import SCORES, Data, Finetuning, Work
 from bertsmith.protocols import figures_of
 from bertsmith.side_by_side import side_by_side
-from bertsmith.tasks.reading import find_splits, read_task, training_rows
+from bertsmith.tasks.reading import find_splits, read_task
 from bertsmith.tasks.rows import Columns
 from bertsmith.tasks.task import find_task
 from bertsmith.training.run import write_json
@@ -86,11 +86,10 @@ def _check_rows(work: Work, tables: Sequence[Table]) -> None:
     """Refuse files whose rows cannot be read, before time is spent on pre-training."""
     for name in dict.fromkeys(column.task for table in tables for column in table.columns if column.task):
         if isinstance(data := work.find(name), Data):
-            task, columns = find_task(name), Columns()
-            splits = find_splits(task, data.train, data.dev)
-            training_rows(task, splits.train, columns)
-            for paths in splits.dev.values():
-                deque(read_task(task, paths, columns, labelled=True), maxlen=0)
+            task = find_task(name)
+            row_lengths(name, data)
+            for paths in find_splits(task, data.train, data.dev).dev.values():
+                deque(read_task(task, paths, Columns(), labelled=True), maxlen=0)
 
 
 def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, Any]:
@@ -144,7 +143,15 @@ def _finetune_side_by_side(work: Work, table: Table, seeds: int, jobs: int) -> N
     # Several columns may be scores of one run.
     missing = {run: given for run, given in work.finetunings(table, seeds) if not (run / SCORES).exists()}
     if missing:
-        side_by_side(jobs, f"fine-tuning for {table.name}", work.scores, list(missing.values()))
+        calls = sorted(missing.values(), key=_duration, reverse=True)  # the long ones first: nobody waits for one alone
+        side_by_side(jobs, f"fine-tuning for {table.name}", work.scores, calls)
+
+
+def _duration(given: Finetuning) -> float:
+    """How long a fine-tuning takes, beside others."""
+    row, column, config, _, data = given
+    parts = 2 if row.bilstm_layers or row.beside else 1
+    return parts * (config.train.epochs or 1) * sum(row_lengths(column.task, data))
 
 
 def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:
