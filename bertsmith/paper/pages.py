@@ -70,7 +70,7 @@ def findings(result: dict[str, Any]) -> Iterator[str]:
 
 def _difference(compared: dict[str, Any], with_rows: bool) -> str:
     rows = f" ({compared['better']} over {compared['worse']})" if with_rows else ""
-    spread = f" ± {compared['noise']:.1f}" if compared["noise"] is not None else ""
+    spread = f" ± {compared['noise']:.1f}" if compared["noise"] is not None else " (one run)"
     return f"{compared['column']}{rows} {compared['difference']:+.1f}{spread}"
 
 
