@@ -91,7 +91,10 @@ def test_findings_are_judged() -> None:
     assert both["compared"][0]["noise"] == pytest.approx(2 * 0.5**0.5)
     assert [(c["column"], c["verdict"]) for c in spans["compared"]] == [("MNLI-m", HOLDS), ("MRPC", REVERSED)]
     (line, _) = pages.findings({"findings": [both, spans]})
-    assert "Here, holds: MNLI-m +10.0 ± 1.4, RTE +0.1 (one run); within noise: MRPC -1.0 ± 1.4; reversed: SQuAD -2.0" in line
+    assert (
+        "Here, holds: MNLI-m +10.0 ± 1.4, RTE +0.1 (one run); within noise: MRPC -1.0 ± 1.4; reversed: SQuAD -2.0"
+        in line
+    )
     sizes = [{"name": row.name, "ours": {}} for row in table6().rows]
     for row, perplexity in zip(sizes, (9.0, 8.0, 8.5), strict=False):
         row["ours"] = {"LM perplexity": cell(perplexity, None)}
