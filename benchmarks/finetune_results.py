@@ -26,7 +26,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -42,6 +41,7 @@ from bertsmith.finetune import FinetuneConfig, FinetuneData, finetune
 from bertsmith.formats.hf import config_in, read_config
 from bertsmith.model.heads import HeadConfig
 from bertsmith.predict import Predictor
+from bertsmith.protocols import figures_of, noise
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.reading import read_task, training_rows
 from bertsmith.tasks.row_cache import encode_once
@@ -198,11 +198,10 @@ def _figures(values: list[float]) -> Results:
 
 
 def _beside(ours: list[float], theirs: list[float]) -> Results:
-    difference = mean(ours) - mean(theirs)
-    if min(len(ours), len(theirs)) < 2:
+    difference, spread = mean(ours) - mean(theirs), noise(figures_of(ours), figures_of(theirs))
+    if spread is None:
         return {"difference": round(difference, 4)}
-    noise = 2 * sqrt(stdev(ours) ** 2 / len(ours) + stdev(theirs) ** 2 / len(theirs))
-    return {"difference": round(difference, 4), "noise": round(noise, 4), "not_lower": difference >= -noise}
+    return {"difference": round(difference, 4), "noise": round(spread, 4), "not_lower": difference >= -spread}
 
 
 def results_file(arguments: argparse.Namespace) -> Path:

@@ -7,8 +7,9 @@ deviation, median and best; `OUT/model` is a copy of the best run's model, so th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
+from math import sqrt
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -230,6 +231,13 @@ def figures_of(values: Sequence[float]) -> dict[str, Any]:
     deviation = stdev(values) if len(values) > 1 else None
     figures = {"mean": mean(values), "deviation": deviation, "median": median(values), "best": max(values)}
     return {"seeds": len(values), **figures}
+
+
+def noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> float | None:
+    """Two standard errors of the difference of two means; None where one of them is of a single run."""
+    if first["deviation"] is None or second["deviation"] is None:
+        return None
+    return 2 * sqrt(first["deviation"] ** 2 / first["seeds"] + second["deviation"] ** 2 / second["seeds"])
 
 
 def glue(folders: Sequence[str | Path]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The commands: their forms, their output, and a one-line error with exit code 2 for whatever a user can get wrong."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,21 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
         return (code if isinstance(code, int) else 0, *capfd.readouterr())
 
     return run
+
+
+@pytest.mark.parametrize(("world", "farewell"), [("1", "farewell\n"), ("2", "")])
+def test_with_torchrun_a_command_ends_without_the_interpreters_end(world: str, farewell: str) -> None:
+    """What runs at an interpreter's end, threads among it, could abort a process whose work is done."""
+    code = "import atexit; atexit.register(print, 'farewell'); from bertsmith.cli import main; main()"
+    for argument, expected in (("recipes", 0), ("recipe", 2)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, argument],
+            capture_output=True, text=True, timeout=60, env={**os.environ, "WORLD_SIZE": world},
+        )  # fmt: skip
+        assert done.returncode == expected
+        assert ("bert-base" in done.stdout) == (expected == 0)
+        assert done.stdout.endswith(farewell)
+        assert ("farewell" in done.stdout) == bool(farewell)
 
 
 def tree(folder: Path) -> set[str]:

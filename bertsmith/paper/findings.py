@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any
 
-from bertsmith.paper.tables import LOWER, Finding, Table
+from bertsmith.paper.tables import Table
+from bertsmith.protocols import noise
 
 HOLDS, NOISE, REVERSED = "holds", "within noise", "reversed"
 
@@ -16,10 +16,16 @@ def judged(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for finding in table.findings:
         compared = [
-            {"column": column, "better": better, "worse": worse, **_compared(finding, column, *cells)}
-            for column in finding.columns or tuple(c.name for c in table.columns)
+            {
+                "column": column.name,
+                "better": better,
+                "worse": worse,
+                **_compared(*cells, -1 if column.lower_is_better else 1, finding.or_equal),
+            }
+            for column in table.columns
+            if not finding.columns or column.name in finding.columns
             for better, worse in finding.pairs
-            for cells in ((ours[better].get(column), ours[worse].get(column)),)
+            for cells in ((ours[better].get(column.name), ours[worse].get(column.name)),)
             if all(cells)
         ]
         if compared:
@@ -27,14 +33,9 @@ def judged(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _compared(finding: Finding, column: str, better: dict[str, Any], worse: dict[str, Any]) -> dict[str, Any]:
-    """By how much one is better, the noise of that (two standard errors), and what follows."""
-    difference = (better["mean"] - worse["mean"]) * (-1 if column in LOWER else 1)
-    noise = None
-    if better["deviation"] is not None and worse["deviation"] is not None:
-        noise = 2 * sqrt(better["deviation"] ** 2 / better["seeds"] + worse["deviation"] ** 2 / worse["seeds"])
-    if difference > (noise or 0.0) or (finding.or_equal and difference >= -(noise or 0.0)):
-        verdict = HOLDS
-    else:
-        verdict = REVERSED if difference < -(noise or 0.0) else NOISE
-    return {"difference": difference, "noise": noise, "verdict": verdict}
+def _compared(better: dict[str, Any], worse: dict[str, Any], sign: int, or_equal: bool) -> dict[str, Any]:
+    """By how much one is better, the noise of that, and what follows."""
+    difference, spread = sign * (better["mean"] - worse["mean"]), noise(better, worse)
+    margin = spread or 0.0
+    verdict = HOLDS if difference > margin else REVERSED if difference < -margin else HOLDS if or_equal else NOISE
+    return {"difference": difference, "noise": spread, "verdict": verdict}

@@ -63,15 +63,15 @@ def findings(result: dict[str, Any]) -> Iterator[str]:
         said = []
         for verdict in (HOLDS, NOISE, REVERSED):
             of = [c for c in found["compared"] if c["verdict"] == verdict]
-            if of:
-                said.append(f"{verdict}: " + ", ".join(_difference(c, several) for c in of))
+            differences = [_difference(c, decimals(result, c["column"]), several) for c in of]
+            said += [f"{verdict}: {', '.join(differences)}"] if of else []
         yield f"The paper: {found['finding']}. Here, {'; '.join(said)}."
 
 
-def _difference(compared: dict[str, Any], with_rows: bool) -> str:
+def _difference(compared: dict[str, Any], digits: int, with_rows: bool) -> str:
     rows = f" ({compared['better']} over {compared['worse']})" if with_rows else ""
-    spread = f" ± {compared['noise']:.1f}" if compared["noise"] is not None else " (one run)"
-    return f"{compared['column']}{rows} {compared['difference']:+.1f}{spread}"
+    spread = f" ± {compared['noise']:.{digits}f}" if compared["noise"] is not None else " (one run)"
+    return f"{compared['column']}{rows} {compared['difference']:+.{digits}f}{spread}"
 
 
 def write_table(path: Path, result: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from bertsmith.paper.pages import write_table
 from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table
-from bertsmith.paper.work import SCORES, Data, Finetuning, Work
+from bertsmith.paper.work import SCORES, Data, Work
 from bertsmith.protocols import figures_of
 from bertsmith.side_by_side import side_by_side
 from bertsmith.tasks.reading import find_splits, read_task
@@ -87,9 +86,10 @@ def _check_rows(work: Work, tables: Sequence[Table]) -> None:
     for name in dict.fromkeys(column.task for table in tables for column in table.columns if column.task):
         if isinstance(data := work.find(name), Data):
             task = find_task(name)
-            row_lengths(name, data)
+            row_lengths(name, data)  # reads the training rows
             for paths in find_splits(task, data.train, data.dev).dev.values():
-                deque(read_task(task, paths, Columns(), labelled=True), maxlen=0)
+                for _ in read_task(task, paths, Columns(), labelled=True):
+                    pass
 
 
 def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, Any]:
@@ -143,15 +143,10 @@ def _finetune_side_by_side(work: Work, table: Table, seeds: int, jobs: int) -> N
     # Several columns may be scores of one run.
     missing = {run: given for run, given in work.finetunings(table, seeds) if not (run / SCORES).exists()}
     if missing:
-        calls = sorted(missing.values(), key=_duration, reverse=True)  # the long ones first: nobody waits for one alone
+        hours = {run["run"]: run["hours"] for run in estimate(work, table, seeds)["runs"]}
+        longest_first = sorted(missing, key=lambda run: -hours[str(run.relative_to(work.folder))])
+        calls = [missing[run] for run in longest_first]  # so that nobody waits for a long one at the end
         side_by_side(jobs, f"fine-tuning for {table.name}", work.scores, calls)
-
-
-def _duration(given: Finetuning) -> float:
-    """How long a fine-tuning takes, beside others."""
-    row, column, config, _, data = given
-    parts = 2 if row.bilstm_layers or row.beside else 1
-    return parts * (config.train.epochs or 1) * sum(row_lengths(column.task, data))
 
 
 def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:
