@@ -18,7 +18,8 @@ from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
-SEQUENCES, AT_ONCE = 512, 32
+LONG = "long_"  # before the names of figures on sequences of the second phase's length
+SEQUENCES, TOKENS = 512, 4096  # in all, at once
 TEXTS, CANDIDATES = 4, 3  # texts that are shown, words for each mask
 SHORTEST, LONGEST = 8, 32  # tokens of a text that is shown
 TEXT = 109  # a stream of draws
@@ -40,12 +41,12 @@ def evaluate(
     """Loss, perplexity and accuracy of the masked or next words, accuracy of the pairs, and the samples filled in."""
     objective.eval()
     device = next(objective.parameters()).device
-    count = min(len(loader.source), SEQUENCES)
+    count, at_once = min(len(loader.source), SEQUENCES), max(1, TOKENS // loader.source.max_length)
     name = "mlm" if isinstance(objective, MaskedLM) else "lm"
     sums = {"loss": 0.0, "right": 0.0, "words": 0.0, "nsp_right": 0.0, "pairs": 0.0}
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
-        for begin in range(0, count, AT_ONCE):
-            indices = draws.permute(np.arange(begin, min(begin + AT_ONCE, count)), len(loader.source), 0)
+        for begin in range(0, count, at_once):
+            indices = draws.permute(np.arange(begin, min(begin + at_once, count)), len(loader.source), 0)
             batch = loader.batch(np.zeros_like(indices), indices).to(device)
             scores, targets = objective.logits(batch), batch.labels["targets"]
             sums["loss"] += F.cross_entropy(scores[name], targets, reduction="sum").item()

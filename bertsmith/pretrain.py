@@ -33,6 +33,7 @@ from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 from bertsmith.training.speed import free_memory
 
 WEIGHTS = 104  # a stream of draws
+NOT_LEARNT = 0.3  # so much more loss on long sequences than on short ones says that their positions are not learnt
 Objective = MaskedLM | CausalLM
 
 
@@ -112,19 +113,37 @@ def _pretrain(
     objective.encoder.gradient_checkpointing = config.train.gradient_checkpointing
 
     def batches(step: int, share: float) -> list[Batch]:
-        phase = next((p for p in phases if share < p.end), phases[-1])
+        phase = phases[_number(phases, share)]
         sizes = config.train.batch_size, phase.micro_batch_size
         return phase.loader.step(step, *sizes, distributed.rank(), distributed.ranks())
+
+    reached: list[int] = []  # the phases that this process has seen
+
+    def watch(share: float) -> None:
+        corpus.refuse_faults()
+        if (number := _number(phases, share)) in reached:
+            return
+        if reached and config.data.long_positions == "copied":  # a run that is resumed in this phase has its positions
+            _copy_positions(objective.encoder, config.data.max_length)
+        reached.append(number)
 
     def save(folder: Path, tensors: Any) -> None:
         note = Notes(task="pretrain", max_length=None, recipe=config.recipe)
         save_folder(folder, objective, tokenizer, note, tensors)
 
-    evaluate = None
+    def evaluate() -> dict[str, Any]:
+        """On the first phase's length, so that a run's figures can be compared, and from the second on at that too."""
+        found = held_out.evaluate(objective, loaders[0], samples, dtype)
+        for loader in loaders[1 : max(reached, default=0) + 1]:
+            longer = held_out.evaluate(objective, loader, [], dtype)
+            found |= {f"{held_out.LONG}{name}": value for name, value in longer.items()}
+        return found
+
+    loaders, samples = [], []
     if len(kept):
-        loader, samples = _loader(config, corpus, kept, tokenizer), held_out.choose_samples(corpus, kept, tokenizer)
-        dtype = autocast_dtype(config.train.precision, where)
-        evaluate = lambda: held_out.evaluate(objective, loader, samples, dtype)  # noqa: E731
+        loaders = [_loader(config, corpus, kept, tokenizer, phase.loader.source.max_length) for phase in phases]
+        samples = held_out.choose_samples(corpus, kept, tokenizer)
+    dtype = autocast_dtype(config.train.precision, where)
     scores = fit(
         objective,
         batches,
@@ -133,15 +152,16 @@ def _pretrain(
         run,
         save=save,
         load=lambda folder: load_folder(folder, next_sentence=config.next_sentence).model.state_dict(),
-        evaluate=evaluate,
+        evaluate=evaluate if loaders else None,
         goal="-mlm_loss" if isinstance(objective, MaskedLM) else "-lm_loss",
         flops=lambda batch: _flops(config.model, batch),
-        watch=corpus.refuse_faults,
+        watch=watch,
         resume=found,
-        recordable=can_fuse(config.model, where, autocast_dtype(config.train.precision, where)),
+        recordable=can_fuse(config.model, where, dtype),
         title=f"pre-training {config.recipe}",
     )
     finish_run(run, objective, save)
+    _say_what_is_not_learnt(config.data, scores)
     return scores
 
 
@@ -213,16 +233,42 @@ def _phases(
     ]
 
 
+def _number(phases: list[Phase], share: float) -> int:
+    """Which phase a run is in when this share of it lies behind."""
+    return next((number for number, phase in enumerate(phases) if share < phase.end), len(phases) - 1)
+
+
+@torch.no_grad()
+def _copy_positions(encoder: Encoder, learnt: int) -> None:
+    """Let the positions that no sequence has had start as copies of the others, in their order; [CLS] has its own."""
+    table = encoder.embeddings.positions.weight
+    whole = distributed.whole(table).clone()
+    whole[learnt:] = whole[1 + torch.arange(learnt - 1, len(whole) - 1) % (learnt - 1)]
+    table.copy_(distributed.part_like(whole, table))
+
+
+def _say_what_is_not_learnt(data: DataConfig, scores: dict[str, Any]) -> None:
+    """Say that long sequences are read worse than short ones: the phase was too short to learn their positions."""
+    name = next((name for name in ("mlm_loss", "lm_loss") if f"{held_out.LONG}{name}" in scores), None)
+    if name is None or scores[f"{held_out.LONG}{name}"] < scores[name] + NOT_LEARNT:
+        return
+    copied = "" if data.long_positions == "copied" else " or start them as copies (data.long_positions=copied)"
+    say(
+        f"note: held-out sequences of {data.long_length} tokens have a loss of {scores[held_out.LONG + name]:.2f}, of "
+        f"{data.max_length} {scores[name]:.2f}: the positions from {data.max_length} on are not learnt yet. Give them "
+        f"more steps (data.long_share, {data.long_share} now){copied}"
+    )
+
+
 def _loader(
     config: PretrainConfig,
     corpus: Corpus,
     documents: np.ndarray[Any, Any],
     tokenizer: Tokenizer,
-    max_length: int | None = None,
+    max_length: int,
 ) -> Loader:
     data = config.data
-    length = max_length or data.max_length
-    source = segment_source(data.pairs, corpus, documents, length, data.short_share, config.train.seed)
+    source = segment_source(data.pairs, corpus, documents, max_length, data.short_share, config.train.seed)
     return Loader.of(source, tokenizer, data, direction=config.model.direction)
 
 

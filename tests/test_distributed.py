@@ -29,6 +29,7 @@ SETTINGS = [
     "data.max_length=48",
     "data.short_share=0.5",
     "data.long_length=64",
+    "data.long_positions=copied",
 ]
 
 
@@ -112,8 +113,8 @@ def test_a_divided_model_has_the_losses_of_one(world: Path, alone: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("optimizer", "parallel", "tolerance"),  # Muon iterates in bfloat16
-    [("lamb", "fsdp", 2e-6), ("muon", "fsdp", 2e-3), ("muon", "ddp", 2e-3)],
+    ("optimizer", "parallel", "tolerance"),
+    [("lamb", "fsdp", 2e-6), ("muon", "fsdp", 2e-5), ("muon", "ddp", 2e-5)],
 )
 def test_optimisers_in_two_processes(
     optimizer: str, parallel: str, tolerance: float, world: Path, tmp_path: Path

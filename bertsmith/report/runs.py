@@ -17,6 +17,7 @@ import numpy as np
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
+from bertsmith.held_out import LONG
 from bertsmith.page import short
 from bertsmith.training import runlog
 from bertsmith.training.run import CONFIG, FACTS, is_finished
@@ -175,6 +176,8 @@ def keys(runs: Sequence[Run], *, dev: bool) -> list[str]:
 
 def name_of(key: str) -> str:
     """A measured key in words."""
+    if key.startswith(LONG):
+        return f"{name_of(key.removeprefix(LONG))}, long sequences"
     return NAMES.get(key) or key.replace("_", " ").capitalize().replace("f1", "F1")
 
 

@@ -50,7 +50,7 @@ def fit(
     evaluate: Callable[[], dict[str, Any]] | None = None,
     goal: str = "",
     flops: Callable[[Batch], float] | None = None,
-    watch: Callable[[], None] = lambda: None,
+    watch: Callable[[float], None] = lambda share: None,
     resume: tuple[Path, TrainerState] | None = None,
     recordable: bool = False,
     title: str = "training",
@@ -60,9 +60,10 @@ def fit(
     `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
     `save(folder, tensors)` writes the model and `load(folder)` gives its tensors back; `evaluate()` scores it, and
     `goal` names the score that makes a checkpoint the best one (`-loss`: lower is better). `flops` counts a batch's
-    work; `watch` is called before every step, since `batches` may run in other processes, and raises where the data
-    turned out to be bad. `resume` is a checkpoint of this run: the model has been loaded from it, the optimiser is
-    here. `recordable`: whether the model's passes can be recorded on a GPU (see `recorded.py`).
+    work; `watch(share)` is called before every step, since `batches` may run in other processes, raises where the data
+    turned out to be bad and may change the model in place. `resume` is a checkpoint of this run: the model has been
+    loaded from it, the optimiser is here. `recordable`: whether the model's passes can be recorded on a GPU (see
+    `recorded.py`).
     """
     device = next(model.parameters()).device
     trained = distributed.divide(model, config.parallel, device)
@@ -135,18 +136,22 @@ class _Loop:
         """The steps of the course, each with the share of the run before it, as far as it is known when asked."""
         course, step = self.course, self.course.step
         while course.by_clock or step < course.total:
-            yield step, (self.done if course.by_clock else step) / course.total
+            yield step, self._share(step)
             step += 1
 
+    def _share(self, step: int) -> float:
+        """The share of the run before a step, as far as it is known."""
+        return (self.done if self.course.by_clock else step) / self.course.total
+
     def go(
-        self, steps: Iterator[list[Batch]], watch: Callable[[], None], request: Request, title: str
+        self, steps: Iterator[list[Batch]], watch: Callable[[float], None], request: Request, title: str
     ) -> dict[str, Any]:
         """All steps up to the end of the course; gives the last evaluation."""
         course, total, start = self.course, self.course.total, self.course.step
         self.done = course.done()
         with progress_bar(title, total, self.done) as advance:
             while course.by_clock or course.step < total:
-                watch()
+                watch(self._share(course.step))
                 with self.meter.waiting():
                     micro_batches = next(steps)
                 word = self._agree(micro_batches, request)

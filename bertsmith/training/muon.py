@@ -18,7 +18,6 @@ from bertsmith.training import distributed
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, as published
 TURNS = 5
-DTYPE = torch.bfloat16  # of the iteration
 
 
 class Muon(torch.optim.Optimizer):
@@ -40,9 +39,9 @@ class Muon(torch.optim.Optimizer):
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Matrices of one shape."""
-        rows, columns = parameters[0].shape
+        (rows, columns), device = parameters[0].shape, parameters[0].device
         gradients, moments = [p.grad for p in parameters if p.grad is not None], [self._moment(p) for p in parameters]
-        steps = torch.empty(len(parameters), rows, columns, dtype=DTYPE, device=parameters[0].device)
+        steps = torch.empty(len(parameters), rows, columns, dtype=iterated_in(device), device=device)
         kernels = fused_kernels(parameters[0], group["lr"])
         factor = math.sqrt(max(1.0, rows / columns))
         if kernels is not None:
@@ -65,6 +64,11 @@ class Muon(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter)
         buffer: Tensor = state["momentum_buffer"]
         return buffer
+
+
+def iterated_in(device: torch.device) -> torch.dtype:
+    """bfloat16 on accelerators; many a CPU has no products of it, and is two hundred times slower without."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def orthogonalise_together(matrices: Tensor) -> Tensor:
