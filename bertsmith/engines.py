@@ -25,6 +25,7 @@ from bertsmith.formats.hf import Model
 from bertsmith.formats.onnx import FLOAT32, INPUTS, INT8, Exported, has_vnni, session
 from bertsmith.model.encoder import Block
 from bertsmith.model.heads import TaskModel
+from bertsmith.training.settings import check_precision, has_bfloat16
 
 EngineName = Literal["torch", "onnxruntime"]
 Precision = Literal["float32", "bfloat16", "int8"]
@@ -55,6 +56,7 @@ class TorchEngine:
                 raise UserError(f"int8 is computed on a CPU, not on {device.type}; leave --device or the precision out")
             model = quantised(model)
         elif precision == "bfloat16":
+            check_precision(device, precision)
             model = copy.deepcopy(model).bfloat16()
         self.model = model.to(device)
 
@@ -193,8 +195,9 @@ def quantised(model: Model) -> Model:
     activation gives it has outliers, which cost half a point on STS-B in 8 bits.
     """
     available = [name for name in ("onednn", "x86", "fbgemm") if name in torch.backends.quantized.supported_engines]
-    if not available:
-        raise UserError("this build of torch has no int8 kernels for this CPU; export to ONNX and use onnxruntime")
+    if not available or torch.cpu.get_capabilities()["architecture"] != "x86_64":
+        # On ARM oneDNN's answers are wrong from the second size of a batch on, and QNNPACK is slower than float32.
+        raise UserError("torch has no int8 kernels that are sound on this CPU; export to ONNX and use onnxruntime")
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = available[0]  # read where weights are packed
     try:
@@ -203,7 +206,7 @@ def quantised(model: Model) -> Model:
             assert isinstance(block, Block)
             for part, name in ((block.attention, "qkv"), (block.attention, "output"), (block.feed_forward, "inner")):
                 setattr(part, name, Int8Linear(getattr(part, name)))
-            if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            if has_bfloat16():
                 block.feed_forward.outer = HalfLinear(block.feed_forward.outer)  # type: ignore[assignment]
     finally:
         torch.backends.quantized.engine = before

@@ -118,7 +118,7 @@ def finetune(
     resume: bool = False,
 ) -> dict[str, Any]:
     """Train all parameters with a new output layer; `out/model` is the finished model. Gives the dev scores."""
-    where = pick_device(device)
+    where = pick_device(device, config.train.precision)
     with distributed.processes(where):
         source, scores = find_model(model), None
         while scores is None:

@@ -82,7 +82,7 @@ def pretrain(
     `model` continues from a saved model instead of random weights; `resume` goes on with an unfinished run. Started by
     `torchrun`, all its processes train one model.
     """
-    where = pick_device(device)
+    where = pick_device(device, config.train.precision)
     with distributed.processes(where):
         return _pretrain(config, Corpus.open(data), Path(out), model, where, resume)
 

@@ -59,6 +59,14 @@ def test_refused(changes: list[str], message: str, world: Path, tmp_path: Path) 
     assert not (tmp_path / "new").exists()
 
 
+def test_bfloat16_needs_a_cpu_that_has_it(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertsmith.training.settings.has_bfloat16", lambda: False)
+    config = settings("train.steps=4", "train.precision=bfloat16")
+    with pytest.raises(UserError, match="this CPU has no products in bfloat16; choose float32"):
+        pretrain(config, world / "shards", tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_later_phase_that_does_not_fill_a_batch_is_refused(world: Path, tmp_path: Path) -> None:
     changes = ["train.steps=20", "data.long_length=512", "train.batch_size=700"]
     with pytest.raises(UserError, match=r"the corpus gives \d+ sequences of 512 tokens, fewer than a batch"):

@@ -15,9 +15,12 @@ from bertsmith.formats.hf import save_folder
 from bertsmith.formats.onnx import export_onnx, open_onnx
 from bertsmith.predict import Predictor, measure_int8
 from bertsmith.tasks.rows import Row
+from bertsmith.training import settings
+from bertsmith.training.settings import has_bfloat16
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
+ON_X86 = torch.cpu.get_capabilities()["architecture"] == "x86_64"
 TEXTS = [
     "the quick brown fox",
     "dog",
@@ -87,11 +90,10 @@ def test_int8_is_near(exported):
     examples = some_examples(loaded.tokenizer.vocab_size)
     expected = np.concatenate([e.ravel() for e in one_by_one(loaded.model, examples)])
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
-    for engine in (
-        TorchEngine(loaded.model, torch.device("cpu"), precision="int8"),
-        OnnxEngine(open_onnx(folder), threads=1, precision="int8"),
-        TorchEngine(loaded.model, torch.device("cpu"), precision="bfloat16"),
-    ):
+    cpu, engines = torch.device("cpu"), [OnnxEngine(open_onnx(folder), threads=1, precision="int8")]
+    engines += [TorchEngine(loaded.model, cpu, precision="int8")] if ON_X86 else []
+    engines += [TorchEngine(loaded.model, cpu, precision="bfloat16")] if has_bfloat16() else []
+    for engine in engines:
         found = np.concatenate([f.ravel() for f in engine.run(examples)])
         difference = np.abs(found - expected).mean() / expected.std()
         assert 1e-6 < difference < 0.1, type(engine)  # it is not float32, and not far from it
@@ -184,6 +186,13 @@ def test_errors_say_what_to_do(saved, monkeypatch):
         Predictor.load(onnx, engine="torch")
     with pytest.raises(UserError, match="not in bfloat16"):
         Predictor.load(onnx, precision="bfloat16")
+    with monkeypatch.context() as patched:  # another CPU
+        patched.setattr(settings, "has_bfloat16", lambda: False)
+        with pytest.raises(UserError, match="this CPU has no products in bfloat16; choose float32"):
+            Predictor.load(model, "cpu", precision="bfloat16")
+        patched.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "aarch64"})
+        with pytest.raises(UserError, match="no int8 kernels that are sound on this CPU; export to ONNX"):
+            Predictor.load(model, "cpu", precision="int8")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"pip install 'bertsmith\[onnx\]'"):
         Predictor.load(onnx)

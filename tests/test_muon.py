@@ -19,6 +19,7 @@ def matrices(seed: int = 0) -> list[nn.Parameter]:
 def test_the_steps_of_torch(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which iterates in bfloat16."""
     monkeypatch.setattr(muon, "iterated_in", lambda device: dtype)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # torch turns it off on a CPU without bfloat16
     ours, theirs = matrices(), matrices()
     values = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}
     optimizers = Muon([{"params": ours}], **values), torch.optim.Muon(theirs, **values)

@@ -284,7 +284,8 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(world: Path,
 def test_the_best_checkpoint_is_kept(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([math.nan, 3.0, 4.0, 4.2, 4.5])
     monkeypatch.setattr(held_out, "evaluate", lambda *a: {"mlm_loss": next(found)})
-    config = settings("train.steps=10", "train.save_every=2", "train.keep=2", "train.evaluate_every=100")
+    often = ("train.save_every=2", "train.keep=2", "train.evaluate_every=100")
+    config = settings("train.steps=10", "data.long_length=null", *often)
     assert pretrain(config, world / "shards", tmp_path / "run", device="cpu")["mlm_loss"] == 4.5
     assert names(tmp_path / "run") == [4, 8, 10]
     best = checkpoint.best_checkpoint(checkpoints(tmp_path / "run"))

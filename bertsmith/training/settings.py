@@ -130,16 +130,31 @@ class TrainConfig:
         return max(1, -(-int(self.epochs * num_samples) // self.batch_size))
 
 
-def pick_device(name: str | None = None) -> torch.device:
-    """The named device, or the best there is: CUDA (under `torchrun` the process's own), Apple's mps, else the CPU."""
+def pick_device(name: str | None = None, precision: str = "auto") -> torch.device:
+    """The named device, or the best there is: CUDA (under `torchrun` the process's own), Apple's mps, else the CPU.
+
+    It has to have the precision that is asked for.
+    """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = name.split(":")[0] if name is not None else next(kind for kind, there in available.items() if there)
     if not available.get(kind, False):
         there = ", ".join(k for k, v in available.items() if v)
         raise UserError(f"--device {name!r} is not available here; there is: {there}")
-    if kind == "cuda" and "LOCAL_RANK" in os.environ:
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    return torch.device(name or kind)
+    own = kind == "cuda" and "LOCAL_RANK" in os.environ
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if own else torch.device(name or kind)
+    check_precision(device, precision)
+    return device
+
+
+def check_precision(device: torch.device, precision: str) -> None:
+    """Refuse what would be hundreds of times slower than float32."""
+    if precision == "bfloat16" and device.type == "cpu" and not has_bfloat16():
+        raise UserError("this CPU has no products in bfloat16; choose float32, which is many times faster here")
+
+
+def has_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
