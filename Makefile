@@ -1,6 +1,7 @@
 # Every target sets up .venv by itself; when it is there and nothing changed, that takes no time.
 PYTHON ?= python3
 BIN := .venv/bin
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-all check bench wheel clean
 .DEFAULT_GOAL := test
@@ -17,10 +18,10 @@ demo: .venv/ready  ## the whole path on embedded text: vocabulary, corpus, pre-t
 	$(BIN)/bertsmith demo --out demo
 
 test: .venv/ready  ## the test suite
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' $(SIDE_BY_SIDE)
 
-test-all: .venv/ready  ## the test suite and the slow tests
-	$(BIN)/python -m pytest
+test-all: test  ## the test suite and the slow tests
+	$(BIN)/python -m pytest -m slow
 
 check: .venv/ready  ## formatting, lint, types
 	$(BIN)/ruff format --check .

@@ -19,7 +19,7 @@ from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
 LONG = "long_"  # before the names of figures on sequences of the second phase's length
-SEQUENCES, TOKENS = 512, 4096  # in all, at once
+SEQUENCES, TOKENS, AT_ONCE = 512, 65_536, 4096  # in all, the fewer of both; tokens at once
 TEXTS, CANDIDATES = 4, 3  # texts that are shown, words for each mask
 SHORTEST, LONGEST = 8, 32  # tokens of a text that is shown
 TEXT = 109  # a stream of draws
@@ -41,7 +41,8 @@ def evaluate(
     """Loss, perplexity and accuracy of the masked or next words, accuracy of the pairs, and the samples filled in."""
     objective.eval()
     device = next(objective.parameters()).device
-    count, at_once = min(len(loader.source), SEQUENCES), max(1, TOKENS // loader.source.max_length)
+    length = loader.source.max_length
+    count, at_once = min(len(loader.source), SEQUENCES, max(1, TOKENS // length)), max(1, AT_ONCE // length)
     name = "mlm" if isinstance(objective, MaskedLM) else "lm"
     sums = {"loss": 0.0, "right": 0.0, "words": 0.0, "nsp_right": 0.0, "pairs": 0.0}
     with torch.autocast(device.type, dtype, enabled=dtype is not None):

@@ -308,15 +308,81 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
 def test_the_command_on_the_demos_text(tmp_path, tasks, capsys) -> None:
     from bertsmith.commands.paper import reproduce as command
 
-    arguments = {"tables": ["table3"], "out": tmp_path / "work", "data": tasks, "device": "cpu"}
+    arguments = {"tables": ["table2"], "out": tmp_path / "work", "data": tasks, "device": "cpu"}
     command(**arguments, settings=[*SHORT], tune=[*QUICK])
     shown = capsys.readouterr().out
-    assert "78.7" in shown
-    assert "Absent: EM" in shown
+    assert "88.5" in shown
+    assert "Absent: test EM" in shown
     command(**arguments, settings=[*SHORT], tune=[*QUICK], as_json=True)
     assert json.loads(capsys.readouterr().out)["corpus"] == str(tmp_path / "work" / "demo" / "corpus")
-    command(**arguments, dry_run=True)
+    command(**{**arguments, "tables": ["table3"]}, as_json=True)  # without data nothing is made
+    assert json.loads(capsys.readouterr().out)["corpus"] == ""
+    command(**{**arguments, "tables": ["table3"]}, dry_run=True)
     assert "Absent: EM" in capsys.readouterr().out
+
+
+def given(names, folder, tasks, *models, **options):
+    settings = {"finetuning": (*QUICK, "features.hidden_size=16"), "data": tasks, "device": "cpu", "models": models}
+    return reproduce(names, folder, **{**settings, **options})
+
+
+def test_models_that_are_given_are_not_pre_trained(tmp_path, tasks, world, monkeypatch, capsys) -> None:
+    from bertsmith.commands.paper import _show_table
+
+    monkeypatch.setattr(works, "pretrain", None)
+    base, work = f"bert-base={world / 'run'}", tmp_path / "work"
+    (plan,) = given(["table2"], work, tasks, base, dry_run=True)
+    assert [r["run"].split("/")[0] for r in plan["runs"]] == ["paper"]
+    assert not work.exists()
+    two, five = given(["table2", "figure5"], work, tasks, base)
+    rows = {row["name"]: row for row in two["rows"]}
+    assert rows["BERT-Base"]["ours"].keys() == {"EM", "F1"}
+    assert "tokens" not in rows["BERT-Base"]
+    assert rows["BERT-Large"]["not_run"] == "no --model bert-large=… was given"
+    assert all("not_run" in row for row in five["rows"])
+    assert (two["models"], two["corpus"]) == ({"bert-base": str(world / "run" / "model")}, "")
+    assert sorted(path.name for path in work.iterdir()) == ["paper"]
+    assert sorted(path.name for path in (work / "paper").iterdir()) == [
+        "figure5.html", "figure5.json", "table2.html", "table2.json", "tuned",
+    ]  # fmt: skip
+    _show_table(two)
+    shown = capsys.readouterr().out
+    assert f"bert-base is {world / 'run' / 'model'}." in shown
+    assert "Fine-tuned as at scale paper." in shown
+    monkeypatch.setattr(works, "finetune", None)
+    assert given(["table2"], work, tasks, base)[0]["rows"] == two["rows"]
+    shutil.copytree(world / "run", tmp_path / "other")
+    with pytest.raises(UserError, match=r"was fine-tuned from .*run/model, not from .*other/model; give another --out"):
+        given(["table2"], work, tasks, f"bert-base={tmp_path / 'other'}")
+
+
+def test_the_one_beside_may_be_given_too(folder, tmp_path, tasks, world) -> None:
+    shutil.copytree(tasks / "glue" / "MRPC", tmp_path / "tasks" / "MRPC")
+    run("table5", folder, tmp_path / "tasks", world)
+    names = ("bert-base-left-to-right", "bert-base-right-to-left")
+    models = [f"{name}={folder / 'tiny' / 'pretrained' / name}" for name in names]
+    (result,) = given(["table5"], tmp_path / "work", tmp_path / "tasks", *models)
+    ran = {row["name"]: row["ours"].keys() for row in result["rows"] if "not_run" not in row}
+    assert ran == {name: {"MRPC"} for name in ("LTR & No NSP", "+ BiLSTM", "LTR beside RTL")}
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "message"),
+    [
+        (["bert-base-cased"], (), "write what it stands for before it, as in --model bert-base=bert-base-cased"),
+        (["bert-bse=x"], (), "no row starts from 'bert-bse'; did you mean 'bert-base'"),
+        (["bert-base=nowhere/at/all"], (), "no such model folder: nowhere/at/all"),
+        (
+            ["bert-base=x"],
+            ("train.steps=9",),
+            r"--set train\.steps=9 changes pre-training, and with --model there is none",
+        ),
+    ],
+)
+def test_models_that_cannot_be_taken(models, settings, message, tmp_path, tasks) -> None:
+    with pytest.raises(UserError, match=message):
+        given(["table1"], tmp_path / "work", tasks, *models, pretraining=settings)
+    assert not (tmp_path / "work").exists()
 
 
 def test_mistakes_are_named(tmp_path, tasks) -> None:

@@ -18,12 +18,20 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", help="The work folder; runs that are there already are used")] = Path(
         "paper"
     ),
-    scale: Annotated[str, typer.Option("--scale", help="tiny, small, base or paper: size and budget")] = "tiny",
+    scale: Annotated[
+        str | None, typer.Option("--scale", help="tiny (default), small, base or paper: size and budget")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="The folder with the tasks' folders: MNLI, SST-2, squad, conll2003, …")
     ] = None,
     corpus: Annotated[
         Path | None, typer.Option("--corpus", help="A corpus folder; at scale tiny the demo's text by default")
+    ] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", metavar="NAME=MODEL", help="Take this model and pre-train none; scale paper by default"
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Fine-tuning runs for each figure; the paper has 5")] = 1,
     jobs: Annotated[int, typer.Option("--jobs", help="Fine-tuning runs side by side on the device")] = 1,
@@ -41,13 +49,14 @@ def reproduce(
 
     \b
     Example: bertsmith reproduce table5 --data tasks --out paper
+    Of released models: bertsmith reproduce table1 table7 --data tasks --model bert-base=google-bert/bert-base-cased
     What it would take: bertsmith reproduce all --scale base --data tasks --corpus shards --seeds 5 --dry-run
     """
     from bertsmith.paper.reproduce import reproduce as function
 
     results = function(
         tables, out, scale=scale, data=data, corpus=corpus, seeds=seeds, device=device, jobs=jobs,
-        dry_run=dry_run, pretraining=settings or (), finetuning=tune or (),
+        dry_run=dry_run, pretraining=settings or (), finetuning=tune or (), models=models or (),
     )  # fmt: skip
     if as_json:
         print(json.dumps(results if len(results) > 1 else results[0], ensure_ascii=False))

@@ -23,7 +23,7 @@ def lines(result: dict[str, Any]) -> Iterator[list[str]]:
             yield [row["name"], "paper", *paper, ""]
         if is_ours:
             ours = [cell_text(row["ours"].get(name), d) for name, d in digits.items()]
-            yield [row["name"], "ours", *ours, page.short(row["tokens"])]
+            yield [row["name"], "ours", *ours, page.short(row["tokens"]) if "tokens" in row else ABSENT]
 
 
 def decimals(result: dict[str, Any], name: str) -> int:
@@ -48,7 +48,9 @@ def header(result: dict[str, Any]) -> list[str]:
 def remarks(result: dict[str, Any]) -> list[str]:
     """What a reader has to know: seeds, what is absent, partial or noted."""
     seeds = result["seeds"]
-    said = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} a figure; pre-training once, the same budget for all."]
+    once = "models that are given" if result["models"] else "pre-training once, the same budget for all"
+    said = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} a figure; {once}."]
+    said += [f"{name} is {path}." for name, path in result["models"].items()]
     said += [f"Not run: {row['name']}: {row['not_run']}." for row in result["rows"] if "not_run" in row]
     said += [f"Absent: {name}: {why}." for name, why in result["absent"].items()]
     said += [f"Partial: {name}: {'; '.join(why)}." for name, why in result["partial"].items()]

@@ -8,7 +8,6 @@ from typing import Any
 
 from bertsmith.data.shards import Corpus
 from bertsmith.finetune import FinetuneConfig
-from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops
 from bertsmith.paper.tables import Row, Table
 from bertsmith.paper.work import DEMO_WORDS, SCORES, Data, Work
@@ -91,7 +90,7 @@ def _tokens(row: TaskRow) -> int:
 
 def _finetuning_flops(work: Work, row: Row, config: FinetuneConfig, lengths: list[int]) -> float:
     assert row.start is not None
-    model: EncoderConfig = work.config(row.start).model
+    model = work.encoder(row.start)
     longest = min(config.data.max_length or find_task(config.task).max_length, model.max_positions)
     bounded = [min(length, longest) for length in lengths]
     epochs = 1 / 3 if config.features.variant else config.train.epochs or 1  # a frozen encoder runs forward once

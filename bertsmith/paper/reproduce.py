@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError, suggestion
+from bertsmith.formats.hub import find_model
 from bertsmith.paper.findings import judged
 from bertsmith.paper.pages import write_table
 from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
-from bertsmith.paper.tables import TABLES, Column, Row, Table
+from bertsmith.paper.tables import TABLES, Column, Row, Table, only_of
 from bertsmith.paper.work import SCORES, Data, Work
 from bertsmith.protocols import figures_of
 from bertsmith.side_by_side import side_by_side
@@ -27,7 +28,7 @@ def reproduce(
     names: Sequence[str],
     out: str | Path,
     *,
-    scale: str = "tiny",
+    scale: str | None = None,
     data: str | Path | None = None,
     corpus: str | Path | None = None,
     seeds: int = 1,
@@ -36,22 +37,27 @@ def reproduce(
     dry_run: bool = False,
     pretraining: Sequence[str] = (),
     finetuning: Sequence[str] = (),
+    models: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Run tables of the paper, or plan them; gives a result each, which `OUT/SCALE/NAME.json` and `.html` hold too.
 
     `data` holds the folders of the tasks, `corpus` is a corpus folder (at scale tiny the demo's text by default). Runs
     that are there already are used; so many `jobs` fine-tune side by side. `pretraining` and `finetuning` are settings
-    for all runs of a kind.
+    for all runs of a kind. `models` (`bert-base=MODEL`) are taken instead of pre-training; then nothing is pre-trained,
+    and other rows are not run. Left out, the scale is tiny, or that of the paper where models are given.
     """
     for option, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")
     tables = find_tables(names)
-    if corpus is None and scale != "tiny":
-        raise UserError(f"--scale {find_scale(scale).name} needs text: give a corpus folder with --corpus")
+    chosen = find_scale(scale or ("paper" if models else "tiny"))
+    if corpus is None and chosen.name != "tiny" and not models:
+        raise UserError(f"--scale {chosen.name} needs text: give a corpus folder with --corpus")
+    given = _find_models(models, tables, pretraining)
+    tables = [only_of(table, given) for table in tables] if given else tables
     work = Work(
-        Path(out), find_scale(scale), Path(corpus) if corpus is not None else None,
-        Path(data) if data is not None else None, device, tuple(pretraining), tuple(finetuning),
+        Path(out), chosen, Path(corpus) if corpus is not None else None,
+        Path(data) if data is not None else None, device, tuple(pretraining), tuple(finetuning), given,
     )  # fmt: skip
     _check_settings(work, tables)
     if dry_run:
@@ -68,6 +74,23 @@ def find_tables(names: Sequence[str]) -> list[Table]:
             raise UserError(f"unknown table {name!r}{near}")
     chosen = TABLES if "all" in names else dict.fromkeys(names)
     return [TABLES[name]() for name in chosen]
+
+
+def _find_models(models: Sequence[str], tables: Sequence[Table], pretraining: Sequence[str]) -> dict[str, Path]:
+    """The folders of the models that are given, by the recipes that they stand for."""
+    if models and pretraining:
+        raise UserError(f"--set {pretraining[0]} changes pre-training, and with --model there is none")
+    starts = [start for table in tables for row in table.rows for start in (row.start, row.beside) if start is not None]
+    known, found = list(dict.fromkeys(start.recipe for start in starts)), {}
+    for text in models:
+        name, equals, model = text.partition("=")
+        if not equals or not model:
+            raise UserError(f"--model {text!r}: write what it stands for before it, as in --model bert-base={text}")
+        if name not in known:
+            near = suggestion(name, known) or "; one of: " + ", ".join(known)
+            raise UserError(f"--model {text!r}: no row starts from {name!r}{near}")
+        found[name] = find_model(model)
+    return found
 
 
 def _check_settings(work: Work, tables: Sequence[Table]) -> None:
@@ -97,7 +120,7 @@ def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, 
     found = {column.task: work.find(column.task) for column in table.columns if column.task}
     if jobs > 1:
         _finetune_side_by_side(work, table, seeds, jobs)
-    absent, rows, partial, is_measured = work.absent(table), [], dict[str, list[str]](), bool(work.starts(table))
+    absent, rows, partial, is_measured = work.absent(table), [], dict[str, list[str]](), work.has_data(table)
     for row in table.rows:
         result: dict[str, Any] = {"name": row.name, "paper": _named(table, row.paper), "ours": {}}
         rows.append(result)
@@ -105,8 +128,7 @@ def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, 
             result["not_run"] = row.why_not if row.start is None else "no column has data"
             continue
         facts = work.pretrained(row.start)
-        beside = work.pretrained(row.beside) if row.beside else {"tokens": 0}
-        result |= {"steps": work.steps_at(row), "tokens": work.tokens_at(row) + beside["tokens"], "series": row.series}
+        result |= {**work.seen(row), "series": row.series}
         for column in table.columns:
             data = found.get(column.task)
             if isinstance(data, Data):
@@ -125,10 +147,13 @@ def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, 
         absent[table.columns[-1].name] = "it is the mean of all columns"
     facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
     names = [column.name for column in table.columns]
-    settings = {"settings": [*work.pretraining, *work.finetuning], "corpus": str(work.text())}
+    settings: dict[str, Any] = {"settings": [*work.pretraining, *work.finetuning]}
+    settings |= {"models": {name: str(path) for name, path in work.models.items()}}
+    settings |= {"corpus": str(work.text()) if work.starts(table) else ""}
     result = {**facts, **settings, "columns": names, "rows": rows, "absent": absent, "partial": partial}
     result["findings"] = judged(table, rows)
-    result["notes"] = [f"Scale {work.scale.name}: {work.scale.what}.", *table.notes]
+    scale = f"Scale {work.scale.name}: {work.scale.what}."
+    result["notes"] = [f"Fine-tuned as at scale {work.scale.name}." if work.models else scale, *table.notes]
     folder = work.folder / work.scale.name
     result["page"] = str(folder / f"{table.name}.html")
     write_json(folder / f"{table.name}.json", result)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 
 from bertsmith.model.recurrent import VARIANTS
 from bertsmith.pretrain import PretrainConfig
@@ -79,6 +79,18 @@ class Table:
     @property
     def is_figure(self) -> bool:
         return any(row.series for row in self.rows)
+
+
+def only_of(table: Table, models: Container[str]) -> Table:
+    """A table of which those rows alone are run that start from these models, which need no pre-training."""
+
+    def row_of(row: Row) -> Row:
+        needed = [start.recipe for start in (row.start, row.beside) if start is not None]
+        missing = [name for name in needed if name not in models]
+        why = f"no --model {missing[0]}=… was given" if missing else "it needs the course of a pre-training"
+        return replace(row, start=None, beside=None, why_not=why) if missing or (needed and row.series) else row
+
+    return replace(table, rows=tuple(map(row_of, table.rows)))
 
 
 MNLI = Column("MNLI-m", "mnli")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import collect
 from bertsmith.errors import Diverged, UserError
 from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.formats.hf import config_in, read_config
+from bertsmith.model.config import EncoderConfig
 from bertsmith.paper.scales import CHECKPOINTS, Scale
 from bertsmith.paper.tables import SHARES, Column, Row, Table
 from bertsmith.pretrain import PretrainConfig, pretrain
@@ -70,6 +72,7 @@ class Work:
     device: str | None = None
     pretraining: tuple[str, ...] = ()  # settings for every pre-training, as --set writes them
     finetuning: tuple[str, ...] = ()
+    models: Mapping[str, Path] = field(default_factory=dict)  # that are given, by what they stand for
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
         """A recipe of the paper at the scale, with the user's settings."""
@@ -82,8 +85,19 @@ class Work:
     def run_of(self, recipe: PretrainConfig) -> Path:
         return self.folder / self.scale.name / "pretrained" / recipe.recipe
 
+    def finished(self, recipe: PretrainConfig) -> Path:
+        """The model folder of a recipe: the given one, or the end of its run."""
+        return self.models.get(recipe.recipe) or self.run_of(recipe) / MODEL
+
+    def encoder(self, recipe: PretrainConfig) -> EncoderConfig:
+        """The encoder of the model that is taken for a recipe."""
+        given = self.models.get(recipe.recipe)
+        return self.config(recipe).model if given is None else config_in(read_config(given), given)
+
     def pretrained(self, recipe: PretrainConfig) -> dict[str, Any]:
         """Pre-train a model unless it is there; gives its held-out scores and the tokens it has seen."""
+        if recipe.recipe in self.models:
+            return {}
         run, config = self.run_of(recipe), self.config(recipe)
         if is_finished(run):
             stored = read_json(run / CONFIG)
@@ -111,7 +125,7 @@ class Work:
         assert row.start is not None
         run = self.run_of(row.start)
         if row.share == 1.0:
-            return run / MODEL
+            return self.finished(row.start)
         found = run / "checkpoints" / f"step-{self.steps_at(row):08}"
         if not found.is_dir():
             raise UserError(
@@ -126,11 +140,15 @@ class Work:
         steps = train.steps or runlog.read(self.run_of(row.start))[-1]["step"]
         return int(steps) if row.share == 1.0 else round(row.share / SHARES[0]) * train.save_every
 
-    def tokens_at(self, row: Row) -> int:
-        """How many tokens a row's model has seen."""
+    def seen(self, row: Row) -> dict[str, int]:
+        """The steps and tokens behind a row's model, those of the one beside it included; of a given one unknown."""
         assert row.start is not None
-        seen = [r["tokens"] for r in runlog.read(self.run_of(row.start)) if r["step"] <= self.steps_at(row)]
-        return int(seen[-1]) if seen else 0
+        if row.start.recipe in self.models:
+            return {}
+        steps = self.steps_at(row)
+        seen = [record["tokens"] for record in runlog.read(self.run_of(row.start)) if record["step"] <= steps]
+        beside = self.pretrained(row.beside)["tokens"] if row.beside else 0
+        return {"steps": steps, "tokens": (int(seen[-1]) if seen else 0) + beside}
 
     def text(self) -> Path:
         """The corpus: the user's, or the demo's text, prepared once."""
@@ -161,30 +179,34 @@ class Work:
         """What a row is fine-tuned with for a column, apart from the seed."""
         found = []
         for config in self.scale.finetuning(column.task, row.features or column.features):
-            beside = str(self.run_of(row.beside) / MODEL) if row.beside else ""
+            beside = str(self.finished(row.beside)) if row.beside else ""
             config = replace(config, bilstm_layers=row.bilstm_layers, beside=beside)
             found.append(override(config, self.finetuning, "--tune"))
         return found
 
     def scores(self, row: Row, column: Column, config: FinetuneConfig, seed: int, data: Data) -> dict[str, Any]:
         """Fine-tune with a seed unless that was done; gives the scores and what keeps them from being compared."""
-        run = self.tuned(row, column, config, seed)
+        run, model = self.tuned(row, column, config, seed), self.model(row)
+        given = str(model) if model in self.models.values() else ""
         config = replace(config, train=replace(config.train, seed=seed))
         config = replace(config, data=replace(config.data, partial=data.is_subset))
         if (run / SCORES).exists():
             done = read_json(run / SCORES)
             same_settings(done["config"], to_dict(config), run / SCORES, option="")
+            if done.get("model", "") != given:
+                before = done.get("model") or "a model that was pre-trained here"
+                raise UserError(f"{run} was fine-tuned from {before}, not from {given or model}; give another --out")
             return done
         say(f"fine-tuning {row.name} on {column.run}, seed {seed}: {run}")
         try:
-            finetune(config, self.model(row), data.train, run, dev=data.dev, device=self.device, resume=True)
+            finetune(config, model, data.train, run, dev=data.dev, device=self.device, resume=True)
         except Diverged as error:
             say(f"warning: {run} failed: {error}")
             found: dict[str, Any] = {"config": to_dict(config), "scores": {}, "remarks": [], "failed": str(error)}
         else:
             scores = {**final_scores(run), **self._test_scores(run, column, data)}
             found = {"config": to_dict(config), "scores": scores, "remarks": _remarks(run, column.task, data)}
-        write_json(run / SCORES, found)
+        write_json(run / SCORES, {**found, **({"model": given} if given else {})})
         for heavy in (MODEL, "checkpoints"):
             shutil.rmtree(run / heavy, ignore_errors=True)
         return found
@@ -199,12 +221,15 @@ class Work:
 
     def starts(self, table: Table) -> list[PretrainConfig]:
         """The pre-trainings that a table needs: none where no column of it can be filled."""
+        needed = [start for row in table.rows for start in (row.start, row.beside) if start is not None]
+        missing = {start.recipe: start for start in needed if start.recipe not in self.models}
+        return list(missing.values()) if self.has_data(table) else []
+
+    def has_data(self, table: Table) -> bool:
+        """Whether a column of a table can be filled."""
         columns = table.columns[:-1] if table.average else table.columns
         asked = [column for column in columns if not column.why_not]
-        if not any(not column.task or isinstance(self.find(column.task), Data) for column in asked):
-            return []
-        needed = [start for row in table.rows for start in (row.start, row.beside) if start is not None]
-        return list({start.recipe: start for start in needed}.values())
+        return any(not column.task or isinstance(self.find(column.task), Data) for column in asked)
 
     def finetunings(self, table: Table, seeds: int) -> Iterator[tuple[Path, Finetuning]]:
         """The folder of every fine-tuning that a table needs, and what `scores` takes for it."""
