@@ -100,7 +100,9 @@ def demo() -> PretrainConfig:
         recipe="demo",
         model=replace(base.model, hidden_dropout=0.0, attention_dropout=0.0, max_positions=128),
         data=replace(base.data, max_length=64, long_length=None, copies=0),
-        train=TrainConfig(steps=2600, batch_size=32, learning_rate=2e-3, warmup=0.05, evaluate_every=260),
+        train=TrainConfig(
+            steps=2000, batch_size=32, learning_rate=2e-3, warmup=0.05, schedule="stable", decay=0.3, evaluate_every=200
+        ),
     )
 
 
