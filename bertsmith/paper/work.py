@@ -186,8 +186,9 @@ class Work:
 
     def scores(self, row: Row, column: Column, config: FinetuneConfig, seed: int, data: Data) -> dict[str, Any]:
         """Fine-tune with a seed unless that was done; gives the scores and what keeps them from being compared."""
+        assert row.start is not None
         run, model = self.tuned(row, column, config, seed), self.model(row)
-        given = str(model) if model in self.models.values() else ""
+        given = str(self.models.get(row.start.recipe, ""))
         config = replace(config, train=replace(config.train, seed=seed))
         config = replace(config, data=replace(config.data, partial=data.is_subset))
         if (run / SCORES).exists():
