@@ -34,7 +34,7 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Fine-tuning runs for each figure; the paper has 5")] = 1,
-    jobs: Annotated[int, typer.Option("--jobs", help="Fine-tuning runs side by side on the device")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", help="So many runs side by side on the device")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with their estimated time")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every pre-training")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from bertsmith.side_by_side import side_by_side
 from bertsmith.tasks.reading import find_splits, read_task
 from bertsmith.tasks.rows import Columns
 from bertsmith.tasks.task import find_task
-from bertsmith.training.run import write_json
+from bertsmith.training.run import is_finished, write_json
 
 Cell = dict[str, Any]
 
@@ -42,7 +42,7 @@ def reproduce(
     """Run tables of the paper, or plan them; gives a result each, which `OUT/SCALE/NAME.json` and `.html` hold too.
 
     `data` holds the folders of the tasks, `corpus` is a corpus folder (at scale tiny the demo's text by default). Runs
-    that are there already are used; so many `jobs` fine-tune side by side. `pretraining` and `finetuning` are settings
+    that are there already are used; so many `jobs` are run side by side. `pretraining` and `finetuning` are settings
     for all runs of a kind. `models` (`bert-base=MODEL`) are taken instead of pre-training; then nothing is pre-trained,
     and other rows are not run. Left out, the scale is tiny, or that of the paper where models are given.
     """
@@ -63,7 +63,9 @@ def reproduce(
     if dry_run:
         return [estimate(work, table, seeds) for table in tables]
     _check_rows(work, tables)
-    return [run_table(work, table, seeds, jobs) for table in tables]
+    if jobs > 1:
+        _run_side_by_side(work, tables, seeds, jobs)
+    return [run_table(work, table, seeds) for table in tables]
 
 
 def find_tables(names: Sequence[str]) -> list[Table]:
@@ -115,11 +117,9 @@ def _check_rows(work: Work, tables: Sequence[Table]) -> None:
                     pass
 
 
-def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, Any]:
+def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     """Run every row that is ours; a task whose rows are not there is absent, and said to be."""
     found = {column.task: work.find(column.task) for column in table.columns if column.task}
-    if jobs > 1:
-        _finetune_side_by_side(work, table, seeds, jobs)
     absent, rows, partial, is_measured = work.absent(table), [], dict[str, list[str]](), work.has_data(table)
     for row in table.rows:
         result: dict[str, Any] = {"name": row.name, "paper": _named(table, row.paper), "ours": {}}
@@ -161,17 +161,31 @@ def run_table(work: Work, table: Table, seeds: int, jobs: int = 1) -> dict[str, 
     return result
 
 
-def _finetune_side_by_side(work: Work, table: Table, seeds: int, jobs: int) -> None:
-    """Pre-train what a table needs, one after the other, then fine-tune all of it, several at a time."""
-    for start in work.starts(table):
-        work.pretrained(start)
+def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int) -> None:
+    """Pre-train what all tables need, then fine-tune all of it, several at a time.
+
+    The longest come first, so that nobody waits for a long one at the end.
+    """
+    plans = [estimate(work, table, seeds) for table in tables]
+    hours = {work.folder / run["run"]: run["hours"] for plan in plans for run in plan["runs"]}
+
+    def longest_first(runs: Mapping[Path, tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        return [runs[run] for run in sorted(runs, key=lambda run: -hours[run])]
+
+    starts = {work.run_of(start): (start,) for table in tables for start in work.starts(table)}
+    to_train = {run: given for run, given in starts.items() if not is_finished(run)}
+    several = len(to_train) > 1 and not work.scale.fills_a_device
+    for run, (start,) in starts.items():
+        if not (several and run in to_train):  # a finished one is looked at: whether it is what would be made
+            work.pretrained(start)
+    if several:
+        work.text()  # prepared once
+        side_by_side(jobs, "pre-training", work.pretrained, longest_first(to_train))
     # Several columns may be scores of one run.
-    missing = {run: given for run, given in work.finetunings(table, seeds) if not (run / SCORES).exists()}
-    if missing:
-        hours = {run["run"]: run["hours"] for run in estimate(work, table, seeds)["runs"]}
-        longest_first = sorted(missing, key=lambda run: -hours[str(run.relative_to(work.folder))])
-        calls = [missing[run] for run in longest_first]  # so that nobody waits for a long one at the end
-        side_by_side(jobs, f"fine-tuning for {table.name}", work.scores, calls)
+    tuned = {run: given for table in tables for run, given in work.finetunings(table, seeds)}
+    to_tune = {run: given for run, given in tuned.items() if not (run / SCORES).exists()}
+    if to_tune:
+        side_by_side(jobs, "fine-tuning", work.scores, longest_first(to_tune))
 
 
 def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:

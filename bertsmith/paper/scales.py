@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bertsmith.data.loader import DataConfig
+from bertsmith.data.loader import DataConfig, LongPositions
 from bertsmith.errors import UserError, suggestion
 from bertsmith.finetune import FinetuneConfig
 from bertsmith.model.config import EncoderConfig
@@ -24,6 +24,7 @@ class Scale:
 
     `layers`, `hidden` and `heads` are those of what stands for Base; other sizes are reckoned by the same ratios.
     `rates` are the learning rates of GLUE's tasks, of which the best on dev is taken; None: the paper's own settings.
+    A short run has no time for the paper's `dropout` and its random `long_positions`.
     """
 
     name: str
@@ -38,9 +39,19 @@ class Scale:
     task_rate: float | None = None  # of all other tasks
     feature_epochs: int = 20
     restarts: int = 2
+    dropout: float = BASE.hidden_dropout
+    long_positions: LongPositions = "new"
+
+    @property
+    def fills_a_device(self) -> bool:
+        """Whether one pre-training keeps a GPU busy, so that there is no use in several side by side."""
+        return self.hidden >= BASE.hidden_size
 
     def encoder(self, model: EncoderConfig) -> EncoderConfig:
-        """An encoder of the paper at this scale: the same ratios to Base in layers, width and size of a head."""
+        """An encoder of the paper at this scale: the same ratios to Base in layers, width and size of a head.
+
+        A narrower layer adds up fewer products, so its weights start larger, for sums as large as in the paper.
+        """
         wide = max(1, round(model.hidden_size / BASE.hidden_size * self.heads))  # heads of the usual size
         heads = max(1, round(wide * model.num_heads * BASE.head_size / model.hidden_size))
         hidden = wide * (self.hidden // self.heads)
@@ -51,11 +62,19 @@ class Scale:
             num_heads=heads if hidden % heads == 0 else wide,
             intermediate_size=4 * hidden,
             max_positions=self.long_length,
+            init_std=round(model.init_std * (model.hidden_size / hidden) ** 0.5, 3),
+            hidden_dropout=self.dropout,
+            attention_dropout=self.dropout,
         )
 
     def pretraining(self, recipe: PretrainConfig) -> PretrainConfig:
         """A recipe of the paper at this scale: what it is about stays, size and budget are the scale's."""
-        data: DataConfig = replace(recipe.data, max_length=self.max_length, long_length=self.long_length)
+        data: DataConfig = replace(
+            recipe.data,
+            max_length=self.max_length,
+            long_length=self.long_length,
+            long_positions=self.long_positions,
+        )
         return replace(recipe, model=self.encoder(recipe.model), data=data, train=self.train)
 
     def finetuning(self, task: str, features: str = "") -> list[FinetuneConfig]:
@@ -87,7 +106,7 @@ SCALES = {
         ),
         Scale(
             "small", "4 layers, 256 wide, 7,000 steps: minutes a model on one fast GPU",
-            4, 256, 4, 128, 512, _train(7_000, 256, 1e-3), (3e-4,), 3e-4,
+            4, 256, 4, 128, 512, _train(7_000, 256, 1e-3), (3e-4,), 3e-4, dropout=0.0, long_positions="copied",
         ),
         Scale(
             "base", "the paper's sizes, a tenth of its budget",
