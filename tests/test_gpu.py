@@ -106,6 +106,23 @@ def test_recorded_steps_are_those_that_are_not(optimizer: str) -> None:
     assert (first - second).norm() < 0.02 * first.norm()
 
 
+def test_losses_of_recorded_micro_batches_add_up() -> None:
+    train = TrainConfig(steps=1, learning_rate=1e-3)
+    steps = [[rounded(masked_batch(128, rows, 10 * step + rows)) for rows in (8, 24, 8, 16)] for step in range(5)]
+    found = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = MaskedLM(Encoder(config())).to(CUDA)
+        recorder = Recorder(model, make_optimizers(model, train), train, passes=True) if recorded else None
+        for number, batches in enumerate(steps):
+            counts = {name: float(sum(b.counts[name] for b in batches)) for name in batches[0].counts}
+            means, norm = gradients(model, batches, counts, train, number, recorder)
+            found.append([*means.values(), norm])
+            model.zero_grad(set_to_none=recorder is None)
+    plain, fast = found[: len(steps)], found[len(steps) :]
+    assert np.allclose(plain, fast, rtol=0.02, atol=0.02)
+
+
 def test_small_batches_of_a_task() -> None:
     rng = np.random.default_rng(0)
     batches = []

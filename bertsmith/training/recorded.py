@@ -144,4 +144,4 @@ class _Pass:
         for name, scale in scales.items():
             self.scales[name].fill_(scale)
         self.graph.replay()
-        return self.names, self.values
+        return self.names, self.values.clone()  # the next recording, of whichever size, may write over its memory
