@@ -269,6 +269,8 @@ def rounded(batch: Batch) -> Batch:
         room = -masked % _step(masked, 8)
         sizes |= {"masked": (room, 0), "targets": (room, IGNORE)}
     labels = {n: F.pad(v, (0, sizes[n][0]), value=sizes[n][1]) if n in sizes else v for n, v in batch.labels.items()}
+    if "states" in labels:
+        labels["states"] = F.pad(labels["states"], (0, 0, 0, 0, 0, more))
     columns = (F.pad(v, (0, more)) for v in (batch.tokens, batch.segments, batch.positions))
     layout = Packed(starts, longest, batch.layout.filler + fillers)
     return replace(batch, **dict(zip(COLUMNS, columns, strict=True)), layout=layout, labels=labels)  # type: ignore[arg-type]

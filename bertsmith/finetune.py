@@ -213,7 +213,7 @@ def _finetune(
         evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed, answered)) if dev_rows else None,
         goal=_goal(task, head),
         resume=found,
-        recordable=not head.is_recurrent and can_fuse(positions, where, autocast_dtype(config.train.precision, where)),
+        recordable=can_fuse(positions, where, autocast_dtype(config.train.precision, where)),
         title=f"fine-tuning {config.task}",
     )
     guess = guess_loss(rows, head, network.class_weights)

@@ -19,6 +19,7 @@ from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import pretrain
 from bertsmith.recipes import recipe
@@ -140,29 +141,36 @@ def test_small_batches_of_a_task() -> None:
     assert np.allclose(*runs, atol=0.02)
 
 
-@pytest.mark.parametrize("kind", ["weighted", "multi", "regression", "tags", "span", "choice", "beside"])
+@pytest.mark.parametrize(
+    "kind",
+    ["weighted", "multi", "regression", "tags", "span", "choice", "beside", "bilstm", "bilstm-tags", "features"],
+)
 def test_every_head_can_be_recorded(kind: str) -> None:
     rng = np.random.default_rng(0)
     labels = {"multi": [1.0, 0.0], "regression": 0.5, "span": (1, 2)}.get(kind, 1)
+    head = {"bilstm-tags": "tags", "features": "tags"}.get(kind, kind)
+    head = "single" if kind in ("weighted", "beside", "bilstm") else head
     batches = []
     for _ in range(4):
         rows = []
         for n in rng.integers(4, 60, 8):
-            tags = rng.integers(0, 2, n) if kind == "tags" else None
-            rows.append(
-                Example(rng.integers(1000, 30000, n), np.zeros(n, int), None if tags is not None else labels, tags)
-            )
+            tags = rng.integers(0, 2, n) if head == "tags" else None
+            states = rng.normal(size=(n, 1, 768)).astype(np.float16) if kind == "features" else None
+            label = None if tags is not None else labels
+            rows.append(Example(rng.integers(1000, 30000, n), np.zeros(n, int), label, tags, states=states))
         if kind == "choice":
             rows = [dataclasses.replace(row, label=1 if i % 4 == 0 else None) for i, row in enumerate(rows)]
         batches.append(collate(rows, packed=True))
-    head = "single" if kind in ("weighted", "beside") else kind
     encoder = config(direction="left-to-right" if kind == "beside" else "both")
     runs = []
     for recorded in (False, True):
         torch.manual_seed(0)
         names = ("a", "b") if head in ("single", "multi", "tags") else ()
         choices = 4 if head == "choice" else 0
-        made = HeadConfig(head, names, num_choices=choices, beside=kind == "beside")  # type: ignore[arg-type]
+        features = FeatureConfig("last", hidden_size=256) if kind == "features" else None
+        made = HeadConfig(  # type: ignore[call-overload]
+            head, names, choices, features=features, bilstm_layers=int("bilstm" in kind), beside=kind == "beside"
+        )
         model = TaskModel(Encoder(encoder), made).to(CUDA)
         if kind == "weighted":
             model.class_weights = [0.5, 2.0]

@@ -122,11 +122,6 @@ class HeadConfig:
     def is_own(self) -> bool:
         return self.own_form != (None, 0, False)
 
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether there is a BiLSTM, which has to ask the device how long sequences are."""
-        return self.features is not None or self.bilstm_layers > 0
-
     def same_classes(self, other: HeadConfig) -> bool:
         """Whether the weights of one output layer mean the same in the other."""
         return (self.kind, self.labels, self.own_form) == (other.kind, other.labels, other.own_form)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -76,7 +77,7 @@ class RecurrentHead(nn.Module):
         self.output = nn.Linear(2 * features.hidden_size, outputs)
         init_weights(self, config.init_std)
 
-    def forward(self, states: Tensor, layout: Packed) -> Tensor:
+    def forward(self, states: Tensor, layout: Layout) -> Tensor:
         """Scores (W, K) from states (W, L, H) of sentences of words.
 
         In the parameters' own precision also while training: not every device has an LSTM in bfloat16.
@@ -89,14 +90,14 @@ class RecurrentHead(nn.Module):
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
         """Scores (T, K) of a batch: of words whose states it brings, or at the tokens that its words begin with."""
         if "states" in batch.labels:
-            return self(batch.labels["states"], _without_empty(batch.layout))
+            return self(batch.labels["states"], batch.layout)
         read, layout = batch.labels["read"], batch.layout
         assert isinstance(layout, Packed)
         scores = self.output.weight.new_zeros(len(batch.tokens), self.output.out_features)
         if not len(read):
             return scores
         words = torch.searchsorted(read, layout.starts.to(read.dtype)).int()  # where each sequence's words begin
-        found = self(self.states(encoder, batch)[read], _without_empty(Packed(words, layout.max_length)))
+        found = self(self.states(encoder, batch)[read], Packed(words, layout.max_length))
         return scores.to(found.dtype).index_copy(0, read, found)
 
     @torch.no_grad()
@@ -109,10 +110,44 @@ class RecurrentHead(nn.Module):
 
 def both_ways(lstm: nn.LSTM, x: Tensor, layout: Layout) -> Tensor:
     """What a BiLSTM gives for each token of sequences that it reads one by one."""
+    if x.is_cuda and isinstance(layout, Packed):
+        return each_way(lstm, x, layout)
+    layout = _without_empty(layout) if isinstance(layout, Packed) else layout
     lengths = (layout.mask.sum(1) if isinstance(layout, Padded) else layout.starts.diff()).cpu()
     packed = pack_padded_sequence(layout.pad(x), lengths, batch_first=True, enforce_sorted=False)
     hidden, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=layout.max_length)
     return layout.unpad(hidden)
+
+
+def each_way(lstm: nn.LSTM, x: Tensor, layout: Packed) -> Tensor:
+    """The same layer by layer and way by way: no length leaves the device, so that a GPU's work can be recorded.
+
+    Sequences stand in a rectangle, for the way back each of them turned round in its own places; what lies behind them
+    is read after them. More work than needed, and on a GPU still less time than its launches.
+    """
+    starts, steps = layout.starts.long(), torch.arange(layout.max_length, device=x.device)
+    lengths = starts.diff()[:, None]
+    turned = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    turned = (turned + layout.max_length * torch.arange(len(lengths), device=x.device)[:, None]).flatten()
+    turn = lambda states: states.flatten(0, 1).index_select(0, turned).view_as(states)  # noqa: E731
+    hidden = layout.pad(x)
+    for layer in range(lstm.num_layers):
+        hidden = F.dropout(hidden, lstm.dropout, lstm.training and layer > 0)
+        ways = _one_way(lstm, f"l{layer}", hidden), turn(_one_way(lstm, f"l{layer}_reverse", turn(hidden)))
+        hidden = torch.cat(ways, -1)
+    tokens = torch.arange(len(x), device=x.device)
+    sequences = torch.searchsorted(starts[1:].contiguous(), tokens, right=True)
+    places = layout.max_length * sequences + tokens - starts.index_select(0, sequences)
+    return hidden.flatten(0, 1).index_select(0, places)
+
+
+def _one_way(lstm: nn.LSTM, name: str, x: Tensor) -> Tensor:
+    """One direction of one layer over (B, L, …)."""
+    weights = [getattr(lstm, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    whole = torch.cat([weight.flatten() for weight in weights])  # in one piece, as cuDNN reads them
+    parts = [part.view_as(w) for part, w in zip(whole.split([w.numel() for w in weights]), weights, strict=True)]
+    start = x.new_zeros(1, len(x), lstm.hidden_size)
+    return torch.lstm(x, (start, start), parts, True, 1, 0.0, lstm.training, False, True)[0]
 
 
 class RecurrentTop(nn.Module):
@@ -141,8 +176,7 @@ class RecurrentTop(nn.Module):
         return self.top(torch.cat(ends, -1))
 
 
-def _without_empty(layout: Layout) -> Packed:
+def _without_empty(layout: Packed) -> Packed:
     """The sentences that have words."""
-    assert isinstance(layout, Packed)
     starts = torch.unique_consecutive(layout.starts)
     return Packed(starts, int(starts.diff().max()))

@@ -1,0 +1,64 @@
+"""BiLSTMs over packed sequences: the way that a GPU takes gives what nn.LSTM gives for each sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bertsmith.batch import Example, Packed, collate, rounded
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.recurrent import FeatureConfig, both_ways, each_way
+
+LENGTHS = [3, 0, 7, 1, 5, 0]
+
+
+def inputs(layers: int) -> tuple[nn.LSTM, Tensor, Packed]:
+    torch.manual_seed(layers)
+    starts = torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32)
+    return nn.LSTM(6, 4, layers, bidirectional=True), torch.randn(sum(LENGTHS), 6), Packed(starts, 9)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_each_way_is_both_ways(layers: int) -> None:
+    lstm, x, layout = inputs(layers)
+    found = []
+    for read in (both_ways, each_way):
+        given = x.clone().requires_grad_()
+        states = read(lstm, given, layout)
+        lstm.zero_grad()
+        (states * torch.arange(states.numel()).view_as(states)).sum().backward()
+        found.append([states.detach(), given.grad, *(p.grad.clone() for p in lstm.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+    alone = lstm(x[3:10, None])[0][:, 0]  # the sequence of seven
+    assert torch.allclose(found[1][0][3:10], alone, atol=1e-6)
+
+
+def test_dropout_is_between_the_layers_alone() -> None:
+    lstm, x, layout = inputs(1)
+    lstm.dropout = 0.5
+    assert torch.equal(each_way(lstm, x, layout), each_way(lstm, x, layout))
+    lstm, x, layout = inputs(2)
+    lstm.dropout = 0.5
+    assert not torch.equal(each_way(lstm, x, layout), each_way(lstm, x, layout))
+    lstm.eval()
+    assert torch.allclose(each_way(lstm, x, layout), both_ways(lstm, x, layout), atol=1e-6)
+
+
+def test_filler_changes_no_loss_of_a_tagger_on_features() -> None:
+    encoder = Encoder(EncoderConfig(vocab_size=50, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16))
+    head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last", hidden_size=4))
+    model, rng = TaskModel(encoder, head).eval(), np.random.default_rng(1)
+    rows = [
+        Example(np.zeros(n, int), np.zeros(n, int), tags=rng.integers(0, 2, n), states=rng.normal(size=(n, 1, 8)))
+        for n in (4, 9, 2)
+    ]
+    batch = collate(rows, packed=True)
+    filled = rounded(batch)
+    assert filled.labels["states"].shape == (256, 1, 8)
+    assert filled.counts == batch.counts
+    assert torch.allclose(model(filled)["task"], model(batch)["task"], atol=1e-5)
