@@ -142,6 +142,10 @@ def test_scales_keep_what_a_row_is_about() -> None:
         (m.num_layers, m.hidden_size, m.num_heads) for m in (paper.encoder(r.start.model) for r in table6().rows)
     ] == list(TABLE_6)
     assert override(paper.pretraining(bert("base")), ["train.evaluate_every=0.1"]) == bert("base")
+    assert {paper.encoder(row.start.model).init_std for row in table6().rows} == {0.02}
+    small = [SCALES["small"].encoder(row.start.model) for row in table6().rows]
+    assert {(m.hidden_size, m.init_std) for m in small} == {(256, 0.035), (320, 0.036)}
+    assert {(m.hidden_dropout, m.attention_dropout) for m in small} == {(0.0, 0.0)}
     ltr = SCALES["tiny"].pretraining(left_to_right("base"))
     assert (ltr.model.direction, ltr.next_sentence, ltr.model.hidden_size) == ("left-to-right", False, 64)
     assert [c.train.learning_rate for c in paper.finetuning("rte")] == [5e-5, 4e-5, 3e-5, 2e-5]
@@ -230,10 +234,31 @@ def test_side_by_side_comes_out_the_same(folder, tasks, world) -> None:
     (before,) = run("table1", folder, tasks, world)
     runs = [run for task in ("rte", "mrpc") for run in folder.glob(f"tiny/tuned/bert-base/{task}/*/seed-1")]
     assert len(runs) == 2
-    for gone in runs:
+    starts = [folder / "tiny" / "pretrained" / name for name in ("bert-base", "bert-large")]
+    weights = [(start / "model" / "model.safetensors").read_bytes() for start in starts]
+    for gone in (*runs, *starts):
         shutil.rmtree(gone)
     (after,) = run("table1", folder, tasks, world, jobs=2)
     assert after["rows"] == before["rows"]
+    assert [(start / "model" / "model.safetensors").read_bytes() for start in starts] == weights
+
+
+def test_side_by_side_a_finished_run_is_looked_at_first(folder, tasks, world, monkeypatch) -> None:
+    run("table1", folder, tasks, world)
+    monkeypatch.setattr(reproducing, "side_by_side", lambda *given: pytest.fail("something was begun"))
+    with pytest.raises(UserError, match=r"^train\.steps is 10 .* or another --out$"):
+        run(["table1", "table8"], folder, tasks, world, jobs=2, pretraining=("train.steps=11", *SHORT[1:]))
+
+
+def test_a_model_that_fills_a_device_is_pretrained_alone(folder, tasks, world, tmp_path, monkeypatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(reproducing, "side_by_side", lambda jobs, title, function, calls: begun.append(title))
+    monkeypatch.setattr(works.Work, "pretrained", lambda self, start: begun.append(start.recipe) or {})
+    monkeypatch.setattr(reproducing, "run_table", lambda *given: {})
+    for scale, expected in (("small", ["pre-training"]), ("base", ["bert-base", "bert-large"])):
+        run("table1", tmp_path, tasks, world, jobs=2, scale=scale, pretraining=())
+        assert begun == [*expected, "fine-tuning"]
+        begun.clear()
 
 
 def test_side_by_side_the_long_ones_come_first(folder, tasks, world, monkeypatch) -> None:

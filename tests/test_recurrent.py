@@ -54,7 +54,12 @@ def test_filler_changes_no_loss_of_a_tagger_on_features() -> None:
     head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last", hidden_size=4))
     model, rng = TaskModel(encoder, head).eval(), np.random.default_rng(1)
     rows = [
-        Example(np.zeros(n, int), np.zeros(n, int), tags=rng.integers(0, 2, n), states=rng.normal(size=(n, 1, 8)))
+        Example(
+            np.zeros(n, int),
+            np.zeros(n, int),
+            tags=rng.integers(0, 2, n),
+            states=rng.normal(size=(n, 1, 8)).astype(np.float16),
+        )
         for n in (4, 9, 2)
     ]
     batch = collate(rows, packed=True)

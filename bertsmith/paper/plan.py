@@ -23,6 +23,7 @@ from bertsmith.training.speed import matrix_ceiling
 
 SHARE = 0.4  # of the ceiling of matrix products that training is taken to reach
 STEP, RUN = 0.005, 3.0  # seconds that every step and every run take beside
+BILSTM = 0.01  # seconds more of a step with a BiLSTM, which reads token after token
 PIECES = 1.35  # tokens a word
 MARKS = 3  # [CLS] and two [SEP]
 
@@ -34,8 +35,8 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     words = Tokenizer.load(Corpus.open(work.corpus).folder).vocab_size if work.corpus is not None else DEMO_WORDS
     runs: dict[str, dict[str, Any]] = {}
 
-    def add(run: Path, flops: float, steps: float, done: bool) -> None:
-        folder, hours = str(run.relative_to(work.folder)), 0.0 if done else (flops / speed + STEP * steps + RUN) / 3600
+    def add(run: Path, flops: float, steps: float, done: bool, step: float = STEP) -> None:
+        folder, hours = str(run.relative_to(work.folder)), 0.0 if done else (flops / speed + step * steps + RUN) / 3600
         runs[folder] = {"run": folder, "done": done, "flops": flops, "hours": hours}
 
     for start in work.starts(table):
@@ -44,12 +45,14 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     for run, (row, column, config, _, data) in work.finetunings(table, seeds):
         lengths = row_lengths(column.task, data)
         steps = config.train.steps or (config.train.epochs or 1) * len(lengths) / config.train.batch_size
-        add(run, _finetuning_flops(work, row, config, lengths), steps, (run / SCORES).exists())
+        step = STEP + BILSTM * bool(config.bilstm_layers or config.features.variant)
+        add(run, _finetuning_flops(work, row, config, lengths), steps, (run / SCORES).exists(), step)
     hours = sum(run["hours"] for run in runs.values())
     facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
     note = (
-        f"operations at {SHARE:.0%} of this machine's ceiling for matrix products, {1000 * STEP:.0f} ms a step and "
-        f"{RUN:.0f} s a run, one after the other; evaluation is not counted"
+        f"operations at {SHARE:.0%} of this machine's ceiling for matrix products, {1000 * STEP:.0f} ms a step "
+        f"({1000 * (STEP + BILSTM):.0f} with a BiLSTM) and {RUN:.0f} s a run, one after the other; "
+        "evaluation is not counted"
     )
     return {**facts, "runs": list(runs.values()), "hours": hours, "absent": work.absent(table), "note": note}
 

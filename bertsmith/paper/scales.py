@@ -106,7 +106,7 @@ SCALES = {
         ),
         Scale(
             "small", "4 layers, 256 wide, 7,000 steps: minutes a model on one fast GPU",
-            4, 256, 4, 128, 512, _train(7_000, 256, 1e-3), (3e-4,), 3e-4, dropout=0.0, long_positions="copied",
+            4, 256, 4, 128, 512, _train(7_000, 256, 5e-4), (3e-4,), 3e-4, dropout=0.0, long_positions="copied",
         ),
         Scale(
             "base", "the paper's sizes, a tenth of its budget",
