@@ -175,6 +175,7 @@ class Example:
     label: Any = None  # a class, a number, a row of numbers, or a (start, end) span
     tags: NDArray[Any] | None = None  # (n,) one class a token, IGNORE where there is none
     read: NDArray[Any] | None = None  # the tokens that are asked about, in order: each word's first; others are context
+    begins: NDArray[Any] | None = None  # those of them that begin a sentence; None: the first alone
     states: NDArray[Any] | None = None  # (n, layers, H) what a frozen encoder gave for them
 
 
@@ -306,8 +307,12 @@ def collate(
             tags = fill_grid(batch.layout.mask.numpy(), tags, IGNORE)
         labels["tags"] = torch.from_numpy(tags)
     if examples[0].read is not None and isinstance(batch.layout, Packed):
-        places = zip(batch.layout.starts.tolist(), examples, strict=False)
-        labels["read"] = torch.from_numpy(np.concatenate([start + np.asarray(e.read, np.int64) for start, e in places]))
+        begins = [np.asarray(e.read)[:1] if e.begins is None else e.begins for e in examples]
+        for name, asked in (("read", [e.read for e in examples]), ("begins", begins)):
+            shifted = [
+                start + np.asarray(p, np.int64) for start, p in zip(batch.layout.starts.tolist(), asked, strict=False)
+            ]
+            labels[name] = torch.from_numpy(np.concatenate(shifted))
     if examples[0].states is not None:
         labels["states"] = torch.from_numpy(np.concatenate([np.asarray(e.states) for e in examples]))
     return replace(batch, labels=labels, counts=counts, indices=indices)

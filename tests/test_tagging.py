@@ -99,9 +99,12 @@ def test_every_word_is_learnt_once_at_its_first_piece_with_all_the_context_that_
         assert all(len(e.tokens) == sizes + 2 for e in encoded.examples)
 
 
+@pytest.mark.parametrize("features", [None, FeatureConfig("last", hidden_size=8)])
 @pytest.mark.parametrize("max_length", [14, 30, 512])
-def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_gets(world, max_length) -> None:
-    head, limits = HeadConfig("tags", ("O", "B-X", "I-X")), Limits(max_length)
+def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_gets(
+    world, max_length, features
+) -> None:
+    head, limits = HeadConfig("tags", ("O", "B-X", "I-X"), features=features), Limits(max_length)
     predictor = Predictor(load_folder(world / "run" / "model", head), "cpu")
     rows = [*document_rows([3, 9, 1, 5]), *document_rows([3, 9, 1, 5], "list"), Row("alone and free", None, None, "")]
     encoded = tagging.encode(rows, predictor.tokenizer, limits, head, labelled=False)
@@ -117,10 +120,18 @@ def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_
     assert all(len(e.read) == len(set(e.read.tolist())) for e in encoded.examples)
 
 
-def test_sentences_for_a_bilstm_stay_apart(world) -> None:
-    head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last"))
-    encoded = tagging.encode(document_rows([3, 4]), Tokenizer.load(world / "tok"), Limits(64), head, labelled=False)
-    assert [len(example.read) for example in encoded.examples] == [3, 4]
+def test_a_bilstm_reads_words_in_one_sentence_at_a_time(world) -> None:
+    head, tokenizer = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last")), Tokenizer.load(world / "tok")
+    rows = document_rows([3, 4])
+    encoded = tagging.encode(rows, tokenizer, Limits(64), head, labelled=False)
+    (example,) = encoded.examples
+    assert len(example.read) == 7
+    assert example.begins.tolist() == [begins[0] for begins in encoded.details]
+    whole = replace(rows[0], text=" ".join(rows[0].document), parts=rows[0].document, label=())  # overlaps with both
+    encoded = tagging.encode([*rows, whole, rows[1]], tokenizer, Limits(64), head, labelled=False)
+    assert [len(example.read) for example in encoded.examples] == [7, 7, 4]
+    assert [len(example.begins) for example in encoded.examples] == [2, 1, 1]
+    assert list(encoded.sources) == [0, 0, 1, 2]
 
 
 def test_context_is_on_both_sides(world) -> None:

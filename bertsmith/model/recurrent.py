@@ -96,8 +96,8 @@ class RecurrentHead(nn.Module):
         scores = self.output.weight.new_zeros(len(batch.tokens), self.output.out_features)
         if not len(read):
             return scores
-        words = torch.searchsorted(read, layout.starts.to(read.dtype)).int()  # where each sequence's words begin
-        found = self(self.states(encoder, batch)[read], Packed(words, layout.max_length))
+        sentences = F.pad(torch.searchsorted(read, batch.labels["begins"]), (0, 1), value=len(read)).int()
+        found = self(self.states(encoder, batch)[read], Packed(sentences, layout.max_length))
         return scores.to(found.dtype).index_copy(0, read, found)
 
     @torch.no_grad()

@@ -33,7 +33,7 @@ class Examples(Sequence[Example]):
     labels: NDArray[Any] | None = None  # (n / step, …)
     tags: NDArray[np.int32] | None = None  # (T,)
     step: int = 1
-    read: NDArray[np.bool_] | None = None  # (T,) whether a token is asked about
+    read: NDArray[np.uint8] | None = None  # (T,) 1 where a token is asked about, 2 where a sentence begins with it
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -49,7 +49,7 @@ class Examples(Sequence[Example]):
             None if labels is None else np.asarray(labels),
             None if first.tags is None else joined([np.asarray(e.tags) for e in examples], np.int32),
             step,
-            None if first.read is None else joined([_mask(e) for e in examples], np.bool_),
+            None if first.read is None else joined([_marks(e) for e in examples], np.uint8),
         )
 
     def __len__(self) -> int:
@@ -69,8 +69,9 @@ class Examples(Sequence[Example]):
         has_label = self.labels is not None and number % self.step == 0
         label = self.labels[number // self.step] if has_label else None  # type: ignore[index]
         tags = None if self.tags is None else self.tags[place]
-        read = None if self.read is None else np.flatnonzero(self.read[place])
-        return Example(self.tokens[place], self.segments[place], label, tags, read)
+        marks = None if self.read is None else self.read[place]
+        read, begins = (None, None) if marks is None else (np.flatnonzero(marks), np.flatnonzero(marks == 2))
+        return Example(self.tokens[place], self.segments[place], label, tags, read, begins)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """Rows (`step` examples each) as a packed batch to learn from, as `collate` makes it."""
@@ -89,10 +90,11 @@ class Examples(Sequence[Example]):
         return replace(batch, labels=labels, counts=counts, indices=rows)
 
 
-def _mask(example: Example) -> NDArray[np.bool_]:
-    mask = np.zeros(len(example.tokens), dtype=np.bool_)
-    mask[example.read] = True
-    return mask
+def _marks(example: Example) -> NDArray[np.uint8]:
+    marks = np.zeros(len(example.tokens), dtype=np.uint8)
+    marks[example.read] = 1
+    marks[np.asarray(example.read)[:1] if example.begins is None else example.begins] = 2
+    return marks
 
 
 def joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

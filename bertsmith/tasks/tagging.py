@@ -72,8 +72,8 @@ def check(row: Row, head: HeadConfig) -> list[int]:
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
     """A sentence with all the context that fits, in several parts where it is longer than the model.
 
-    To be learnt, or to be read by a BiLSTM, each is an example of its own; else those that have the same context share
-    one: a document that fits is computed once, not once a sentence.
+    To be learnt, each is an example of its own; else those that have the same context share one: a document that fits
+    is computed once, not once a sentence.
     """
     room = limits.max_length - 2
     cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
@@ -85,24 +85,29 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     for number, (row, words) in enumerate(zip(rows, texts, strict=True)):
         classes = np.array(check(row, head) if labelled else [IGNORE] * len(words))
         document, offset = (row.document, row.begin) if row.document else (tuple(words), 0)
-        alone = labelled or head.features is not None or not row.document
+        alone = labelled or not row.document
         sizes = np.minimum(np.array([len(pieces[word]) for word in document], dtype=np.int64), room)
         for first, end, left, right in _windows(sizes, offset, offset + len(words), room):
             begins = 1 + sizes[left:first].sum() + np.cumsum([0, *sizes[first:end]])[:-1]
             window = (number if alone else row.document, left, right)
             owners.append(number)
             details.append(begins)
-            sources.append(places.setdefault(window, len(examples)))
-            if sources[-1] < len(examples):
-                known = examples[sources[-1]]
-                examples[sources[-1]] = replace(known, read=np.concatenate([np.asarray(known.read), begins]))
+            source = places.setdefault(window, len(examples))
+            if source < len(examples) and head.features is not None:
+                both = np.intersect1d(begins, np.asarray(examples[source].read))
+                source = len(examples) if len(both) else source  # words that a BiLSTM reads in two sentences
+            sources.append(source)
+            if source < len(examples):
+                known = examples[source]
+                read = np.concatenate([np.asarray(known.read), begins])
+                examples[source] = replace(known, read=read, begins=np.append(np.asarray(known.begins), begins[:1]))
                 continue
             tokens = [piece for word in document[left:right] for piece in pieces[word][:room]]
             tags = np.full(len(tokens) + 2, IGNORE)
             tags[begins] = classes[first - offset : end - offset]
             whole = np.array([cls_id, *tokens, sep_id])
             zeros = np.zeros(len(whole), dtype=np.int64)
-            examples.append(Example(whole, zeros, tags=tags if labelled else None, read=begins))
+            examples.append(Example(whole, zeros, tags=tags if labelled else None, read=begins, begins=begins[:1]))
     return Encoded(Examples.of(examples), owners, details, sources=sources)
 
 
