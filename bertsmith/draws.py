@@ -6,10 +6,13 @@ arithmetic is on 32-bit words held in 64 bits, which numpy on a CPU and torch on
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 WORD = np.uint64(0xFFFFFFFF)
+BLOCK = 4096  # places of an order that are drawn at once
 Words = NDArray[np.uint64]
 
 
@@ -58,6 +61,24 @@ def permute(index: ArrayLike, size: int, *parts: ArrayLike) -> NDArray[np.int64]
         x[outside] = (left << half) | right
         outside = x >= np.uint64(size)
     return x.astype(np.int64).reshape(np.shape(index))
+
+
+def in_epochs(begin: int, end: int, size: int, seed: int, stream: int) -> NDArray[np.int64]:
+    """What stands from `begin` to `end` where range(size) comes again and again, each time in an order of its own."""
+    parts = []
+    while begin < end:
+        epoch, place = divmod(begin, size)
+        block, offset = divmod(place, BLOCK)
+        part = _block(block, size, seed, epoch, stream)[offset : offset + end - begin]
+        parts.append(part)
+        begin += len(part)
+    return np.concatenate(parts)
+
+
+@lru_cache(maxsize=4)
+def _block(number: int, size: int, *parts: int) -> NDArray[np.int64]:
+    """A part of an epoch's order: many places are drawn in the time of a few."""
+    return permute(np.arange(number * BLOCK, min(size, (number + 1) * BLOCK)), size, *parts)
 
 
 def seed(*parts: int) -> int:

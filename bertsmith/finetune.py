@@ -5,13 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bertsmith import draws
 from bertsmith.batch import Batch, share
@@ -46,7 +43,6 @@ from bertsmith.training.run import final_scores, finish_run, open_run
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
-BLOCK = 4096  # rows whose order is drawn at once
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,8 @@ class FinetuneConfig:
     the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
     they are (0: the embeddings alone). With a variant of `features` the encoder is not trained: a BiLSTM on its states
     is (section 5.3). `bilstm_layers` puts a random BiLSTM between the encoder and the output layer, trained with them
-    (Table 5); `beside` is a second model that reads the other way, whose states stand beside the first one's.
+    (Table 5); `beside` is a second model that reads the other way, whose states stand beside the first one's. `dropout`
+    is set everywhere instead of the model's own: one that was pre-trained without any may still need some here.
     """
 
     task: str
@@ -97,11 +94,14 @@ class FinetuneConfig:
     features: FeatureConfig = field(default_factory=FeatureConfig)
     bilstm_layers: int = 0
     beside: str = ""
+    dropout: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("restarts", "reinit_layers", "frozen_layers", "bilstm_layers"):
             if (getattr(self, name) or 0) < 0:
                 raise UserError(f"{name} must not be negative: {getattr(self, name)}")
+        if not 0 <= (self.dropout or 0) < 1:
+            raise UserError(f"dropout must be at least 0 and under 1, not {self.dropout}")
         if self.features.variant and (self.bilstm_layers or self.beside):
             name = "bilstm_layers" if self.bilstm_layers else "beside"
             raise UserError(f"--features trains a BiLSTM on a frozen encoder, and {name} is for one that is trained")
@@ -303,7 +303,7 @@ def micro_batches(
     by_epochs = train.epochs is not None and train.steps is None and train.hours is None
     last = max(1, int((train.epochs or 0) * count)) if by_epochs else sys.maxsize
     begin = step * train.batch_size
-    rows = chosen_rows(begin, min(begin + train.batch_size, last), count, train.seed)
+    rows = draws.in_epochs(begin, min(begin + train.batch_size, last), count, train.seed, ORDER)
     size = train.micro_size(max_length) if endings == 1 else max(1, train.micro_size(max_length) // endings)
     batches = []
     for place, is_idle in share(range(0, len(rows), size), rank, ranks):
@@ -312,34 +312,15 @@ def micro_batches(
     return batches
 
 
-def chosen_rows(begin: int, end: int, count: int, seed: int) -> NDArray[np.int64]:
-    """The rows of the samples from `begin` to `end` of a run that goes through `count` rows again and again."""
-    parts = []
-    while begin < end:
-        epoch, place = divmod(begin, count)
-        block, offset = divmod(place, BLOCK)
-        part = _block(block, count, seed, epoch)[offset : offset + end - begin]
-        parts.append(part)
-        begin += len(part)
-    return np.concatenate(parts)
-
-
-@lru_cache(maxsize=4)
-def _block(number: int, count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A part of an epoch's order: many rows are drawn in the time of a few."""
-    places = np.arange(number * BLOCK, min(count, (number + 1) * BLOCK))
-    return draws.permute(places, count, seed, epoch, ORDER)
-
-
 def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
     """The pre-trained encoder with a fresh output layer; the pooler comes along where the folder has one."""
     torch.manual_seed(draws.seed(config.train.seed, HEAD_WEIGHTS))
-    loaded = load_folder(source, head)
+    loaded = load_folder(source, head, dropout=config.dropout)
     model = loaded.model
     assert isinstance(model, TaskModel)
     _check_layers(config, model.encoder.config.num_layers)
     if config.beside:
-        _put_beside(model, loaded, find_model(config.beside))
+        _put_beside(model, loaded, load_folder(find_model(config.beside), dropout=config.dropout))
     if config.random_start:
         model = TaskModel(Encoder(model.encoder.config), head)
     elif config.reinit_layers:
@@ -350,13 +331,12 @@ def _start(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
     return replace(loaded, model=model)
 
 
-def _put_beside(model: TaskModel, loaded: Loaded, source: Path) -> None:
+def _put_beside(model: TaskModel, loaded: Loaded, other: Loaded) -> None:
     """Give the second encoder the weights of a folder, which has to be the first one's mirror image."""
     assert model.beside is not None
-    other = load_folder(source)
     if other.model.encoder.config != model.beside.config or other.tokenizer.hash != loaded.tokenizer.hash:
         raise UserError(
-            f"beside: {source} is not the same encoder as {loaded.folder}, read the other way: the size, the "
+            f"beside: {other.folder} is not the same encoder as {loaded.folder}, read the other way: the size, the "
             f"vocabulary or the direction ({other.model.encoder.config.direction}) differs"
         )
     model.beside.load_state_dict(other.model.encoder.state_dict())

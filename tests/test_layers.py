@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from test_distributed import finish, torchrun
 
-from bertsmith.config import override
+from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
@@ -54,6 +54,21 @@ def test_rates_fall_layer_by_layer_and_are_lowest_in_the_embeddings(world) -> No
             assert {0.1 * rate_shares(model, 0.5)[p] for p in group["params"]} == {group["rate"]}
     (plain,) = make_optimizers(model, TrainConfig())
     assert [g["weight_decay"] for g in plain.param_groups] == [0.01, 0.0]
+
+
+def test_dropout_may_be_another_than_in_pretraining(world, tmp_path) -> None:
+    head = HeadConfig("single", ("a", "b"), bilstm_layers=2)
+    model = load_folder(world / "run" / "model", head, dropout=0.3).model
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
+    assert {block.attention.attention_dropout for block in model.encoder.layers} == {model.head.lstm.dropout} == {0.3}
+    assert load_folder(world / "run" / "model", head).model.encoder.config.hidden_dropout == 0.1
+    plain, more = tune(world, tmp_path / "plain"), tune(world, tmp_path / "more", "dropout=0.3")
+    assert not same(plain, more, "")
+    config = read_json(more / "model" / "config.json")
+    assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.3
+    for value in ("1", "-0.1"):
+        with pytest.raises(UserError, match=f"dropout must be at least 0 and under 1, not {value}"):
+            override(FinetuneConfig("classify"), [f"dropout={value}"])
 
 
 def test_rates_fall_in_both_of_two_encoders() -> None:

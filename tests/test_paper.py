@@ -146,6 +146,8 @@ def test_scales_keep_what_a_row_is_about() -> None:
     small = [SCALES["small"].encoder(row.start.model) for row in table6().rows]
     assert {(m.hidden_size, m.init_std) for m in small} == {(256, 0.035), (320, 0.036)}
     assert {(m.hidden_dropout, m.attention_dropout) for m in small} == {(0.0, 0.0)}
+    tuned = [c.dropout for s in ("paper", "small") for f in ("", "last") for c in SCALES[s].finetuning("conll2003", f)]
+    assert tuned == [None, None, 0.1, 0.1]
     ltr = SCALES["tiny"].pretraining(left_to_right("base"))
     assert (ltr.model.direction, ltr.next_sentence, ltr.model.hidden_size) == ("left-to-right", False, 64)
     assert [c.train.learning_rate for c in paper.finetuning("rte")] == [5e-5, 4e-5, 3e-5, 2e-5]

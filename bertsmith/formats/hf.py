@@ -104,14 +104,23 @@ def save_folder(
     tokenizer.save(folder, model.encoder.config.max_positions)
 
 
-def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sentence: bool | None = None) -> Loaded:
+def load_folder(
+    folder: str | Path,
+    head: HeadConfig | None = None,
+    *,
+    next_sentence: bool | None = None,
+    dropout: float | None = None,
+) -> Loaded:
     """Open a model folder as what it was saved as, or with another head on its encoder.
 
-    `head` puts a new output layer on the encoder; `next_sentence` opens the folder for pre-training.
+    `head` puts a new output layer on the encoder; `next_sentence` opens the folder for pre-training; `dropout` is taken
+    instead of what the folder says.
     """
     folder = Path(folder)
     values = read_config(folder)
     config, saved = config_in(values, folder), head_in(values, folder)
+    if dropout is not None:
+        config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     weights = _read_weights(folder, family_of(config))
     names = dict(expand(_saved_names(family_of(config), values), range(config.num_layers)))
     if saved is not None and saved.is_own and (head is None or saved.own_form == head.own_form):
@@ -125,8 +134,8 @@ def load_folder(folder: str | Path, head: HeadConfig | None = None, *, next_sent
         encoder = Encoder(config)
         model: Model
         if head is not None and next_sentence is None:
-            dropout = dropout_in(values, folder) if head.dropout is None else head.dropout
-            model = TaskModel(encoder, replace(head, dropout=dropout))
+            own = (dropout_in(values, folder) if dropout is None else None) if head.dropout is None else head.dropout
+            model = TaskModel(encoder, replace(head, dropout=own))
         elif config.direction != "both":
             model = CausalLM(encoder)
         else:

@@ -47,6 +47,11 @@ class Scale:
         """Whether one pre-training keeps a GPU busy, so that there is no use in several side by side."""
         return self.hidden >= BASE.hidden_size
 
+    @property
+    def tuned_dropout(self) -> float | None:
+        """The paper's, for fine-tuning, where pre-training has another: few rows are learnt by heart."""
+        return None if self.dropout == BASE.hidden_dropout else BASE.hidden_dropout
+
     def encoder(self, model: EncoderConfig) -> EncoderConfig:
         """An encoder of the paper at this scale: the same ratios to Base in layers, width and size of a head.
 
@@ -83,12 +88,13 @@ class Scale:
             config = feature_based(task, features)
             train = replace(config.train, epochs=self.feature_epochs)
             width = replace(config.features, hidden_size=self.hidden)
-            return [replace(config, train=train, features=width, restarts=self.restarts)]
+            return [replace(config, train=train, features=width, restarts=self.restarts, dropout=self.tuned_dropout)]
         grid = SINGLE.get(task, GLUE)
         settings = {name.split(".")[-1]: values[0] for name, values in grid.items()}
         base = TrainConfig(warmup=0.1, **settings)
         rates = self.rates if task in LEADERBOARD else (self.task_rate or base.learning_rate,)
-        return [FinetuneConfig(task, train=replace(base, learning_rate=r), restarts=self.restarts) for r in rates]
+        trains = [replace(base, learning_rate=rate) for rate in rates]
+        return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuned_dropout) for t in trains]
 
 
 def _train(steps: int, batch_size: int, rate: float, **changes: float) -> TrainConfig:
