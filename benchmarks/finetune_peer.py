@@ -20,7 +20,7 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 from bertsmith import draws
 from bertsmith.batch import Batch, Padded, collate
 from bertsmith.engines import TOKENS, batches
-from bertsmith.finetune import HEAD_WEIGHTS, chosen_rows
+from bertsmith.finetune import HEAD_WEIGHTS, ORDER
 from bertsmith.formats.hf import load_folder, save_folder
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.examples import Examples
@@ -82,7 +82,7 @@ class Peer:
         config, count = self.config, len(self.examples)
         last = int(config.epochs * count) if config.epochs and config.steps is None else 10**12
         begin = number * config.batch_size
-        rows = chosen_rows(begin, min(begin + config.batch_size, last), count, config.seed)
+        rows = draws.in_epochs(begin, min(begin + config.batch_size, last), count, config.seed, ORDER)
         batch = collate([self.examples[i] for i in rows.tolist()], packed=False)
         inputs = {n: v.to(self.device, non_blocking=True) for n, v in inputs_of(batch, self.kind, self.pad_to).items()}
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):

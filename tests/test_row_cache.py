@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from bertsmith import draws
 from bertsmith.batch import Batch, collate
 from bertsmith.config import override
-from bertsmith.finetune import FinetuneConfig, chosen_rows, finetune, micro_batches
+from bertsmith.finetune import ORDER, FinetuneConfig, finetune, micro_batches
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks import row_cache
 from bertsmith.tasks.conll import with_documents
@@ -198,8 +199,8 @@ def test_batches_out_of_flat_arrays_are_those_of_examples(tokenizer, name: str) 
 
 def test_an_epoch_s_order_does_not_depend_on_how_it_is_asked_for() -> None:
     count = 5000  # more than are drawn at once
-    whole = chosen_rows(0, 2 * count, count, seed=3)
+    whole = draws.in_epochs(0, 2 * count, count, 3, ORDER)
     assert sorted(whole[:count]) == sorted(whole[count:]) == list(range(count))
     assert not (whole[:count] == whole[count:]).all()
-    parts = [chosen_rows(begin, min(begin + 37, 2 * count), count, seed=3) for begin in range(0, 2 * count, 37)]
+    parts = [draws.in_epochs(begin, min(begin + 37, 2 * count), count, 3, ORDER) for begin in range(0, 2 * count, 37)]
     assert (np.concatenate(parts) == whole).all()
