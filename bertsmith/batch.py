@@ -178,6 +178,11 @@ class Example:
     begins: NDArray[Any] | None = None  # those of them that begin a sentence; None: the first alone
     states: NDArray[Any] | None = None  # (n, layers, H) what a frozen encoder gave for them
 
+    @property
+    def sentences(self) -> NDArray[Any]:
+        """The tokens that are asked about and begin a sentence."""
+        return np.asarray(self.read)[:1] if self.begins is None else self.begins
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -307,11 +312,9 @@ def collate(
             tags = fill_grid(batch.layout.mask.numpy(), tags, IGNORE)
         labels["tags"] = torch.from_numpy(tags)
     if examples[0].read is not None and isinstance(batch.layout, Packed):
-        begins = [np.asarray(e.read)[:1] if e.begins is None else e.begins for e in examples]
-        for name, asked in (("read", [e.read for e in examples]), ("begins", begins)):
-            shifted = [
-                start + np.asarray(p, np.int64) for start, p in zip(batch.layout.starts.tolist(), asked, strict=False)
-            ]
+        starts = batch.layout.starts.numpy()[:-1].astype(np.int64)
+        for name, asked in (("read", [e.read for e in examples]), ("begins", [e.sentences for e in examples])):
+            shifted = [start + np.asarray(places, np.int64) for start, places in zip(starts, asked, strict=True)]
             labels[name] = torch.from_numpy(np.concatenate(shifted))
     if examples[0].states is not None:
         labels["states"] = torch.from_numpy(np.concatenate([np.asarray(e.states) for e in examples]))

@@ -252,7 +252,7 @@ def test_side_by_side_a_finished_run_is_looked_at_first(folder, tasks, world, mo
         run(["table1", "table8"], folder, tasks, world, jobs=2, pretraining=("train.steps=11", *SHORT[1:]))
 
 
-def test_a_model_that_fills_a_device_is_pretrained_alone(folder, tasks, world, tmp_path, monkeypatch) -> None:
+def test_a_model_that_fills_a_device_is_pretrained_alone(tasks, world, tmp_path, monkeypatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr(reproducing, "side_by_side", lambda jobs, title, function, calls: begun.append(title))
     monkeypatch.setattr(works.Work, "pretrained", lambda self, start: begun.append(start.recipe) or {})

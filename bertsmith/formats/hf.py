@@ -134,8 +134,9 @@ def load_folder(
         encoder = Encoder(config)
         model: Model
         if head is not None and next_sentence is None:
-            own = (dropout_in(values, folder) if dropout is None else None) if head.dropout is None else head.dropout
-            model = TaskModel(encoder, replace(head, dropout=own))
+            if head.dropout is None and dropout is None:
+                head = replace(head, dropout=dropout_in(values, folder))
+            model = TaskModel(encoder, head)
         elif config.direction != "both":
             model = CausalLM(encoder)
         else:

@@ -174,13 +174,15 @@ def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int
 
     starts = {work.run_of(start): (start,) for table in tables for start in work.starts(table)}
     to_train = {run: given for run, given in starts.items() if not is_finished(run)}
-    several = len(to_train) > 1 and not work.scale.fills_a_device
     for run, (start,) in starts.items():
-        if not (several and run in to_train):  # a finished one is looked at: whether it is what would be made
-            work.pretrained(start)
-    if several:
+        if run not in to_train:
+            work.pretrained(start)  # refused, before time is spent, where it is not what would be made
+    if len(to_train) > 1 and not work.scale.fills_a_device:
         work.text()  # prepared once
         side_by_side(jobs, "pre-training", work.pretrained, longest_first(to_train))
+    else:
+        for (start,) in to_train.values():
+            work.pretrained(start)
     # Several columns may be scores of one run.
     tuned = {run: given for table in tables for run, given in work.finetunings(table, seeds)}
     to_tune = {run: given for run, given in tuned.items() if not (run / SCORES).exists()}

@@ -93,7 +93,7 @@ class Examples(Sequence[Example]):
 def _marks(example: Example) -> NDArray[np.uint8]:
     marks = np.zeros(len(example.tokens), dtype=np.uint8)
     marks[example.read] = 1
-    marks[np.asarray(example.read)[:1] if example.begins is None else example.begins] = 2
+    marks[example.sentences] = 2
     return marks
 
 
