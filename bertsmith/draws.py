@@ -1,37 +1,47 @@
 """Random numbers as a pure function of a key and a counter.
 
 Nothing here has state, so what is drawn does not depend on workers, ranks, restarts or the order of calls. All
-arithmetic is on 32-bit words held in 64 bits, which numpy on a CPU and torch on a device compute alike.
+arithmetic is on 32-bit words.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-WORD = np.uint64(0xFFFFFFFF)
+WORD = 0xFFFFFFFF
 BLOCK = 4096  # places of an order that are drawn at once
 Words = NDArray[np.uint64]
+Half = Any  # a whole number under 2**32, or an array of uint32
 
 
-def mix(word: ArrayLike) -> Words:
+def mix(x: Half) -> Half:
     """Scramble 32-bit words (the finalizer of MurmurHash3: every input bit reaches every output bit)."""
-    x = np.asarray(word, dtype=np.uint64) & WORD
-    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & WORD
-    x = ((x ^ (x >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & WORD
-    return x ^ (x >> np.uint64(16))
+    x = (x ^ x >> 16) * 0x85EBCA6B & WORD
+    x = (x ^ x >> 13) * 0xC2B2AE35 & WORD
+    return x ^ x >> 16
 
 
 def key(*parts: ArrayLike) -> Words:
     """One word out of several: `key(seed, epoch, index)`. Parts may be arrays; the result has their shape."""
-    state: Words = np.asarray(0x9E3779B9, dtype=np.uint64)
+    state: Half = 0x9E3779B9
     for part in parts:
-        value = np.asarray(part, dtype=np.uint64)
-        state = mix(state ^ mix(value + np.uint64(0x7F4A7C15)))
-        state = mix(state + mix((value >> np.uint64(32)) ^ np.uint64(0x165667B1)))
-    return state
+        low, high = _halves(part)
+        state = mix(state ^ mix(low + 0x7F4A7C15 & WORD))
+        state = mix(state + mix(high ^ 0x165667B1) & WORD)
+    return np.asarray(state, dtype=np.uint64)
+
+
+def _halves(part: ArrayLike) -> tuple[Half, Half]:
+    """The lower and the upper 32 bits: of one number as numbers, of many as arrays, whose products wrap round."""
+    value = np.asarray(part).astype(np.uint64, copy=False)
+    if not value.ndim:
+        return int(value) & WORD, int(value) >> 32
+    high = 0 if not value.size or value.max() <= WORD else (value >> np.uint64(32)).astype(np.uint32)
+    return value.astype(np.uint32), high
 
 
 def uniform(*parts: ArrayLike) -> NDArray[np.float64]:

@@ -97,12 +97,9 @@ class Loader:
 
         Of several ranks each builds its share of the same list, no more.
         """
-        samples = number * batch_size + np.arange(batch_size)
-        epochs, places = np.divmod(samples, len(self.source))
-        indices = places.copy()
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            indices[here] = draws.permute(places[here], len(self.source), self.source.seed, epoch, ORDER)
+        begin, size = number * batch_size, len(self.source)
+        epochs = (begin + np.arange(batch_size)) // size
+        indices = draws.in_epochs(begin, begin + batch_size, size, self.source.seed, ORDER)
         cuts = [slice(i, i + micro_batch_size) for i in range(0, batch_size, micro_batch_size)]
         own = [(self.batch(epochs[cut], indices[cut]), idle) for cut, idle in share(cuts, rank, ranks)]
         return [batch.idle() if idle else batch for batch, idle in own]
