@@ -93,6 +93,12 @@ def _run() -> None:
     except OSError as error:
         print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which not every command imports
+            raise
+        told = str(error).split(" Process ")[0].splitlines()[0]  # without the list of all who use the device
+        print(f"error: {told} Run fewer at a time (--jobs), end what else is on it, or take --device cpu", file=sys.stderr)
+        sys.exit(2)
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":
             print(stop, file=sys.stderr)

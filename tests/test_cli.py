@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TINY
 
 from bertsmith.cli import COMMANDS, main
@@ -44,6 +45,20 @@ def test_with_torchrun_a_command_ends_without_the_interpreters_end(world: str, f
         assert ("bert-base" in done.stdout) == (expected == 0)
         assert done.stdout.endswith(farewell)
         assert ("farewell" in done.stdout) == bool(farewell)
+
+
+def test_a_full_device_is_one_line(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        where = "GPU 0 has a total capacity of 139.80 GiB of which 1.06 GiB is free."
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate 1.46 GiB. {where} Process 7 has 17 GiB in use.\nSee the manual"
+        )
+
+    monkeypatch.setitem(COMMANDS, "recipes", full)
+    code, out, err = run_command("recipes")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: CUDA out of memory. Tried to allocate 1.46 GiB. GPU 0 has a total capacity")
+    assert err.count("\n") == 1 and "--jobs" in err and "Process 7" not in err
 
 
 def tree(folder: Path) -> set[str]:

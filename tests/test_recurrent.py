@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.batch import Example, Packed, collate, rounded
+from bertsmith.model import recurrent
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -67,3 +68,15 @@ def test_filler_changes_no_loss_of_a_tagger_on_features() -> None:
     assert filled.labels["states"].shape == (256, 1, 8)
     assert filled.counts == batch.counts
     assert torch.allclose(model(filled)["task"], model(batch)["task"], atol=1e-5)
+
+
+def test_sentences_stand_in_a_rectangle_as_long_as_the_longest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document has many; a row as long as the document for each of them would fill the memory."""
+    encoder = Encoder(EncoderConfig(vocab_size=50, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16))
+    head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last", hidden_size=4))
+    model, none, seen = TaskModel(encoder, head).eval(), np.zeros(40, int), []
+    monkeypatch.setattr(recurrent, "both_ways", lambda *given: seen.append(given[2]) or both_ways(*given))
+    row = Example(none, none, tags=none, read=np.arange(1, 39), begins=np.array([1, 6, 18, 30]))
+    model(collate([row], packed=True))
+    assert [layout.max_length for layout in seen] == [12]
+    assert seen[0].starts.tolist() == [0, 5, 17, 29, 38]

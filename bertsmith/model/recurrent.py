@@ -97,7 +97,8 @@ class RecurrentHead(nn.Module):
         if not len(read):
             return scores
         sentences = F.pad(torch.searchsorted(read, batch.labels["begins"]), (0, 1), value=len(read)).int()
-        found = self(self.states(encoder, batch)[read], Packed(sentences, layout.max_length))
+        longest = int(sentences.diff().max())
+        found = self(self.states(encoder, batch)[read], Packed(sentences, longest))
         return scores.to(found.dtype).index_copy(0, read, found)
 
     @torch.no_grad()

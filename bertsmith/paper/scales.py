@@ -112,7 +112,7 @@ SCALES = {
         ),
         Scale(
             "small", "4 layers, 256 wide, 28,000 steps: minutes a model on one fast GPU",
-            4, 256, 4, 128, 512, _train(28_000, 64, 1e-3), (3e-4,), 3e-4, feature_epochs=10, dropout=0.0,
+            4, 256, 4, 128, 512, _train(28_000, 64, 1e-3), (3e-4,), 3e-4, feature_epochs=5, dropout=0.0,
             long_positions="copied",
         ),
         Scale(
