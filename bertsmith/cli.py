@@ -97,7 +97,9 @@ def _run() -> None:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which not every command imports
             raise
         told = str(error).split(" Process ")[0].splitlines()[0]  # without the list of all who use the device
-        print(f"error: {told} Run fewer at a time (--jobs), end what else is on it, or take --device cpu", file=sys.stderr)
+        print(
+            f"error: {told} Run fewer at a time (--jobs), end what else is on it, or take --device cpu", file=sys.stderr
+        )
         sys.exit(2)
     except Interrupted as stop:
         if os.environ.get("RANK", "0") == "0":
