@@ -58,7 +58,9 @@ def test_a_full_device_is_one_line(run_command, monkeypatch: pytest.MonkeyPatch)
     code, out, err = run_command("recipes")
     assert (code, out) == (2, "")
     assert err.startswith("error: CUDA out of memory. Tried to allocate 1.46 GiB. GPU 0 has a total capacity")
-    assert err.count("\n") == 1 and "--jobs" in err and "Process 7" not in err
+    assert err.count("\n") == 1
+    assert "--jobs" in err
+    assert "Process 7" not in err
 
 
 def tree(folder: Path) -> set[str]:
