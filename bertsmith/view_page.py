@@ -30,7 +30,8 @@ LOOKS = """<style>
 .heads span { text-align: center; white-space: nowrap; }
 .heads button { padding: 0; border: 1px solid var(--line); background: var(--box);
   border-radius: .2rem; cursor: pointer; line-height: 0; aspect-ratio: 1; min-width: 0; overflow: hidden; }
-.heads button.chosen { outline: 2px solid var(--accent); } .heads canvas { width: 100%; height: 100%; }
+.heads button.chosen { outline: 2px solid var(--accent); }
+.heads canvas { width: 100%; height: 100%; image-rendering: pixelated; }
 .near { display: inline-block; margin-right: .9rem; white-space: nowrap; } .near small { margin-left: .25rem; }
 #nearest td:first-child { min-width: 6.5rem; white-space: nowrap; } #nearest table { width: 100%; }
 </style>"""

@@ -147,7 +147,8 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
         absent[table.columns[-1].name] = "it is the mean of all columns"
     facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
     names = [column.name for column in table.columns]
-    settings: dict[str, Any] = {"settings": [*work.pretraining, *work.finetuning]}
+    given = [("--set", work.pretraining), ("--tune", work.finetuning)]
+    settings: dict[str, Any] = {"settings": [f"{option} {value}" for option, values in given for value in values]}
     settings |= {"models": {name: str(path) for name, path in work.models.items()}}
     settings |= {"corpus": str(work.text()) if work.starts(table) else ""}
     result = {**facts, **settings, "columns": names, "rows": rows, "absent": absent, "partial": partial}
