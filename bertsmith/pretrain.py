@@ -252,11 +252,10 @@ def _say_what_is_not_learnt(data: DataConfig, scores: dict[str, Any]) -> None:
     name = next((name for name in ("mlm_loss", "lm_loss") if f"{held_out.LONG}{name}" in scores), None)
     if name is None or scores[f"{held_out.LONG}{name}"] < scores[name] + NOT_LEARNT:
         return
-    copied = "" if data.long_positions == "copied" else " or start them as copies (data.long_positions=copied)"
     say(
         f"note: held-out sequences of {data.long_length} tokens have a loss of {scores[held_out.LONG + name]:.2f}, of "
         f"{data.max_length} {scores[name]:.2f}: the positions from {data.max_length} on are not learnt yet. Give them "
-        f"more steps (data.long_share, {data.long_share} now){copied}"
+        f"more steps (data.long_share, {data.long_share} now)"
     )
 
 

@@ -182,6 +182,7 @@ def test_table_5(folder, tasks, world) -> None:
     assert len({row["tokens"] for name, row in rows.items() if name != "LTR beside RTL"}) == 1
     assert rows["LTR beside RTL"]["tokens"] == 2 * rows["BERT-Base"]["tokens"]
     assert "QNLI has no training file" in result["absent"]["QNLI"]
+    assert result["settings"] == [*(f"--set {s}" for s in SHORT), *(f"--tune {s}" for s in QUICK)]
     assert "trained on 24 rows, where the data set has 87,599" in result["partial"]["SQuAD"]
     page = (folder / "tiny" / "table5.html").read_text()
     assert [len(finding["compared"]) for finding in result["findings"]] == [2, 7, 1, 3, 7]

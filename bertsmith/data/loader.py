@@ -31,7 +31,7 @@ class DataConfig:
     masked copies of the data there are, gone through in turn (the paper: ten); 0 masks anew in every epoch.
     `held_out` is the share of documents that are kept for evaluation. Where `long_length` is set, the last `long_share`
     of a run has sequences of that length, as the paper's last tenth with 512 tokens. The positions that come with them
-    are `new`, random as the paper's, or `copied` from those that are learnt: a short run has no time to learn them.
+    are `new`, random as the paper's, or `copied` from those that are learnt.
     """
 
     max_length: int = 128

@@ -24,7 +24,7 @@ class Scale:
 
     `layers`, `hidden` and `heads` are those of what stands for Base; other sizes are reckoned by the same ratios.
     `rates` are the learning rates of GLUE's tasks, of which the best on dev is taken; None: the paper's own settings.
-    A short run has no time for the paper's `dropout` and its random `long_positions`.
+    `dropout` and `long_positions` are those of pre-training.
     """
 
     name: str
