@@ -84,6 +84,14 @@ def test_large_parts_make_a_difference():
     assert len({int(draws.key(1, part)) for part in (1, 2**32 + 1, 2**33 + 1, 2**63 + 1)}) == 4
 
 
+def test_keys_stay_what_they_are():
+    """A run that is resumed with a later version goes on with the same data; one by one or together, all the same."""
+    parts = [0, 1, 2**32 - 1, 2**32 + 1, 2**63 + 1]
+    expected = [3086681396, 2085254608, 2146738012, 2232188005, 1536619631]
+    assert draws.key(3, np.array(parts, dtype=np.uint64), 7).tolist() == expected
+    assert [int(draws.key(3, part, 7)) for part in parts] == expected
+
+
 def test_torch_seeds():
     seeds = [draws.seed(1, step) for step in range(1000)]
     assert len(set(seeds)) == 1000
