@@ -195,4 +195,4 @@ def test_long_sequences_are_evaluated_as_soon_as_there_are_any(
     pretrain(config, world / "shards", tmp_path / "again", device="cpu")
     said = capfd.readouterr().err
     assert f"held-out sequences of 48 tokens have a loss of {scores['long_mlm_loss']:.2f}" in said
-    assert "data.long_positions=copied" in said
+    assert "Give them more steps (data.long_share" in said
