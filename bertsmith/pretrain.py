@@ -117,15 +117,11 @@ def _pretrain(
         sizes = config.train.batch_size, phase.micro_batch_size
         return phase.loader.step(step, *sizes, distributed.rank(), distributed.ranks())
 
-    reached: list[int] = []  # the phases that this process has seen
+    reached: set[int] = set()  # the phases that this process has seen
 
     def watch(share: float) -> None:
         corpus.refuse_faults()
-        if (number := _number(phases, share)) in reached:
-            return
-        if reached and config.data.long_positions == "copied":  # a run that is resumed in this phase has its positions
-            _copy_positions(objective.encoder, config.data.max_length)
-        reached.append(number)
+        reached.add(_number(phases, share))
 
     def save(folder: Path, tensors: Any) -> None:
         note = Notes(task="pretrain", max_length=None, recipe=config.recipe)
@@ -236,15 +232,6 @@ def _phases(
 def _number(phases: list[Phase], share: float) -> int:
     """Which phase a run is in when this share of it lies behind."""
     return next((number for number, phase in enumerate(phases) if share < phase.end), len(phases) - 1)
-
-
-@torch.no_grad()
-def _copy_positions(encoder: Encoder, learnt: int) -> None:
-    """Let the positions that no sequence has had start as copies of the others, in their order; [CLS] has its own."""
-    table = encoder.embeddings.positions.weight
-    whole = distributed.whole(table).clone()
-    whole[learnt:] = whole[1 + torch.arange(learnt - 1, len(whole) - 1) % (learnt - 1)]
-    table.copy_(distributed.part_like(whole, table))
 
 
 def _say_what_is_not_learnt(data: DataConfig, scores: dict[str, Any]) -> None:

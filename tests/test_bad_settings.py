@@ -40,7 +40,6 @@ REFUSED = [
     (["data.long_length=32"], "data.long_length 32 is not longer than data.max_length 32"),
     (["data.long_length=64", "data.long_share=0"], "data.long_share must lie between 0 and 1"),
     (["data.long_length=64", "data.long_share=1"], "data.long_share must lie between 0 and 1"),
-    (["data.long_positions=old"], "data.long_positions: 'old' is not one of 'new', 'copied'"),
     (["train.batch_size=100000"], r"the corpus gives \d+ sequences of 32 tokens, fewer than a batch: set train.batch"),
     (["data.pairs=full"], "data.pairs=full has no pairs to learn from: set next_sentence=false"),
     (["data.held_out=1"], "data.held_out must be at least 0 and under 1"),

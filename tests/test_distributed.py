@@ -29,7 +29,6 @@ SETTINGS = [
     "data.max_length=48",
     "data.short_share=0.5",
     "data.long_length=64",
-    "data.long_positions=copied",
 ]
 
 

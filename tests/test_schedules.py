@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 from test_safety import signal_in_step
 from test_training import cut, settings, weights
 
@@ -140,9 +138,8 @@ def test_a_run_by_the_clock_that_is_resumed_at_its_end_only_finishes(
 PHASES = ["train.steps=10", "train.save_every=1", "train.keep=20", "data.long_length=48", "data.long_share=0.3"]
 
 
-@pytest.mark.parametrize("positions", ["new", "copied"])
-def test_two_phases_are_one_run_and_resume_anywhere(positions: str, world: Path, tmp_path: Path) -> None:
-    config = settings(*PHASES, f"data.long_positions={positions}")
+def test_two_phases_are_one_run_and_resume_anywhere(world: Path, tmp_path: Path) -> None:
+    config = settings(*PHASES)
     pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
     records = [r for r in runlog.read(tmp_path / "whole") if "loss" in r]
     assert [r["max_length"] > 32 for r in records] == [False] * 7 + [True] * 3
@@ -159,27 +156,6 @@ def test_a_phase_without_a_step_is_left_out_with_a_note(world: Path, tmp_path: P
     pretrain(config, world / "shards", tmp_path / "run", device="cpu")
     assert "3 steps are too few for the phase of 48 tokens" in capfd.readouterr().err
     assert all(r["max_length"] <= 32 for r in runlog.read(tmp_path / "run") if "loss" in r)
-
-
-def positions(run: Path, step: int) -> torch.Tensor:
-    tensors = load_file(run / "checkpoints" / f"step-{step:08}" / "model.safetensors")
-    return tensors["bert.embeddings.position_embeddings.weight"]
-
-
-def test_positions_that_come_late_are_new_or_copies(world: Path, tmp_path: Path) -> None:
-    """From 1 on, since [CLS] stands at 0; only where the second phase begins, and they are learnt from there."""
-    still = [*PHASES, "train.weight_decay=0", "data.max_length=16"]
-    for kind in ("new", "copied"):
-        config = settings(*still, f"data.long_positions={kind}")
-        pretrain(config, world / "shards", tmp_path / kind, device="cpu")
-    new, copied = tmp_path / "new", tmp_path / "copied"
-    assert torch.equal(positions(new, 6), positions(copied, 6))
-    assert torch.equal(positions(new, 7)[16:], positions(new, 6)[16:])
-    table = positions(copied, 7)
-    assert torch.equal(table[:16], positions(new, 7)[:16])
-    assert torch.equal(table[16:], torch.cat([table[1:16]] * 34)[: len(table) - 16])
-    assert not torch.equal(positions(copied, 8)[16:48], table[16:48])
-    assert torch.equal(positions(copied, 8)[48:], table[48:])  # no sequence is that long
 
 
 def test_long_sequences_are_evaluated_as_soon_as_there_are_any(

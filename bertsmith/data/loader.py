@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from bertsmith.model.config import Direction
 from bertsmith.text.tokenizer import Tokenizer
 
 MASKING, ORDER = 101, 102  # streams of draws
-LongPositions = Literal["new", "copied"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +29,13 @@ class DataConfig:
     share of pairs that are made shorter than they might be; full sentences never are. `copies` is how many differently
     masked copies of the data there are, gone through in turn (the paper: ten); 0 masks anew in every epoch.
     `held_out` is the share of documents that are kept for evaluation. Where `long_length` is set, the last `long_share`
-    of a run has sequences of that length, as the paper's last tenth with 512 tokens. The positions that come with them
-    are `new`, random as the paper's, or `copied` from those that are learnt.
+    of a run has sequences of that length, as the paper's last tenth with 512 tokens; their positions are learnt in it.
     """
 
     max_length: int = 128
     short_share: float = 0.1
     long_length: int | None = None
     long_share: float = 0.1
-    long_positions: LongPositions = "new"
     masking: MaskPolicy = field(default_factory=MaskPolicy)
     copies: int = 10
     held_out: float = 0.01
@@ -54,9 +51,6 @@ class DataConfig:
             )
         if not 0 < self.long_share < 1:
             raise UserError(f"data.long_share must lie between 0 and 1, not {self.long_share}")
-        if self.long_positions not in get_args(LongPositions):
-            kinds = " or ".join(get_args(LongPositions))
-            raise UserError(f"data.long_positions must be {kinds}, not {self.long_positions!r}")
         if not 0 <= self.short_share <= 1:
             raise UserError(f"data.short_share must lie between 0 and 1, not {self.short_share}")
         if self.copies < 0:

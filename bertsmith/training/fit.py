@@ -60,10 +60,9 @@ def fit(
     `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
     `save(folder, tensors)` writes the model and `load(folder)` gives its tensors back; `evaluate()` scores it, and
     `goal` names the score that makes a checkpoint the best one (`-loss`: lower is better). `flops` counts a batch's
-    work; `watch(share)` is called before every step, since `batches` may run in other processes, raises where the data
-    turned out to be bad and may change the model in place. `resume` is a checkpoint of this run: the model has been
-    loaded from it, the optimiser is here. `recordable`: whether the model's passes can be recorded on a GPU (see
-    `recorded.py`).
+    work; `watch(share)` is called before every step, since `batches` may run in other processes, and raises where the
+    data turned out to be bad. `resume` is a checkpoint of this run: the model has been loaded from it, the optimiser is
+    here. `recordable`: whether the model's passes can be recorded on a GPU (see `recorded.py`).
     """
     device = next(model.parameters()).device
     trained = distributed.divide(model, config.parallel, device)
