@@ -112,7 +112,7 @@ SCALES = {
         ),
         Scale(
             "small", "4 layers, 256 wide, 12,000 steps: minutes a model on one fast GPU",
-            4, 256, 4, 128, 512, _train(12_000, 128, 5e-4, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
+            4, 256, 4, 128, 512, _train(12_000, 128, 1e-3, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
             dropout=0.0, long_share=0.3,
         ),
         Scale(
