@@ -34,6 +34,7 @@ from bertsmith.training.speed import free_memory
 
 WEIGHTS = 104  # a stream of draws
 NOT_LEARNT = 0.3  # so much more loss on long sequences than on short ones says that their positions are not learnt
+FULL = 0.6  # long sequences that are emptier than this do not teach the last positions
 Objective = MaskedLM | CausalLM
 
 
@@ -207,6 +208,12 @@ def _check_length_of_run(config: PretrainConfig, steps: int | None, phases: list
     elif config.data.long_length is not None and steps * config.data.long_share < 1:
         say(f"note: {steps} steps are too few for the phase of {config.data.long_length} tokens; it is left out")
         phases = phases[:1]
+    if len(phases) > 1 and (full := _fullness(phases[1].loader)) < FULL:
+        say(
+            f"note: sequences of {config.data.long_length} tokens are {full:.0%} full, since many documents are "
+            "shorter: the last positions are seldom learnt, which long input needs. Longer documents fill them, or "
+            "data.pairs=full with next_sentence=false"
+        )
     for source in (phase.loader.source for phase in phases):
         if len(source) < config.train.batch_size:
             raise UserError(
@@ -319,10 +326,15 @@ def _model_facts(objective: Objective) -> dict[str, Any]:
 
 
 def _data_facts(loader: Loader, held_out_documents: int) -> dict[str, Any]:
-    """How many sequences there are, and how full they are, by a sample of them."""
+    """How many sequences there are, and how full they are."""
+    fullness = round(_fullness(loader), 4)
+    return {"sequences": len(loader.source), "held_out_documents": held_out_documents, "fullness": fullness}
+
+
+def _fullness(loader: Loader) -> float:
+    """The share of the sequences' places that have a token, by a sample of them."""
     indices = np.linspace(0, len(loader.source) - 1, 64).astype(np.int64)
-    fullness = loader.batch(np.zeros_like(indices), indices).num_tokens / (len(indices) * loader.source.max_length)
-    return {"sequences": len(loader.source), "held_out_documents": held_out_documents, "fullness": round(fullness, 4)}
+    return loader.batch(np.zeros_like(indices), indices).num_tokens / (len(indices) * loader.source.max_length)
 
 
 def _machine(where: torch.device) -> dict[str, Any]:

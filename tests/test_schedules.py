@@ -1,5 +1,6 @@
 """The learning rate's course by steps and by the clock, and the phases of a run."""
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from test_safety import signal_in_step
 from test_training import cut, settings, weights
 
+from bertsmith.data.build import build_corpus
 from bertsmith.errors import Interrupted
 from bertsmith.pretrain import pretrain
 from bertsmith.training import checkpoint, fit, runlog
@@ -156,6 +158,17 @@ def test_a_phase_without_a_step_is_left_out_with_a_note(world: Path, tmp_path: P
     pretrain(config, world / "shards", tmp_path / "run", device="cpu")
     assert "3 steps are too few for the phase of 48 tokens" in capfd.readouterr().err
     assert all(r["max_length"] <= 32 for r in runlog.read(tmp_path / "run") if "loss" in r)
+
+
+def test_long_sequences_that_documents_do_not_fill_are_said(world: Path, tmp_path: Path, capfd) -> None:
+    lines = [line for line in (world / "text.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+    (tmp_path / "short.txt").write_text("\n\n".join(lines[:200]), encoding="utf-8")
+    build_corpus([tmp_path / "short.txt"], world / "tok", tmp_path / "short", workers=1)
+    for corpus, said in ((world / "shards", False), (tmp_path / "short", True)):
+        pretrain(settings(*PHASES, "data.long_length=96"), corpus, tmp_path / f"run-{corpus.name}", device="cpu")
+        noted = re.search(r"note: sequences of 96 tokens are (\d+)% full, since many", capfd.readouterr().err)
+        assert (noted is not None) == said
+        assert noted is None or int(noted[1]) < 60
 
 
 def test_long_sequences_are_evaluated_as_soon_as_there_are_any(
