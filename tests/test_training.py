@@ -1,8 +1,10 @@
 """The loop: accumulation changes nothing, resuming changes nothing to the bit, the schedule and decay are right."""
 
 import dataclasses
+import gc
 import json
 import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import torch
 from conftest import TINY
 from safetensors.torch import load_file
 
-from bertsmith.batch import Example, collate
+from bertsmith.batch import Batch, Example, collate
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetune import FinetuneConfig, finetune, micro_batches
@@ -24,6 +26,7 @@ from bertsmith.pretrain import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.tasks.examples import Examples
 from bertsmith.training import checkpoint, fit, runlog
+from bertsmith.training.ahead import made_ahead
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.passes import gradients, update
 from bertsmith.training.schedule import rate_share
@@ -328,3 +331,28 @@ def test_an_error_in_a_step_leaves_no_worker_behind(
     with pytest.raises(RuntimeError, match="broken") as found:
         pretrain(settings("train.workers=2"), world / "shards", tmp_path / "run", device="cpu")
     assert not multiprocessing.active_children(), found  # whose traceback still holds all that the run had
+
+
+def test_workers_leave_alone_what_the_first_process_holds(tmp_path: Path) -> None:
+    """A recorded step that a worker tidied up would ask for a GPU."""
+    at_home = os.getpid()
+
+    class Held:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            (tmp_path / str(os.getpid() == at_home)).touch()
+
+    def make(step: int, share: float) -> list[Batch]:
+        gc.collect()
+        return []
+
+    gc.disable()
+    try:
+        Held()
+        assert list(made_ahead(make, [(0, 0.0), (1, 0.5)], torch.device("cpu"), workers=1)) == [[], []]
+        gc.collect()
+    finally:
+        gc.enable()
+    assert [path.name for path in tmp_path.iterdir()] == ["True"]

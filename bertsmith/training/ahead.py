@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable
@@ -41,7 +42,7 @@ def made_ahead(
         num_workers=count,
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda",
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_begin_work,
         multiprocessing_context="fork" if count else None,
     )
     for made in loader:
@@ -61,7 +62,11 @@ def _as_it_is(made: Any) -> Any:
     return made
 
 
-def _ignore_signals(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the first one decides what happens."""
+def _begin_work(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the first one decides what happens.
+
+    And what the first one holds is not the worker's to tidy up: a recorded step would ask for a GPU, and warn.
+    """
+    gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
