@@ -220,15 +220,6 @@ def test_the_random_segment_is_from_another_document(corpus, pairs):
     assert set(drawn_from) == set(range(corpus.manifest.documents)), "every document is drawn from"
 
 
-def test_random_segments_come_from_documents_by_their_length(tmp_path):
-    """As first segments do; were documents alike, few long ones among many short would give hardly any."""
-    source = source_of(corpus_of(tmp_path, [[6] * 200] * 10 + [[6, 6]] * 190), short_share=0.0)
-    found = [p for p in drawn(source, 4) if not p.is_next]
-    for part in ("first", "second"):
-        long = np.mean([getattr(p, part)[0] < FIRST + 12_000 for p in found])
-        assert abs(long - 200 / 390) < 0.05, part  # of 390 chunks long documents have 20 each
-
-
 def test_every_document_is_reached_in_every_epoch(corpus, source, pairs):
     size = len(source)
     for epoch in range(6):

@@ -50,7 +50,7 @@ def sentence_starts(corpus: Corpus) -> np.ndarray:
 
 def test_next_sentence_pairs_stay_as_they_are(corpus):
     pairs = drawn(source_of(corpus, 48), 3)
-    assert digest(*(x for p in pairs for x in (p.first, p.second, [p.is_next]))) == "4820a7c2112bddcd"
+    assert digest(*(x for p in pairs for x in (p.first, p.second, [p.is_next]))) == "87ae67c1ab5da7df"
 
 
 def test_batches_of_next_sentence_pairs_stay_as_they_are(corpus, tokenizer):
@@ -60,7 +60,7 @@ def test_batches_of_next_sentence_pairs_stay_as_they_are(corpus, tokenizer):
         columns += [batch.tokens, batch.segments, batch.positions]
         columns += [batch.labels[name] for name in ("masked", "targets", "next")]
         columns.append(list(batch.counts.values()))
-    assert digest(*columns) == "256f3dda754d1c0f"
+    assert digest(*columns) == "627b30a68e43e1c5"
 
 
 def test_the_kind_picks_the_source(corpus):

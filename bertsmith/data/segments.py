@@ -124,14 +124,9 @@ class PairSource:
         return Pair(*truncate(first, second, target, coins), is_next)
 
     def _random_segment(self, place: int, length: int, u: float, v: float) -> Ids:
-        """Whole sentences from a random one of another document on, which is drawn as the first one's, by its chunks.
-
-        Were all documents alike, many short ones would make random segments short, and the label would show.
-        """
-        begin, end = (int(self.chunk_ends[place - 1]) if place else 0), int(self.chunk_ends[place])
-        chunk = int(u * (len(self) - (end - begin)))
-        other = int(self.chunk_ends.searchsorted(chunk if chunk < begin else chunk + end - begin, "right"))
-        tokens, starts, begin, end = self.corpus.place(int(self.documents[other]))
+        """Whole sentences from a random one of a random other document on."""
+        other = int(u * (len(self.documents) - 1))
+        tokens, starts, begin, end = self.corpus.place(int(self.documents[other + (other >= place)]))
         bounds = _sentences_from(starts, begin, end, int(starts[begin + int(v * (end - begin))]), max(1, length))
         return tokens[bounds[0] : bounds[-1]]
 
