@@ -118,11 +118,12 @@ def _pretrain(
         sizes = config.train.batch_size, phase.micro_batch_size
         return phase.loader.step(step, *sizes, distributed.rank(), distributed.ranks())
 
-    reached: set[int] = set()  # the phases that this process has seen
+    reached = 0  # the phase that the run is in
 
     def watch(share: float) -> None:
+        nonlocal reached
         corpus.refuse_faults()
-        reached.add(_number(phases, share))
+        reached = _number(phases, share)
 
     def save(folder: Path, tensors: Any) -> None:
         note = Notes(task="pretrain", max_length=None, recipe=config.recipe)
@@ -131,7 +132,7 @@ def _pretrain(
     def evaluate() -> dict[str, Any]:
         """On the first phase's length, so that a run's figures can be compared, and from the second on at that too."""
         found = held_out.evaluate(objective, loaders[0], samples, dtype)
-        for loader in loaders[1 : max(reached, default=0) + 1]:
+        for loader in loaders[1 : reached + 1]:
             longer = held_out.evaluate(objective, loader, [], dtype)
             found |= {f"{held_out.LONG}{name}": value for name, value in longer.items()}
         return found
@@ -202,24 +203,24 @@ def _check_lengths(config: PretrainConfig) -> None:
 
 
 def _check_length_of_run(config: PretrainConfig, steps: int | None, phases: list[Phase]) -> None:
-    """Refuse a corpus that does not fill a batch, and say what a short or timed run does not do."""
+    """Refuse a corpus that does not fill a batch; say what a short or timed run, or short documents, do not do."""
     if steps is None:
         say("note: a schedule by the clock depends on the machine's speed: resuming goes on, but not to the bit")
     elif config.data.long_length is not None and steps * config.data.long_share < 1:
         say(f"note: {steps} steps are too few for the phase of {config.data.long_length} tokens; it is left out")
         phases = phases[:1]
-    if len(phases) > 1 and (full := _fullness(phases[1].loader)) < FULL:
-        say(
-            f"note: sequences of {config.data.long_length} tokens are {full:.0%} full, since many documents are "
-            "shorter: the last positions are seldom learnt, which long input needs. Longer documents fill them, or "
-            "data.pairs=full with next_sentence=false"
-        )
     for source in (phase.loader.source for phase in phases):
         if len(source) < config.train.batch_size:
             raise UserError(
                 f"the corpus gives {len(source)} sequences of {source.max_length} tokens, fewer than a batch: "
                 f"set train.batch_size={len(source)} or less, or add text"
             )
+    if len(phases) > 1 and (full := _fullness(phases[1].loader)) < FULL:
+        say(
+            f"note: sequences of {config.data.long_length} tokens are {full:.0%} full, since many documents are "
+            "shorter: the last positions are seldom learnt, which long input needs. Longer documents fill them, or "
+            "data.pairs=full with next_sentence=false"
+        )
 
 
 def _phases(
