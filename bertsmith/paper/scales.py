@@ -104,8 +104,8 @@ SCALES = {
             4, 64, 4, 32, 128, _train(100, 16, 2e-3, evaluate_every=0.0), (1e-3,), 1e-3, feature_epochs=3, restarts=0,
         ),
         Scale(
-            "small", "4 layers, 256 wide, 14,000 steps: minutes a model on one fast GPU",
-            4, 256, 4, 128, 512, _train(14_000, 128, 1e-3, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
+            "small", "4 layers, 256 wide, 12,000 steps: minutes a model on one fast GPU",
+            4, 256, 4, 128, 512, _train(12_000, 128, 5e-4, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
             dropout=0.0,
         ),
         Scale(
