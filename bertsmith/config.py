@@ -57,7 +57,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
 def override(config: Config, changes: Iterable[str], option: str = "--set") -> Config:
     """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them, all of them at once.
 
-    `option` is what errors call the place that they were given at.
+    `option` is what errors call the place that they were given at. A class may name what a setting takes the place of
+    (`UNSETS`); it can be given again after it.
     """
     values = to_dict(config)
     for change in changes:
@@ -92,8 +93,10 @@ def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: st
         raise UserError(f"{where}: not a single setting; one of: {', '.join(options)}")
     if nested:
         _put(hints[name], values[name], rest, text, where)
-    else:
-        values[name] = _convert(hints[name], _parse(text), where)
+        return
+    values[name] = _convert(hints[name], _parse(text), where)
+    if values[name] is not None and (other := getattr(cls, "UNSETS", {}).get(name)):
+        values[other] = None
 
 
 def _parse(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,13 @@ from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
 from bertsmith.training.run import final_scores, finish_run, open_run
+from bertsmith.training.schedule import rate_share
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 from bertsmith.training.speed import free_memory
 
 WEIGHTS = 104  # a stream of draws
 NOT_LEARNT = 0.3  # so much more loss on long sequences than on short ones says that their positions are not learnt
+MOVED = 4.0  # times their start is how far positions have to be able to move in a phase to be learnt in it
 FULL = 0.6  # long sequences that are emptier than this do not teach the last positions
 Objective = MaskedLM | CausalLM
 
@@ -101,6 +104,8 @@ def _pretrain(
     first = phases[0].loader
     steps = config.train.num_steps(len(first.source))
     _check_length_of_run(config, steps, phases)
+    if start is None and steps is not None:
+        _say_what_will_not_be_learnt(config, steps)
     facts = {"corpus": {**_counts(corpus), "tokenizer": corpus.manifest.tokenizer}, "start": str(start or "")}
     notes = {"model": _model_facts(objective), "data": _data_facts(first, len(kept)), "machine": _machine(where)}
     found, finished = open_run(run, to_dict(config), facts, resume, notes)
@@ -159,7 +164,8 @@ def _pretrain(
         title=f"pre-training {config.recipe}",
     )
     finish_run(run, objective, save)
-    _say_what_is_not_learnt(config.data, scores)
+    if missed := not_learnt(config.data, scores):
+        say(f"note: {missed}")
     return scores
 
 
@@ -242,13 +248,29 @@ def _number(phases: list[Phase], share: float) -> int:
     return next((number for number, phase in enumerate(phases) if share < phase.end), len(phases) - 1)
 
 
-def _say_what_is_not_learnt(data: DataConfig, scores: dict[str, Any]) -> None:
-    """Say that long sequences are read worse than short ones: the phase was too short to learn their positions."""
+def _say_what_will_not_be_learnt(config: PretrainConfig, steps: int) -> None:
+    """Say beforehand that positions will stay as they start: Adam moves a weight by the sum of the rates at most."""
+    data, train, std = config.data, config.train, config.model.init_std
+    rate = {"adamw": train.learning_rate, "muon": train.rest_learning_rate}.get(train.optimizer)
+    if data.long_length is None or not rate or steps * data.long_share < 1:
+        return
+    begin = round(steps * (1 - data.long_share))
+    moved = rate * sum(rate_share(train, step, steps) for step in range(begin, steps))
+    if moved < MOVED * std:
+        say(
+            f"note: the rates of the {steps - begin:,} steps with {data.long_length} tokens add up to {moved:.2g}, and "
+            f"no weight moves further: positions from {data.max_length} on, which start {std:g} from 0, are hardly "
+            f"learnt. Raise data.long_share ({data.long_share:g} now) or train.steps, or set train.schedule=stable"
+        )
+
+
+def not_learnt(data: DataConfig, scores: Mapping[str, Any]) -> str:
+    """Whether long sequences are read worse than short ones, in words: their phase was too short."""
     name = next((name for name in ("mlm_loss", "lm_loss") if f"{held_out.LONG}{name}" in scores), None)
     if name is None or scores[f"{held_out.LONG}{name}"] < scores[name] + NOT_LEARNT:
-        return
-    say(
-        f"note: held-out sequences of {data.long_length} tokens have a loss of {scores[held_out.LONG + name]:.2f}, of "
+        return ""
+    return (
+        f"held-out sequences of {data.long_length} tokens have a loss of {scores[held_out.LONG + name]:.2f}, of "
         f"{data.max_length} {scores[name]:.2f}: the positions from {data.max_length} on are not learnt yet. Give them "
         f"more steps (data.long_share, {data.long_share} now)"
     )

@@ -148,6 +148,9 @@ def test_scales_keep_what_a_row_is_about() -> None:
     assert {(m.hidden_dropout, m.attention_dropout) for m in small} == {(0.0, 0.0)}
     tuned = [c.dropout for s in ("paper", "small") for f in ("", "last") for c in SCALES[s].finetuning("conll2003", f)]
     assert tuned == [None, None, 0.1, 0.1]
+    assert {(c.train.steps, c.train.epochs) for t in ("rte", "squad1") for c in SCALES["small"].finetuning(t)} == {
+        (1500, None)  # as long for every task
+    }
     ltr = SCALES["tiny"].pretraining(left_to_right("base"))
     assert (ltr.model.direction, ltr.next_sentence, ltr.model.hidden_size) == ("left-to-right", False, 64)
     assert [c.train.learning_rate for c in paper.finetuning("rte")] == [5e-5, 4e-5, 3e-5, 2e-5]
@@ -217,6 +220,10 @@ def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, worl
     base = next(row for row in result["rows"] if row["name"] == "BERT-Base")
     assert base["ours"].keys() == {"MNLI-m", "MNLI-mm", "SST-2", "CoLA", "STS-B", "MRPC", "RTE"}
     assert set(result["absent"]) == {"QQP", "QNLI", "average"}
+    assert not [note for note in result["notes"] if "not learnt" in note]
+    monkeypatch.setattr("bertsmith.pretrain.NOT_LEARNT", -9.0)
+    (result,) = run("table1", folder, tasks, world)
+    assert [note.split(":")[0] for note in result["notes"] if "not learnt" in note] == ["bert-base", "bert-large"]
     assert done == ["stsb", "mnli", "sst2", "cola", "stsb", "mrpc", "rte"]  # of Base, then of Large
     monkeypatch.setattr(works, "finetune", never)
     monkeypatch.setattr(works, "pretrain", never)
@@ -323,6 +330,13 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
     assert plan["hours"] > (len(plan["runs"]) * 3 + 40 * 0.005) / 3600  # every run and every step take their time
     assert not (tmp_path / "new").exists()
     assert "QNLI" in plan["absent"]
+    longer = [
+        run("table5", tmp_path / "new", tasks, world, pretraining=(*SHORT, f"train.epochs={n}"), dry_run=True)[0][
+            "runs"
+        ]
+        for n in (10, 20)
+    ]
+    assert longer[1][0]["flops"] == pytest.approx(2 * longer[0][0]["flops"], rel=0.1)
     (done,) = run("table5", folder, tasks, world, seeds=2, dry_run=True)
     assert all(r["done"] for r in done["runs"])
     assert done["hours"] == 0
@@ -421,6 +435,8 @@ def test_mistakes_are_named(tmp_path, tasks) -> None:
         reproduce(["table5"], tmp_path, scale="base")
     with pytest.raises(UserError, match=r"--tune train\.epocs: unknown setting"):  # before anything is pre-trained
         reproduce(["table5"], tmp_path, data=tasks, finetuning=["train.epocs=1"])
+    with pytest.raises(UserError, match=r"figure5 looks at parts of a run by its steps: set train\.steps"):
+        reproduce(["figure5"], tmp_path, data=tasks, pretraining=["train.epochs=1"])
     assert not list(tmp_path.iterdir())
     shutil.copytree(tasks, tmp_path / "tasks")
     (file,) = (tmp_path / "tasks").glob("*/MRPC/dev.tsv")

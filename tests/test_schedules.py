@@ -75,6 +75,17 @@ def test_a_course_by_the_clock_counts_the_time_before() -> None:
     assert Course(9, 0.0, step=7).done() == 7
 
 
+def test_epochs_take_the_place_of_a_recipes_steps(world: Path, tmp_path: Path) -> None:
+    """A recipe has a million steps, which would go before the epochs that a user sets."""
+    run, less = tmp_path / "run", settings("train.epochs=0.1", "data.long_length=null")
+    config = settings("train.steps=1000000", "train.epochs=0.2", "data.long_length=null")
+    assert (config.train.steps, config.train.epochs) == (None, 0.2)
+    assert settings("train.epochs=2", "train.steps=9").train.steps == 9  # what is set last
+    assert settings("train.steps=9", "train.epochs=null").train.steps == 9
+    steps = [pretrain(c, world / "shards", run / str(n), device="cpu")["steps"] for n, c in enumerate((less, config))]
+    assert 0 < steps[0] <= steps[1] <= 2 * steps[0] < 1000
+
+
 CLOCK = ["train.hours=0.001", "train.save_every=1000", "data.long_length=48", "data.long_share=0.4"]  # 3.6 s
 
 
@@ -169,6 +180,19 @@ def test_long_sequences_that_documents_do_not_fill_are_said(world: Path, tmp_pat
         noted = re.search(r"note: sequences of 96 tokens are (\d+)% full, since many", capfd.readouterr().err)
         assert (noted is not None) == said
         assert noted is None or int(noted[1]) < 60
+
+
+def test_positions_that_cannot_move_are_said_beforehand(world: Path, tmp_path: Path, capfd) -> None:
+    """Ten steps, three of them long, at rates that fall to nought: 1e-3 times (3 + 2 + 1) / 9."""
+    rates = "the rates of the 3 steps with 48 tokens add up to 0.00067, and no weight moves further"
+    cases = {(): True, ("train.learning_rate=0.2",): False, ("data.long_length=null",): False}
+    cases |= {("train.optimizer=lamb",): False}  # which moves a weight by its size
+    for number, (changes, said) in enumerate(cases.items()):
+        run = tmp_path / str(number)
+        pretrain(settings(*PHASES, *changes), world / "shards", run, device="cpu")
+        assert (rates in capfd.readouterr().err) == said
+    pretrain(settings(*PHASES), world / "shards", tmp_path / "on", model=run / "model", device="cpu")
+    assert rates not in capfd.readouterr().err  # of positions that were learnt elsewhere nothing is known
 
 
 def test_long_sequences_are_evaluated_as_soon_as_there_are_any(

@@ -32,7 +32,8 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     """The runs that a table needs, those that are there, and the hours of the others."""
     where = pick_device(work.device)
     speed = SHARE * matrix_ceiling(where, autocast_dtype(work.scale.train.precision, where))
-    words = Tokenizer.load(Corpus.open(work.corpus).folder).vocab_size if work.corpus is not None else DEMO_WORDS
+    corpus = Corpus.open(work.corpus) if work.corpus is not None else None
+    words = Tokenizer.load(corpus.folder).vocab_size if corpus else DEMO_WORDS
     runs: dict[str, dict[str, Any]] = {}
 
     def add(run: Path, flops: float, steps: float, done: bool, step: float = STEP) -> None:
@@ -41,10 +42,13 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
 
     for start in work.starts(table):
         run, chosen = work.run_of(start), work.config(start)
+        if chosen.train.steps is None and corpus:
+            sequences = corpus.manifest.tokens // chosen.data.max_length
+            chosen = replace(chosen, train=replace(chosen.train, steps=chosen.train.num_steps(sequences)))
         add(run, pretraining_flops(chosen, words), chosen.train.steps or 0, is_finished(run))
     for run, (row, column, config, _, data) in work.finetunings(table, seeds):
         lengths = row_lengths(column.task, data)
-        steps = config.train.steps or (config.train.epochs or 1) * len(lengths) / config.train.batch_size
+        steps = config.train.num_steps(len(lengths)) or 0
         step = STEP + BILSTM * bool(config.bilstm_layers or config.features.variant)
         add(run, _finetuning_flops(work, row, config, lengths), steps, (run / SCORES).exists(), step)
     hours = sum(run["hours"] for run in runs.values())
@@ -96,5 +100,6 @@ def _finetuning_flops(work: Work, row: Row, config: FinetuneConfig, lengths: lis
     model = work.encoder(row.start)
     longest = min(config.data.max_length or find_task(config.task).max_length, model.max_positions)
     bounded = [min(length, longest) for length in lengths]
-    epochs = 1 / 3 if config.features.variant else config.train.epochs or 1  # a frozen encoder runs forward once
+    epochs = (config.train.num_steps(len(lengths)) or 0) * config.train.batch_size / max(1, len(lengths))
+    epochs = 1 / 3 if config.features.variant else epochs  # a frozen encoder runs forward once
     return (2 if row.beside else 1) * epochs * training_flops(model, bounded, 0)

@@ -14,6 +14,7 @@ from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table, only_of
 from bertsmith.paper.work import SCORES, Data, Work
+from bertsmith.pretrain import not_learnt
 from bertsmith.protocols import figures_of
 from bertsmith.side_by_side import side_by_side
 from bertsmith.tasks.reading import find_splits, read_task
@@ -101,7 +102,11 @@ def _check_settings(work: Work, tables: Sequence[Table]) -> None:
         for row in table.rows:
             if row.start is None:
                 continue
-            work.config(row.start)
+            train = work.config(row.start).train
+            if row.share < 1.0 and (train.steps is None or train.hours is not None):
+                raise UserError(
+                    f"{table.name} looks at parts of a run by its steps: set train.steps, not another length"
+                )
             for column in (column for column in table.columns if column.task):
                 work.settings(row, column)
 
@@ -121,6 +126,7 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     """Run every row that is ours; a task whose rows are not there is absent, and said to be."""
     found = {column.task: work.find(column.task) for column in table.columns if column.task}
     absent, rows, partial, is_measured = work.absent(table), [], dict[str, list[str]](), work.has_data(table)
+    missed: dict[str, str] = {}
     for row in table.rows:
         result: dict[str, Any] = {"name": row.name, "paper": _named(table, row.paper), "ours": {}}
         rows.append(result)
@@ -129,6 +135,8 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
             continue
         facts = work.pretrained(row.start)
         result |= {**work.seen(row), "series": row.series}
+        if facts and (words := not_learnt(work.config(row.start).data, facts)):
+            missed[row.start.recipe] = f"{row.start.recipe}: {words}."
         for column in table.columns:
             data = found.get(column.task)
             if isinstance(data, Data):
@@ -154,7 +162,11 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     result = {**facts, **settings, "columns": names, "rows": rows, "absent": absent, "partial": partial}
     result["findings"] = judged(table, rows)
     scale = f"Scale {work.scale.name}: {work.scale.what}."
-    result["notes"] = [f"Fine-tuned as at scale {work.scale.name}." if work.models else scale, *table.notes]
+    result["notes"] = [
+        f"Fine-tuned as at scale {work.scale.name}." if work.models else scale,
+        *table.notes,
+        *missed.values(),
+    ]
     folder = work.folder / work.scale.name
     result["page"] = str(folder / f"{table.name}.html")
     write_json(folder / f"{table.name}.json", result)

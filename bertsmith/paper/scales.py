@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from bertsmith.data.loader import DataConfig
 from bertsmith.errors import UserError, suggestion
 from bertsmith.finetune import FinetuneConfig
 from bertsmith.model.config import EncoderConfig
@@ -23,7 +24,8 @@ class Scale:
 
     `layers`, `hidden` and `heads` are those of what stands for Base; other sizes are reckoned by the same ratios.
     `rates` are the learning rates of GLUE's tasks, of which the best on dev is taken; None: the paper's own settings.
-    `dropout` is that of pre-training.
+    `dropout` is that of pre-training, `long_share` the part of it with long sequences. `tuning_steps` is how long every
+    fine-tuning is; None: the paper's epochs.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Scale:
     feature_epochs: int = 20
     restarts: int = 2
     dropout: float = BASE.hidden_dropout
+    long_share: float = DataConfig().long_share
+    tuning_steps: int | None = None
 
     @property
     def fills_a_device(self) -> bool:
@@ -72,7 +76,8 @@ class Scale:
 
     def pretraining(self, recipe: PretrainConfig) -> PretrainConfig:
         """A recipe of the paper at this scale: what it is about stays, size and budget are the scale's."""
-        data = replace(recipe.data, max_length=self.max_length, long_length=self.long_length)
+        lengths = {"max_length": self.max_length, "long_length": self.long_length, "long_share": self.long_share}
+        data: DataConfig = replace(recipe.data, **lengths)  # type: ignore[arg-type]
         return replace(recipe, model=self.encoder(recipe.model), data=data, train=self.train)
 
     def finetuning(self, task: str, features: str = "") -> list[FinetuneConfig]:
@@ -85,6 +90,8 @@ class Scale:
         grid = SINGLE.get(task, GLUE)
         settings = {name.split(".")[-1]: values[0] for name, values in grid.items()}
         base = TrainConfig(warmup=0.1, **settings)
+        if self.tuning_steps is not None:
+            base = replace(base, steps=self.tuning_steps, epochs=None)
         rates = self.rates if task in LEADERBOARD else (self.task_rate or base.learning_rate,)
         trains = [replace(base, learning_rate=rate) for rate in rates]
         return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuned_dropout) for t in trains]
@@ -105,8 +112,8 @@ SCALES = {
         ),
         Scale(
             "small", "4 layers, 256 wide, 12,000 steps: minutes a model on one fast GPU",
-            4, 256, 4, 128, 512, _train(12_000, 128, 5e-4, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
-            dropout=0.0,
+            4, 256, 4, 128, 512, _train(12_000, 128, 1e-3, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
+            dropout=0.0, long_share=0.3, tuning_steps=1500,
         ),
         Scale(
             "base", "the paper's sizes, a tenth of its budget",

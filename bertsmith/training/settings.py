@@ -74,6 +74,7 @@ class TrainConfig:
     keep: int = 2  # and the best: checkpoints are scored where evaluate_every is not 0
     tensorboard: bool = False
     seed: int = 1
+    UNSETS = {"epochs": "steps"}  # to set the first takes the second away, which would else go before it
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
