@@ -76,8 +76,8 @@ class Scale:
 
     def pretraining(self, recipe: PretrainConfig) -> PretrainConfig:
         """A recipe of the paper at this scale: what it is about stays, size and budget are the scale's."""
-        lengths = {"max_length": self.max_length, "long_length": self.long_length, "long_share": self.long_share}
-        data: DataConfig = replace(recipe.data, **lengths)  # type: ignore[arg-type]
+        short, long, share = self.max_length, self.long_length, self.long_share
+        data: DataConfig = replace(recipe.data, max_length=short, long_length=long, long_share=share)
         return replace(recipe, model=self.encoder(recipe.model), data=data, train=self.train)
 
     def finetuning(self, task: str, features: str = "") -> list[FinetuneConfig]:
