@@ -24,8 +24,9 @@ class Scale:
 
     `layers`, `hidden` and `heads` are those of what stands for Base; other sizes are reckoned by the same ratios.
     `rates` are the learning rates of GLUE's tasks, of which the best on dev is taken; None: the paper's own settings.
-    `dropout` is that of pre-training, `long_share` the part of it with long sequences. `tuning_steps` is how long every
-    fine-tuning is; None: the paper's epochs.
+    `dropout` is that of encoders, in pre-training and in fine-tuning: one that never met dropout loses by it later.
+    `long_share` is the part of pre-training with long sequences, `tuning_steps` the length of every fine-tuning; None:
+    the paper's epochs.
     """
 
     name: str
@@ -48,11 +49,6 @@ class Scale:
     def fills_a_device(self) -> bool:
         """Whether one pre-training keeps a GPU busy, so that there is no use in several side by side."""
         return self.hidden >= BASE.hidden_size
-
-    @property
-    def tuned_dropout(self) -> float | None:
-        """The paper's, for fine-tuning, where pre-training has another: few rows are learnt by heart."""
-        return None if self.dropout == BASE.hidden_dropout else BASE.hidden_dropout
 
     def encoder(self, model: EncoderConfig) -> EncoderConfig:
         """An encoder of the paper at this scale: the same ratios to Base in layers, width and size of a head.
@@ -86,7 +82,7 @@ class Scale:
             config = feature_based(task, features)
             train = replace(config.train, epochs=self.feature_epochs)
             width = replace(config.features, hidden_size=self.hidden)
-            return [replace(config, train=train, features=width, restarts=self.restarts, dropout=self.tuned_dropout)]
+            return [replace(config, train=train, features=width, restarts=self.restarts, dropout=BASE.hidden_dropout)]
         grid = SINGLE.get(task, GLUE)
         settings = {name.split(".")[-1]: values[0] for name, values in grid.items()}
         base = TrainConfig(warmup=0.1, **settings)
@@ -94,7 +90,7 @@ class Scale:
             base = replace(base, steps=self.tuning_steps, epochs=None)
         rates = self.rates if task in LEADERBOARD else (self.task_rate or base.learning_rate,)
         trains = [replace(base, learning_rate=rate) for rate in rates]
-        return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuned_dropout) for t in trains]
+        return [FinetuneConfig(task, train=t, restarts=self.restarts) for t in trains]
 
 
 def _train(steps: int, batch_size: int, rate: float, **changes: float) -> TrainConfig:
@@ -112,7 +108,7 @@ SCALES = {
         ),
         Scale(
             "small", "4 layers, 256 wide, 12,000 steps: minutes a model on one fast GPU",
-            4, 256, 4, 128, 512, _train(12_000, 128, 1e-3, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
+            4, 256, 4, 128, 512, _train(12_000, 128, 7e-4, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
             dropout=0.0, long_share=0.3, tuning_steps=1500,
         ),
         Scale(
