@@ -198,6 +198,7 @@ def test_table_5(folder, tasks, world) -> None:
 
 
 def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, world, monkeypatch) -> None:
+    run("table5", folder, tasks, world, seeds=2)  # reads the scores where the test above has run
     done = []
 
     def stops(config, model, *arguments, **options):
@@ -357,6 +358,24 @@ def test_the_command_on_the_demos_text(tmp_path, tasks, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["corpus"] == ""
     command(**{**arguments, "tables": ["table3"]}, dry_run=True)
     assert "Absent: EM" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("width", "tables"), [(80, 2), (60, 3), (20, 9), (200, 1)])
+def test_a_narrow_terminal_gets_its_table_in_parts(width, tables, monkeypatch, capsys) -> None:
+    from bertsmith.commands.paper import _show_table
+
+    cell = {"mean": 55.25, "deviation": 0.31}
+    columns = [f"task {n}" for n in range(8)]
+    rows = [{"name": name, "paper": {}, "ours": dict.fromkeys(columns, cell), "tokens": 2e8} for name in ("a", "b")]
+    nothing = {"models": {}, "absent": {}, "partial": {}, "settings": [], "notes": [], "findings": [], "page": "x"}
+    monkeypatch.setenv("COLUMNS", str(width))
+    _show_table({"table": "table5", "title": "T", "columns": columns, "rows": rows, "seeds": 3, **nothing})
+    shown = capsys.readouterr().out
+    assert shown.count("┏") == tables
+    if width > 20:
+        assert all(len(line) <= width for line in shown.splitlines() if "│" in line)
+        assert shown.count("55.2 ± 0.3") == 2 * 8
+        assert all(name in shown for name in (*columns, "tokens seen", "200M"))
 
 
 def given(names, folder, tasks, *models, **options):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -68,12 +70,27 @@ def reproduce(
 def _show_table(result: dict[str, Any]) -> None:
     from bertsmith.paper.pages import findings, header, lines, remarks
 
-    table = Table(*header(result), title=f"{result['table']}: {result['title']}")
-    for line in lines(result):
-        table.add_row(*line)
-    Console().print(table)
+    title: str | None = f"{result['table']}: {result['title']}"
+    for part in _parts([header(result), *lines(result)], Console().width):
+        table = Table(*part[0], title=title)
+        for line in part[1:]:
+            table.add_row(*line)
+        Console().print(table)
+        title = None
     for text in [*findings(result), *remarks(result), f"Page: {result['page']}"]:
         Console().print(text, markup=False, soft_wrap=True, highlight=False)
+
+
+def _parts(lines: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+    """Lines of many columns in parts as wide as the terminal, none of whose words is cut: the first two are in each."""
+    wide = [max(map(cell_len, column)) + 3 for column in zip(*lines, strict=True)]  # with two spaces and a border
+    columns = [0, 1]
+    for column in range(2, len(wide)):
+        if len(columns) > 2 and sum(wide[c] for c in (*columns, column)) >= width:
+            yield [[line[c] for c in columns] for line in lines]
+            columns = [0, 1]
+        columns.append(column)
+    yield [[line[c] for c in columns] for line in lines]
 
 
 def _show_plan(result: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ class Scale:
 
     `layers`, `hidden` and `heads` are those of what stands for Base; other sizes are reckoned by the same ratios.
     `rates` are the learning rates of GLUE's tasks, of which the best on dev is taken; None: the paper's own settings.
-    `dropout` is that of encoders, in pre-training and in fine-tuning: one that never met dropout loses by it later.
+    `dropout` is that of encoders, in pre-training and in fine-tuning.
     `long_share` is the part of pre-training with long sequences, `tuning_steps` the length of every fine-tuning; None:
     the paper's epochs.
     """
