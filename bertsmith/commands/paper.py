@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,27 +69,24 @@ def reproduce(
 def _show_table(result: dict[str, Any]) -> None:
     from bertsmith.paper.pages import findings, header, lines, remarks
 
-    title: str | None = f"{result['table']}: {result['title']}"
-    for part in _parts([header(result), *lines(result)], Console().width):
-        table = Table(*part[0], title=title)
+    for number, part in enumerate(_parts([header(result), *lines(result)], Console().width)):
+        table = Table(*part[0], title=None if number else f"{result['table']}: {result['title']}")
         for line in part[1:]:
             table.add_row(*line)
         Console().print(table)
-        title = None
     for text in [*findings(result), *remarks(result), f"Page: {result['page']}"]:
         Console().print(text, markup=False, soft_wrap=True, highlight=False)
 
 
-def _parts(lines: list[list[str]], width: int) -> Iterator[list[list[str]]]:
+def _parts(lines: list[list[str]], width: int) -> list[list[list[str]]]:
     """Lines of many columns in parts as wide as the terminal, none of whose words is cut: the first two are in each."""
     wide = [max(map(cell_len, column)) + 3 for column in zip(*lines, strict=True)]  # with two spaces and a border
-    columns = [0, 1]
+    parts = [[0, 1]]
     for column in range(2, len(wide)):
-        if len(columns) > 2 and sum(wide[c] for c in (*columns, column)) >= width:
-            yield [[line[c] for c in columns] for line in lines]
-            columns = [0, 1]
-        columns.append(column)
-    yield [[line[c] for c in columns] for line in lines]
+        if len(parts[-1]) > 2 and sum(wide[c] for c in (*parts[-1], column)) >= width:
+            parts.append([0, 1])
+        parts[-1].append(column)
+    return [[[line[c] for c in columns] for line in lines] for columns in parts]
 
 
 def _show_plan(result: dict[str, Any]) -> None:

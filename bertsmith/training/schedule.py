@@ -39,9 +39,9 @@ class Course:
         return min(self.elapsed, self.seconds) if self.by_clock else self.step
 
 
-def course_of(config: TrainConfig, steps: int | None, step: int = 0, before: float = 0.0) -> Course:
-    """The course that a configuration asks for, from a step on."""
-    return Course(steps, 3600.0 * (config.hours or 0.0), step, before)
+def course_of(config: TrainConfig, steps: int | None) -> Course:
+    """The course that a configuration asks for."""
+    return Course(steps, 3600.0 * (config.hours or 0.0))
 
 
 def rate_share(config: TrainConfig, done: float, total: float) -> float:
