@@ -24,7 +24,7 @@ from bertsmith import predict as predicting
 from bertsmith.config import read_json
 from bertsmith.engines import EngineName, Precision
 from bertsmith.errors import UserError
-from bertsmith.folders import new_file, new_folder, refuse_existing, sync
+from bertsmith.folders import file_hash, new_file, new_folder, refuse_existing, sync
 from bertsmith.formats.hub import FILES
 from bertsmith.predict import Combine, Names, Predictor
 from bertsmith.progress import progress_bar, say
@@ -208,8 +208,7 @@ def facts_of(predictor: Predictor, data: str | Path, columns: Columns, keep: Seq
     digest = hashlib.sha256()
     folders = [Path(folder) for folder in predictor.folders]
     for path in (path for folder in folders for path in sorted(p for name in FILES for p in folder.glob(name))):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+        digest.update(path.name.encode() + bytes.fromhex(file_hash(path)))
     digest.update(b"nbest" if predictor.members else b"")
     found = Path(data).stat() if str(data) != STDIN and Path(data).is_file() else None
     read = {"text": columns.text, "pair": columns.pair, "keep": list(keep)}

@@ -28,7 +28,7 @@ from bertsmith.config import from_dict, read_json, to_dict
 from bertsmith.data.readers import Trouble
 from bertsmith.data.store import Store
 from bertsmith.errors import UserError
-from bertsmith.folders import new_folder
+from bertsmith.folders import file_hash, new_folder
 
 MANIFEST, PLAN, LENGTHS, SUFFIX = "corpus.json", "build.json", "documents.lengths", ".safetensors"
 VERSION = 1
@@ -288,8 +288,3 @@ def _fetch(store: Store) -> Path:
 def token_dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
     """The smallest type that holds every id of the vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
-
-
-def file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError
-from bertsmith.folders import new_folder
+from bertsmith.folders import file_hash, new_folder
 from bertsmith.progress import say
 from bertsmith.training import distributed
 
@@ -70,7 +70,7 @@ def save_checkpoint(
             save(folder, tensors)
             save_file(moments, folder / OPTIMIZER)
             values = asdict(state)
-            sums = {file.name: _sum(file) for file in sorted(folder.iterdir())}
+            sums = {file.name: file_hash(file) for file in sorted(folder.iterdir())}
             (folder / STATE).write_text(json.dumps({**values, "sha256": {**sums, STATE: _sum_of(values)}}) + "\n")
     except (OSError, SafetensorError, UserError) as error:
         say(f"warning: no checkpoint after step {state.step}: {error}; earlier ones are untouched")
@@ -114,7 +114,7 @@ def _read_state(path: Path) -> TrainerState:
     if not isinstance(sums, dict) or sums.pop(STATE, None) != _sum_of(values):
         raise UserError(f"{STATE} does not match its checksum")
     for name, expected in sums.items():
-        if _sum(path / name) != expected:
+        if file_hash(path / name) != expected:
             raise UserError(f"{name} does not match its checksum")
     return from_dict(TrainerState, values, str(path / STATE))
 
@@ -137,11 +137,6 @@ def _score(path: Path) -> float | None:
 
 def _sum_of(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _sum(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
