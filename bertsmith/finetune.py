@@ -31,7 +31,7 @@ from bertsmith.tasks.files import write_answers
 from bertsmith.tasks.judged import write_judged
 from bertsmith.tasks.metrics import seqeval_metrics
 from bertsmith.tasks.reading import Splits, find_splits, guessed_columns, read_task, training_rows
-from bertsmith.tasks.row_cache import encode_once
+from bertsmith.tasks.row_cache import encode_once, rows_hash
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.sequences import class_weights
 from bertsmith.tasks.spans import choose_threshold, keys_of, stride_note
@@ -166,7 +166,8 @@ def _finetune(
         )
     for line in said:
         say(f"note: {line}")
-    facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows)}
+    facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows), "rows_hash": rows_hash(rows)}
+    facts |= {"dev_rows_hash": rows_hash(row for part in dev_rows.values() for row in part)}
     endings = max(1, head.num_choices)
     count = len(rows) if head.features is not None else len(encoded.examples) // endings
     steps = config.train.num_steps(count)

@@ -290,6 +290,10 @@ def test_class_weights_are_given_or_balanced(world: Path, tmp_path: Path) -> Non
     assert class_weights(rows, head, {"y": 3.0}, False) == [1.0, 3.0]
     with pytest.raises(UserError, match="label 'z' is not one of"):
         class_weights(rows, head, {"z": 1.0}, False)
+    for balanced in (False, True):
+        with pytest.raises(UserError, match=r"data.class_weights: all classes .* have the weight 0"):
+            class_weights(rows, head, {"x": 0.0, "y": 0.0}, balanced)
+    assert class_weights(rows, head, {"y": 0.0}, False) == [1.0, 0.0]
     (tmp_path / "t.csv").write_text("text,label\n" + "it,x\n" * 30 + "it,y\n" * 10)
     answers = []
     for weights in ({}, {"y": 9.0}):

@@ -11,6 +11,7 @@ import torch
 from bertsmith import draws
 from bertsmith.batch import Batch, collate
 from bertsmith.config import override
+from bertsmith.errors import UserError
 from bertsmith.finetune import ORDER, FinetuneConfig, finetune, micro_batches
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks import row_cache
@@ -204,3 +205,29 @@ def test_an_epoch_s_order_does_not_depend_on_how_it_is_asked_for() -> None:
     assert not (whole[:count] == whole[count:]).all()
     parts = [draws.in_epochs(begin, min(begin + 37, 2 * count), count, 3, ORDER) for begin in range(0, 2 * count, 37)]
     assert (np.concatenate(parts) == whole).all()
+
+
+def test_questions_of_other_lengths_are_other_examples(folder: Path, tokenizer: Tokenizer) -> None:
+    """The cache must not give rows that were encoded with another `max_query` (or stride, or length)."""
+    rows, head = [Row("what is the name of a list of numbers in the file", CONTEXT, [], "")], HeadConfig("span")
+    kept = []
+    for limits in (LIMITS, replace(LIMITS, max_query=4), replace(LIMITS, stride=3), replace(LIMITS, max_length=30)):
+        found = encode_once(rows, tokenizer, limits, head, labelled=True).examples.tokens.tolist()
+        assert found == KINDS["span"].encode(rows, tokenizer, limits, head, labelled=True).examples.tokens.tolist()
+        kept.append(found)
+    assert all(kept[i] != kept[j] for i in range(4) for j in range(i))
+
+
+@pytest.mark.parametrize("changed", ["train", "dev"])
+def test_a_run_does_not_go_on_with_other_rows(world: Path, tmp_path: Path, changed: str) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.csv").write_text((world / f"{name}.csv").read_text())
+    config = override(FinetuneConfig("classify"), ["train.steps=2", "train.batch_size=8", "data.max_length=32"])
+    arguments = (config, world / "run", tmp_path / "train.csv", tmp_path / "run")
+    scores = finetune(*arguments, dev=tmp_path / "dev.csv", device="cpu")
+    assert finetune(*arguments, dev=tmp_path / "dev.csv", device="cpu", resume=True)["rows"] == scores["rows"]
+    data = tmp_path / f"{changed}.csv"
+    data.write_text(data.read_text().replace("about numbers 3", "about numbers 4"))
+    name = "rows_hash" if changed == "train" else "dev_rows_hash"
+    with pytest.raises(UserError, match=f"--resume: {name} is '[0-9a-f]+' .* now"):
+        finetune(*arguments, dev=tmp_path / "dev.csv", device="cpu", resume=True)

@@ -56,6 +56,9 @@ def test_schemes_become_one() -> None:
     assert to_bio(bio) == bio
     assert to_bio("B-PER E-PER S-LOC O B-ORG I-ORG E-ORG".split()) == "B-PER I-PER B-LOC O B-ORG I-ORG I-ORG".split()
     assert to_bio(["NOUN", "B", "O"]) == ["NOUN", "B", "O"]
+    assert to_bio("PER-B PER-I - ORG_B ORG_I O CVL-B I-PER".split()) == (
+        "B-PER I-PER O B-ORG I-ORG O B-CVL B-PER".split()
+    )
 
 
 def test_sentences_know_their_document(tmp_path: Path) -> None:
@@ -208,6 +211,34 @@ def test_a_model_learns_to_tag(world: Path, tmp_path: Path) -> None:
     (answer,) = Predictor.load(tmp_path / "run", "cpu").predict(["the class is list ."])
     assert len(answer["tags"]) == 5
     assert [e["type"] for e in answer["entities"]] == ["PER", "LOC"]
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "t.txt", "t.conll"])
+def test_naver_s_form_is_scored_by_entities(tmp_path: Path, name: str) -> None:
+    sentences = [
+        ["1\t김철수\tPER_B", "2\t씨는\t-", "3\t서울\tLOC_B", "4\t시청\tLOC_I"],
+        ["1\t네\t-", "2\t이순신\tPER_B"],
+    ]
+    (tmp_path / name).write_text("\n\n".join("\n".join(lines) for lines in sentences) + "\n")
+    task = find_task("tag")
+    rows = list(read_task(task, tmp_path / name, Columns(), labelled=True))
+    assert [row.parts for row in rows] == [("김철수", "씨는", "서울", "시청"), ("네", "이순신")]
+    head = tagging.head_for(task, rows)
+    assert head.labels == ("O", "B-LOC", "B-PER", "I-LOC")
+    answers = [{"tags": ["B-PER", "O", "B-LOC", "O"]}, {"tags": ["O", "B-PER"]}]
+    scores = tagging.score(task, rows, answers, head, Limits())
+    assert scores["f1"] / scores["accuracy"] == pytest.approx(
+        (2 / 3) / (5 / 6)
+    )  # two of three entities, five of six words
+
+
+def test_quotation_marks_in_a_tag_file_are_words(tmp_path: Path) -> None:
+    (tmp_path / "lines.tsv").write_text('"\tO\nAda\tB-PER\n"\tO\n\n"\tO\nno\tO\n')
+    (tmp_path / "table.tsv").write_text('text\ttags\n" Ada "\tO B-PER O\n" no\tO O\n')
+    for name in ("lines.tsv", "table.tsv"):
+        rows = list(read_task(find_task("tag"), tmp_path / name, Columns(), labelled=True))
+        assert [row.parts for row in rows] == [('"', "Ada", '"'), ('"', "no")]
+        assert [tagging.tags_of(row) for row in rows] == [["O", "B-PER", "O"], ["O", "O"]]
 
 
 def test_own_rows_of_words_and_tags_that_are_no_entities(world: Path, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Files with one word a line, as CoNLL-2003: the word first, its tag last, a blank line between sentences.
+"""Files with one word a line, as CoNLL-2003: the word first (or its number), its tag last, a blank line after sentences.
 
 Imports without torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, takewhile
@@ -18,12 +19,13 @@ from bertsmith.tasks.rows import Row
 DOCUMENT = "-DOCSTART-"
 NAMES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
 BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # other schemes' names
+KIND_FIRST = re.compile(r"(.+)[-_]([BI])")  # PER-B, PER_B: Naver's form
 
 
 def is_conll(path: str | Path) -> bool:
-    """Whether a file has a word a line: by its name or, where that says plain text, by its first lines."""
+    """Whether a file has a word a line: by its name or, where that may also be a text or a table, by its first lines."""
     path = Path(path)
-    if path.suffix.lower() != ".txt" or not path.is_file():
+    if path.suffix.lower() not in (".txt", ".tsv") or not path.is_file():
         return path.suffix.lower() in NAMES and path.is_file()
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         lines = [line.strip() for line in islice(file, 200)]
@@ -45,16 +47,17 @@ def read_conll(path: str | Path, *, labelled: bool) -> Iterator[Row]:
 
 
 def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
-    words: list[str] = []
-    tags: list[str] = []
+    words: list[list[str]] = []  # the fields of each
     begin = width = 0
+    numbered: bool | None = None  # whether a word's number stands before it; the first sentence tells
     with path.open("rb") as file:
         for number, line in enumerate([*decoded(file, str(path)), ""], 1):
             fields = _fields(line)
             if not line.strip():
                 if words:
-                    yield _sentence(words, tags, f"{path}, line {begin}", labelled)
-                words, tags = [], []
+                    numbered = _counts(words) if numbered is None else numbered
+                    yield _sentence(words, int(numbered), f"{path}, line {begin}", labelled)
+                words = []
                 continue
             begin = begin if words else number
             width = width or len(fields)
@@ -62,14 +65,19 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
                 raise UserError(f"{path}, line {number}: {len(fields)} columns, where the lines before have {width}")
             if labelled and len(fields) < 2:
                 raise UserError(f"{path}, line {number}: a word without a tag: {line.strip()!r}")
-            words.append(fields[0].strip())
-            tags.append(fields[-1].strip())
+            words.append([field.strip() for field in fields])
     if not width:
         raise UserError(f"{path} is empty: it holds no rows")
 
 
-def _sentence(words: list[str], tags: list[str], place: str, labelled: bool) -> Row:
-    return Row(" ".join(words), None, tags if labelled else None, place, parts=tuple(words))
+def _counts(words: list[list[str]]) -> bool:
+    """Whether the first of at least three columns counts the words of a sentence, as in Naver's files."""
+    return len(words[0]) > 2 and [fields[0] for fields in words] == [str(n + 1) for n in range(len(words))]
+
+
+def _sentence(words: list[list[str]], column: int, place: str, labelled: bool) -> Row:
+    parts = tuple(fields[column if len(fields) > column else 0] for fields in words)
+    return Row(" ".join(parts), None, [fields[-1] for fields in words] if labelled else None, place, parts=parts)
 
 
 def with_documents(rows: Iterable[Row]) -> Iterator[Row]:
@@ -96,11 +104,15 @@ def _together(sentences: list[Row]) -> Iterator[Row]:
 
 
 def to_bio(tags: Iterable[Any]) -> list[str]:
-    """Tags in which every entity begins with B: IOB1 (B only between neighbours), BIO and BIOES are read."""
+    """Tags in which every entity begins with B: IOB1 (B only between neighbours), BIO, BIOES and Naver's are read."""
     found: list[str] = []
     before = "O"
     for tag in map(str, tags):
         head, dash, kind = tag.partition("-")
+        if head not in ("B", "I", *BEGINS) and (match := KIND_FIRST.fullmatch(tag)):
+            head, dash, kind = match[2], "-", match[1]
+        elif tag == "-":
+            tag = "O"
         if dash and head in ("B", "I", *BEGINS):
             head = BEGINS.get(head, head)
             goes_on = head == "I" and before in (f"B-{kind}", f"I-{kind}")

@@ -94,8 +94,7 @@ def read_task(
     if task.own or not labelled:
         skipped = None
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        in_columns = Path(path).suffix.lower() in CONLL if labelled else is_conll(path)
-        if task.head == "tags" and in_columns:
+        if has_words(task, path, labelled=labelled):
             if keep:
                 raise UserError(f"{path}: a file with a word a line has no column {keep[0]!r} to keep")
             yield from read_conll(path, labelled=labelled)
@@ -118,6 +117,11 @@ def read_task(
         say(f"note: {len(without)} rows have no gold label and were left out; the first: {without[0]}")
     if skipped and left_out is None:
         say(f"note: {_lacking(skipped)}")
+
+
+def has_words(task: Task, path: Path | str, *, labelled: bool) -> bool:
+    """Whether a file of a task has a word a line; a labelled `.txt` of tags always has."""
+    return task.head == "tags" and ((labelled and Path(path).suffix.lower() in CONLL) or is_conll(path))
 
 
 def _class_names(task: Task, path: Path | str, columns: Columns) -> tuple[str, ...]:
@@ -156,7 +160,7 @@ def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:
 
 def guessed_columns(task: Task, path: Path, columns: Columns) -> Columns:
     """The columns of the user's own file, guessed where they were not named, and shown."""
-    if not task.own or path.suffix.lower() in CONLL:
+    if not task.own or has_words(task, path, labelled=True):
         return columns
     names = names_for(task, columns)
     place, record = first_record(path)

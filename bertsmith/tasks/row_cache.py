@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -82,6 +82,18 @@ def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.num_choices, labelled]
     settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
     found.update(json.dumps(settings).encode())
+    _add_rows(found, rows, labelled)
+    return found.hexdigest()
+
+
+def rows_hash(rows: Iterable[Row]) -> str:
+    """What tells rows from others, whatever reads them: a digest of their texts and labels."""
+    found = hashlib.blake2b(digest_size=16)
+    _add_rows(found, list(rows), labelled=True)
+    return found.hexdigest()
+
+
+def _add_rows(found: hashlib.blake2b, rows: Sequence[Row], labelled: bool) -> None:
     documents = {id(row.document): row.document for row in rows}  # the sentences of a document share one
     places = {key: number for number, key in enumerate(documents)}
     for texts in (
@@ -96,7 +108,6 @@ def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     found.update(np.array([*shapes, *((0, 0, 0, len(d)) for d in documents.values())], dtype=np.int64).tobytes())
     if labelled:
         found.update(json.dumps([row.label for row in rows], default=repr).encode())
-    return found.hexdigest()
 
 
 @cache

@@ -135,4 +135,5 @@ def _opens(field: str) -> bool:
 
 def _unquoted(field: str) -> str:
     whole = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in field[1:-1].replace('""', "")
+    whole = whole and not field[1:2] == field[-2:-1] == " "  # marks with a space beside them are words of a sentence
     return field[1:-1].replace('""', '"') if whole else field

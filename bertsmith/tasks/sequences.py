@@ -171,6 +171,8 @@ def class_weights(rows: Sequence[Row], head: HeadConfig, given: dict[str, float]
             raise UserError(f"data.class_weights: the weight of {name!r} must be a number of at least 0, not {weight}")
         weights[head.label_index(name, "data.class_weights: ")] = weight
     mean = (weights * counts).sum() / max(1.0, counts.sum())
+    if mean == 0:
+        raise UserError("data.class_weights: all classes of the training rows have the weight 0; nothing can be learnt")
     return (weights / mean).tolist() if balanced else weights.tolist()
 
 

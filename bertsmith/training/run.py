@@ -78,7 +78,8 @@ def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any], notes: Mapp
     if not (run / FACTS).exists():  # killed between the two
         write_json(run / FACTS, {**facts, **notes})
     stored = read_json(run / FACTS)
-    same_settings({key: stored.get(key) for key in facts}, facts, run / FACTS)
+    known = [key for key in facts if key in stored]  # an older version wrote fewer of them
+    same_settings({key: stored[key] for key in known}, {key: facts[key] for key in known}, run / FACTS)
     if is_finished(run):
         say(f"{run} is finished already: its model is at {run / MODEL}")
         return None
