@@ -1,4 +1,4 @@
-"""Files with one word a line, as CoNLL-2003: the word first (or its number), its tag last, a blank line after sentences.
+"""Files with one word a line, as CoNLL-2003: the word (or its number) first, its tag last, blank lines between sentences.
 
 Imports without torch.
 """
@@ -23,7 +23,7 @@ KIND_FIRST = re.compile(r"(.+)[-_]([BI])")  # PER-B, PER_B: Naver's form
 
 
 def is_conll(path: str | Path) -> bool:
-    """Whether a file has a word a line: by its name or, where that may also be a text or a table, by its first lines."""
+    """Whether a file has a word a line: by its name or, where that says text or table, by its first lines."""
     path = Path(path)
     if path.suffix.lower() not in (".txt", ".tsv") or not path.is_file():
         return path.suffix.lower() in NAMES and path.is_file()
