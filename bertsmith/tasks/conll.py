@@ -1,4 +1,4 @@
-"""Files with one word a line, as CoNLL-2003: the word (or its number) first, its tag last, blank lines between sentences.
+"""Files with a word a line, as CoNLL-2003: the word (or its number) first, its tag last, sentences between blank lines.
 
 Imports without torch.
 """
