@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from bertsmith.errors import UserError, suggestion
+from bertsmith.folders import regular_file
 
+LARGEST_JSON = 100_000_000  # bytes; no configuration or index that anybody writes comes near it
 Config = TypeVar("Config")
 
 
@@ -43,15 +45,27 @@ def load(cls: type[Config], path: str | Path) -> Config:
 
 def read_json(path: str | Path) -> dict[str, Any]:
     """A JSON object from a file, or an error that names the file and the line."""
-    try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no such file: {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
+    values = read_json_value(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(values).__name__}")
     return values
+
+
+def read_json_value(path: str | Path) -> Any:
+    """Any JSON value from a file that somebody else may have written."""
+    file = regular_file(path)
+    if file.stat().st_size > LARGEST_JSON:
+        raise UserError(f"{path} has {file.stat().st_size:,} bytes; a JSON file here has at most {LARGEST_JSON:,}")
+    try:
+        text = file.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if "\\u" in text:  # half of a surrogate pair can be written so, and is not text
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply") from None
+    except ValueError as error:  # of JSON, or of Unicode
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    return value
 
 
 def override(config: Config, changes: Iterable[str], option: str = "--set") -> Config:

@@ -59,6 +59,16 @@ def refuse_existing(path: Path, hint: str = "", option: str = "--out") -> None:
         raise UserError(f"{option} {path} is there already and not empty; {hint}")
 
 
+def regular_file(path: str | Path) -> Path:
+    """The path of a file that can be read to its end; a folder, a pipe or a device is refused."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"no such file: {path}")
+    if not path.is_file():
+        raise UserError(f"{path} is not a regular file")
+    return path
+
+
 def sync(path: Path) -> None:
     """Make sure that a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)

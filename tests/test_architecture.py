@@ -21,6 +21,7 @@ LAYERS = [
 # Inside a layer, who may import whom; everything else goes down only.
 SAME_LAYER = {
     ("config", "errors"),
+    ("config", "folders"),
     ("folders", "errors"),
     ("page", "folders"),
     ("side_by_side", "progress"),

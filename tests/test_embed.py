@@ -157,9 +157,10 @@ def test_folders_that_do_more_are_refused(folder):
     (folder / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(UserError, match="not a folder beside it"):
         read_pooling(folder)
-    (folder / "modules.json").write_text("{}x")
-    with pytest.raises(UserError, match="not a list of modules"):
-        read_pooling(folder)
+    for text, words in (("{}x", "not valid JSON"), ('["a"]', "not a list of modules")):
+        (folder / "modules.json").write_text(text)
+        with pytest.raises(UserError, match=words):
+            read_pooling(folder)
 
 
 @real_weights

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bertsmith.config import read_json
+from bertsmith.config import read_json, read_json_value
 from bertsmith.errors import UserError, suggestion
 
 PoolingKind = Literal["mean", "cls", "max"]
 MODULES, ENCODER, FACTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
-POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
+POOLING, NORMALIZE, TOKENIZER = "1_Pooling", "2_Normalize", "tokenizer_config.json"
+UNLIMITED = 1_000_000  # tokens; `transformers` writes 1e30 for a tokenizer that cuts nothing
 MODES: dict[str, PoolingKind] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -32,6 +33,14 @@ class Pooling:
     normalize: bool = False
     max_length: int | None = None
     lowercase: bool = False  # of the text, before the tokenizer sees it
+    prompts: Mapping[str, str] = field(default_factory=dict)  # what is put in front of a text, by name
+    default_prompt_name: str | None = None  # of the prompt that is used where none is asked for
+    include_prompt: bool = True  # whether the prompt's tokens are pooled as well
+
+    @property
+    def prompt(self) -> str:
+        """What is put in front of every text where no prompt is asked for."""
+        return self.prompts[self.default_prompt_name] if self.default_prompt_name is not None else ""
 
 
 def pooling_kind(name: str) -> PoolingKind:
@@ -52,33 +61,57 @@ def read_pooling(folder: Path) -> Pooling | None:
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(f"{folder / MODULES}: {', '.join(kinds)} is not Transformer, Pooling and perhaps Normalize")
     encoder = read_json(folder / ENCODER) if (folder / ENCODER).exists() else {}
-    length = encoder.get("max_seq_length")
-    kind = _kind(folder / modules[1][1] / "config.json")
-    return Pooling(
-        kind, len(kinds) == 3, int(length) if length is not None else None, bool(encoder.get("do_lower_case"))
-    )
+    pooling, include_prompt = _kind(folder / modules[1][1] / "config.json")
+    prompts, default = _prompts(folder / FACTS) if (folder / FACTS).exists() else ({}, None)
+    lowercase = bool(encoder.get("do_lower_case"))
+    return Pooling(pooling, len(kinds) == 3, _length(folder, encoder), lowercase, prompts, default, include_prompt)
+
+
+def _length(folder: Path, encoder: Mapping[str, Any]) -> int | None:
+    """Where texts are cut: newer releases leave it to the tokenizer."""
+    where, length = folder / ENCODER, encoder.get("max_seq_length")
+    if length is None and (folder / TOKENIZER).exists():
+        where, length = folder / TOKENIZER, read_json(folder / TOKENIZER).get("model_max_length")
+        if isinstance(length, (int, float)) and length > UNLIMITED:
+            return None
+    if length is not None and (type(length) is not int or length < 3):
+        raise UserError(f"{where}: the length {length!r} is not a whole number of at least 3")
+    return length
+
+
+def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the name of the one that every text gets."""
+    values = read_json(path)
+    prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise UserError(f"{path}: prompts is not an object of texts by name: {prompts!r}")
+    prompts = {name: text or "" for name, text in prompts.items()}
+    if default is not None and default not in prompts:
+        raise UserError(f"{path}: default_prompt_name {default!r} is not one of the prompts {', '.join(prompts)}")
+    return prompts, default
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
     """The modules' classes without their packages, which move between releases, and their folders."""
+    listed = read_json_value(path)
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
         found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in listed]
-    except (ValueError, TypeError, KeyError):
+    except (TypeError, KeyError):
         raise UserError(f"{path} is not a list of modules with type and path") from None
     if any(Path(place).name != place for _, place in found):
         raise UserError(f"{path}: a module's path is not a folder beside it")
     return found
 
 
-def _kind(path: Path) -> PoolingKind:
+def _kind(path: Path) -> tuple[PoolingKind, bool]:
+    """The kind of pooling, and whether it takes in the tokens of a prompt."""
     values = read_json(path)
     mode = values.get("pooling_mode") or [name for name in values if name.startswith("pooling_mode_") and values[name]]
     modes = [mode] if isinstance(mode, str) else list(mode)
     known = [MODES.get(name, name) for name in modes]
     if len(known) != 1 or known[0] not in MODES.values():
         raise UserError(f"{path}: pooling by {', '.join(map(str, modes)) or 'nothing'} is not one of mean, cls, max")
-    return pooling_kind(known[0])
+    return pooling_kind(known[0]), bool(values.get("include_prompt", True))
 
 
 def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
@@ -92,10 +125,14 @@ def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
     ]
     (folder / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
     modes = {name: kind == pooling.kind for name, kind in MODES.items()}
-    _write(folder / POOLING / "config.json", {"word_embedding_dimension": hidden_size, **modes})
+    _write(
+        folder / POOLING / "config.json",
+        {"word_embedding_dimension": hidden_size, **modes, "include_prompt": pooling.include_prompt},
+    )
     _write(folder / ENCODER, {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase})
-    _write(folder / FACTS, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
+    prompts = {"prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt_name}
+    _write(folder / FACTS, {**prompts, "similarity_fn_name": "cosine"})
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
