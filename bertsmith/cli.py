@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -65,6 +66,9 @@ def main() -> None:
 
     There a thread of gloo may let go of its last tensor while the interpreter ends, which aborts the process.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that are not UTF-8
     try:
         _run()
     except SystemExit as end:

@@ -26,6 +26,7 @@ from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.spans import merge
 from bertsmith.tasks.task import KINDS, find_task, plain_task
+from bertsmith.text.safe import SafeTexts
 from bertsmith.training.settings import pick_device
 
 Combine = Literal["logits", "nbest"]
@@ -140,8 +141,12 @@ class Predictor:
 
     def predict(self, texts: Iterable[str | tuple[str, str]]) -> Iterator[dict[str, Any]]:
         """An answer for each text or pair, in order, as they come: label, score and scores, or a value."""
-        rows = (Row(t, None, None, "") if isinstance(t, str) else Row(t[0], t[1], None, "") for t in texts)
+        safe = SafeTexts()
+        rows = (
+            Row(t, None, None, "") if isinstance(t, str) else Row(t[0], t[1], None, "") for t in map(safe.value, texts)
+        )
         yield from self.predict_rows(rows)
+        safe.say()
 
     def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         """Answers for rows, a window of them at a time."""

@@ -27,11 +27,12 @@ from bertsmith.commands.options import (
     show,
 )
 from bertsmith.errors import UserError
+from bertsmith.text.safe import safe_argument
 
 
 def fill(
     model: Model,
-    text: Annotated[str, typer.Argument(help="A text with [MASK] in it")],
+    text: Annotated[str, typer.Argument(help="A text with [MASK] in it", callback=safe_argument)],
     top: Annotated[int, typer.Option("--top", help="How many words to show")] = 5,
     device: Device = None,
     as_json: Json = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bertsmith.commands.options import Device, Json, Model, Out, Precision, TextColumn, show
+from bertsmith.text.safe import safe_argument
 
 
 def features(
@@ -59,8 +60,8 @@ def features(
 
 def view(
     model: Model,
-    text: Annotated[str, typer.Argument(help="A text")],
-    pair: Annotated[str | None, typer.Argument(help="A second text, for a pair")] = None,
+    text: Annotated[str, typer.Argument(help="A text", callback=safe_argument)],
+    pair: Annotated[str | None, typer.Argument(help="A second text, for a pair", callback=safe_argument)] = None,
     out: Annotated[Path, typer.Option("--out", help="The page to write")] = Path("view.html"),
     device: Device = None,
     as_json: Json = False,

@@ -7,7 +7,6 @@ JSON lines and parquet a row's `text` is a document and its lines are the paragr
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,14 +14,14 @@ from pathlib import Path
 from bertsmith.data.sources import Block, Reading, Source, find_sources, read_blocks
 from bertsmith.data.wikipedia import extracted_documents, page_documents
 from bertsmith.errors import UserError
+from bertsmith.text.safe import SafeTexts
 
 Document = list[str]
-_HALF_PAIR = re.compile("[\ud800-\udfff]")  # JSON may hold half of a surrogate pair, which is no character
 
 
 @dataclass
 class Trouble:
-    """What had to be mended or passed over: invalid UTF-8 sequences, and records that could not be read."""
+    """What had to be mended or passed over: characters that are none, and records that could not be read."""
 
     replaced: int = 0
     first_replaced: str = ""
@@ -37,8 +36,8 @@ class Trouble:
         """A sentence on each kind of trouble; nothing where there was none."""
         lines = []
         if self.replaced:
-            count = f"replaced {self.replaced} invalid UTF-8 sequence(s) by U+FFFD"
-            lines.append(f"{count}, the first in {self.first_replaced}")
+            count = f"replaced {self.replaced} invalid character(s) by U+FFFD"
+            lines.append(f"{count} (invalid UTF-8, NUL or lone surrogates), the first in {self.first_replaced}")
         if self.bad:
             lines.append(f"passed over {len(self.bad)} bad record(s) or file(s), the first: {self.bad[0]}")
         return lines
@@ -46,6 +45,14 @@ class Trouble:
 
 def parse(block: Block, text_field: str, trouble: Trouble, skip_bad: bool = False) -> Iterator[Document]:
     """The documents of a block; what is wrong with it goes into `trouble`, or is an error with file and line."""
+    safe = SafeTexts()
+    for document in _parse(block, text_field, trouble, skip_bad):
+        yield [safe.text(paragraph) for paragraph in document]
+    if safe.replaced:
+        trouble.add(Trouble(safe.replaced, f"{block.source}, in the lines from {block.first_line} on"))
+
+
+def _parse(block: Block, text_field: str, trouble: Trouble, skip_bad: bool) -> Iterator[Document]:
     if isinstance(block.data, list):
         yield from (document for text in block.data if (document := _paragraphs(text)))
     elif block.kind == "dump":
@@ -135,7 +142,7 @@ def _text_of(line: str, name: str, place: str) -> str:
     if not isinstance(row, dict) or not isinstance(row.get(name), str):
         keys = ", ".join(row) if isinstance(row, dict) else type(row).__name__
         raise UserError(f"{place}: no text in field {name!r}; there is: {keys}; choose with --field")
-    return _HALF_PAIR.sub("\ufffd", row[name])
+    return str(row[name])
 
 
 def _paragraphs(text: str) -> Document:

@@ -15,6 +15,7 @@ from typing import Any
 from bertsmith.errors import UserError
 from bertsmith.tasks.records import decoded
 from bertsmith.tasks.rows import Row
+from bertsmith.text.safe import SafeTexts
 
 DOCUMENT = "-DOCSTART-"
 NAMES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
@@ -50,8 +51,10 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
     words: list[list[str]] = []  # the fields of each
     begin = width = 0
     numbered: bool | None = None  # whether a word's number stands before it; the first sentence tells
+    safe = SafeTexts()
     with path.open("rb") as file:
-        for number, line in enumerate([*decoded(file, str(path)), ""], 1):
+        for number, raw in enumerate([*decoded(file, str(path)), ""], 1):
+            line = safe.text(raw, f"{path}, line {number}")
             fields = _fields(line)
             if not line.strip():
                 if words:
@@ -66,6 +69,7 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
             if labelled and len(fields) < 2:
                 raise UserError(f"{path}, line {number}: a word without a tag: {line.strip()!r}")
             words.append([field.strip() for field in fields])
+    safe.say()
     if not width:
         raise UserError(f"{path} is empty: it holds no rows")
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from bertsmith.errors import UserError
 from bertsmith.tasks.separated import refuse_doubles, separated
+from bertsmith.text.safe import SafeTexts
 
 STDIN = "-"
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
@@ -41,7 +42,14 @@ class Form:
 
 
 def read_records(path: str | Path, form: Form) -> Iterator[Placed]:
-    """Each record of a file with its place."""
+    """Each record of a file with its place; a note says where characters that no text may hold were replaced."""
+    safe = SafeTexts()
+    for place, record in _records(path, form):
+        yield place, safe.value(record, place)
+    safe.say()
+
+
+def _records(path: str | Path, form: Form) -> Iterator[Placed]:
     if str(path) == STDIN:
         return _lines_or_json(decoded(sys.stdin.buffer, "standard input"), form.text)
     path = Path(path)

@@ -21,6 +21,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
+from bertsmith.text.safe import safe_text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD = 200  # characters; a longer word is [UNK], as in the released code
@@ -123,11 +124,13 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         """Token ids of each text; `special` adds `[CLS]` and `[SEP]`."""
-        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=special)]
+        return [
+            e.ids for e in self.backend.encode_batch_fast([safe_text(t) for t in texts], add_special_tokens=special)
+        ]
 
     def encode_aligned(self, texts: Sequence[str]) -> list[Encoding]:
         """Tokens with their character offsets, without special tokens."""
-        return self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return self.backend.encode_batch([safe_text(text) for text in texts], add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.backend.decode(list(ids))
