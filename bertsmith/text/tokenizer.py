@@ -132,6 +132,10 @@ class Tokenizer:
         """Tokens with their character offsets, without special tokens."""
         return self.backend.encode_batch([safe_text(text) for text in texts], add_special_tokens=False)
 
+    def normalized(self, text: str) -> str:
+        """The text as it is looked up in the vocabulary: cleaned and, where the tokenizer does so, in lower case."""
+        return self.backend.normalizer.normalize_str(text) if self.backend.normalizer is not None else text
+
     def decode(self, ids: Sequence[int]) -> str:
         return self.backend.decode(list(ids))
 

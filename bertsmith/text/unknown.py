@@ -1,0 +1,56 @@
+"""`[UNK]`: how much of a text a vocabulary does not know, and the likely cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+WARN_FROM = 0.02  # of the tokens; a vocabulary that fits its text stays below 0.1 %
+FEW = 0.001  # of the entries: a vocabulary with fewer capitals or syllables than this has none
+
+
+@dataclass
+class Unknowns:
+    """Counts tokens and those of them that are `[UNK]`."""
+
+    tokenizer: Tokenizer
+    tokens: int = 0
+    unknown: int = 0
+
+    def add(self, texts: Iterable[Sequence[int]]) -> None:
+        """Count the token ids of some texts."""
+        unknown = self.tokenizer.id("[UNK]")
+        for ids in texts:
+            self.tokens += len(ids)
+            self.unknown += list(ids).count(unknown)
+
+    @property
+    def share(self) -> float:
+        """The share of `[UNK]` among the tokens, from 0 to 1."""
+        return self.unknown / max(1, self.tokens)
+
+    def warning(self, what: str) -> str | None:
+        """A sentence with the likely cause where more than 2 % of the tokens of `what` are `[UNK]`."""
+        if self.share <= WARN_FROM:
+            return None
+        return f"{100 * self.share:.1f} % of the tokens of {what} are [UNK]: {likely_cause(self.tokenizer)}"
+
+
+def likely_cause(tokenizer: Tokenizer) -> str:
+    """Why a tokenizer may not know the words of a text: its case, its form of Hangul, or another language."""
+    entries = [token for token in tokenizer.backend.get_vocab() if token not in SPECIAL_TOKENS]
+    capitals = sum(token != token.lower() and not token.startswith("[") for token in entries) > FEW * len(entries)
+    syllables = sum(any("가" <= letter <= "힣" for letter in token) for token in entries) > FEW * len(entries)
+    change = "in tokenizer_config.json (and remove tokenizer.json, which has the old setting)"
+    if tokenizer.lowercase and capitals:
+        return f'the tokenizer lower-cases, but its vocabulary is cased; set "do_lower_case": false {change}'
+    if syllables and len(tokenizer.normalized("각")) > 1:
+        return (
+            f'the tokenizer takes Hangul apart, but its vocabulary has syllables; set "strip_accents": false {change}'
+        )
+    if not tokenizer.lowercase and not capitals:
+        return f'the tokenizer keeps capitals, but its vocabulary has none; set "do_lower_case": true {change}'
+    fix = "train one on it: bertsmith tokenizer train"
+    return f"the vocabulary does not fit this text (another language or script?); {fix}"
