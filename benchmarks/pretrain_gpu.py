@@ -4,8 +4,9 @@
         --short SHARDS --long SHARDS --rows SST-2/train.tsv
 
 Whole steps: forward, backward, clipping at 1, AdamW. `full` has sequences of full length, `documents` real ones (short
-and long documents, 512 tokens at most; `transformers` gets the same batches padded), `muon` compares two optimisers,
-`finetune` takes Base through short texts in batches of 32 (`transformers` pads to the longest of a batch), `profile`
+and long documents, 512 tokens at most; `transformers` gets the same batches padded), each beside the forms of
+`transformers` that its users choose from (`peer_forms.py`), `muon` compares two optimisers,
+`finetune` takes Base through short texts in batches of 32, `profile`
 says where the time goes on plain and on fused kernels, `equal` trains a small model on both and compares their held-out
 losses, `run` is the command itself. Sections that are not run keep their last result.
 """
@@ -15,12 +16,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import gc
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +31,14 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import BertConfig, BertForPreTraining, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks.kernel_kinds import by_kind
+from benchmarks.peer_forms import DEVICE, TOKENS, Form, Step, best_form, compiled_peer, peer_steps, pinned, rectangular
 from benchmarks.pretrain_cpu import loader_of, peer_inputs
 from benchmarks.record import RESULTS, commit, record
 from bertsmith import held_out
-from bertsmith.batch import Batch, Example, Packed, collate, lay_out, rounded
+from bertsmith.batch import Batch, Example, collate, lay_out, rounded
 from bertsmith.config import override
 from bertsmith.data.loader import split_documents
 from bertsmith.data.shards import Corpus
@@ -54,9 +58,8 @@ from bertsmith.training.recorded import Recorder
 from bertsmith.training.settings import TrainConfig
 from bertsmith.training.speed import matrix_ceiling
 
-TOKENS = 65536  # of a step
-DEVICE = torch.device("cuda")
-Step = Callable[[], None]
+DYNAMIC, COMPILED = "transformers, dynamic padding", "transformers, compiled with CUDA graphs, one length"
+SIZES = {"base": 128, "large": 512}  # and the length that each is measured at
 
 
 def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) -> Step:
@@ -71,24 +74,6 @@ def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) 
         batch = batches[number % len(batches)]
         gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, number, recorder)
         update(optimizers, 1.0, recorder)
-
-    return step
-
-
-def peer_steps(model: Any, inputs: list[dict[str, Any]], rate: float = 1e-4) -> Step:
-    """The same with `transformers`, as its trainer does: nothing is read from the device."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, fused=True)
-    turn = iter(range(10**9))
-    model.train()
-
-    def step() -> None:
-        given = {n: v.to(DEVICE, non_blocking=True) for n, v in inputs[next(turn) % len(inputs)].items()}
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(**given).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
     return step
 
@@ -126,13 +111,13 @@ def with_dropout(size: str, dropout: float) -> EncoderConfig:
     return dataclasses.replace(encoder_config(size), hidden_dropout=dropout, attention_dropout=dropout)
 
 
-def full_batch(length: int, vocabulary: int = 30522) -> Batch:
+def full_batch(length: int, tokens: int = TOKENS, vocabulary: int = 30522) -> Batch:
     """Random tokens in sequences of one length, 15 % masked."""
     rng = np.random.default_rng(0)
-    rows = TOKENS // length
-    ids = rng.integers(1000, vocabulary, TOKENS)
+    rows = tokens // length
+    ids = rng.integers(1000, vocabulary, tokens)
     batch = lay_out(ids, np.tile(np.arange(length) >= length // 2, rows), np.full(rows, length), packed=True)
-    masked = np.sort(rng.choice(TOKENS, int(0.15 * TOKENS), replace=False))
+    masked = np.sort(rng.choice(tokens, int(0.15 * tokens), replace=False))
     labels = {
         "masked": torch.from_numpy(masked),
         "targets": torch.from_numpy(ids[masked]),
@@ -141,53 +126,84 @@ def full_batch(length: int, vocabulary: int = 30522) -> Batch:
     return dataclasses.replace(batch, labels=labels, counts={"mlm": len(masked), "nsp": rows})
 
 
-def rectangular(batch: Batch) -> dict[str, Any]:
-    """A batch of equal lengths as `transformers` takes it, without a mask: there is no padding."""
-    assert isinstance(batch.layout, Packed)
-    length = batch.layout.max_length
-    labels = torch.full_like(batch.tokens, -100)
-    labels[batch.labels["masked"]] = batch.labels["targets"]
-    given = {"input_ids": batch.tokens, "token_type_ids": batch.segments, "labels": labels}
-    return {**{n: v.view(-1, length) for n, v in given.items()}, "next_sentence_label": batch.labels["next"]}
+def ours(config: EncoderConfig, batches: list[Batch], steps: int, train: TrainConfig | None = None) -> dict[str, float]:
+    """Our steps on these batches."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    step = our_steps(MaskedLM(Encoder(config)).to(DEVICE), batches, train or TrainConfig(steps=1))
+    return measure(step, steps, max(6, 2 * len(batches)))
 
 
-def compare(config: EncoderConfig, batches: list[Batch], inputs: list[dict[str, Any]], steps: int) -> dict[str, Any]:
-    """Ours and theirs on the same batches; real tokens a second."""
+def theirs(config: EncoderConfig, form: Form, inputs: list[dict[str, Any]], steps: int) -> dict[str, float] | None:
+    """The steps of `transformers` in one form; None where it does not fit on the device."""
+    try:
+        model = compiled_peer(hf_config(config), form)
+        return measure(peer_steps(model, [pinned(i) for i in inputs], clipping=form.clipping), steps)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def entry(config: EncoderConfig, batches: list[Batch], measured: dict[str, float]) -> dict[str, float]:
+    """Real tokens a second, and the share of what a large matrix product reaches."""
     flops = statistics.mean(
         training_flops(config, b.layout.lengths.tolist(), b.counts["mlm"])  # type: ignore[union-attr]
         for b in batches
     )
-    tokens = statistics.mean(b.num_tokens for b in batches)
-    ceiling = matrix_ceiling(DEVICE, torch.bfloat16)
-    step = our_steps(MaskedLM(Encoder(config)).to(DEVICE), batches, TrainConfig(steps=1))
-    found = {"bertsmith": measure(step, steps, max(6, 2 * len(batches)))}
-    del step
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
-    theirs = torch.compile(BertForPreTraining(hf_config(config)).to(DEVICE))
-    step = peer_steps(theirs, [{n: v.pin_memory() for n, v in i.items()} for i in inputs])
-    found["transformers"] = measure(step, steps)
-    del step, theirs
-    torch.cuda.empty_cache()
-    for values in found.values():
-        seconds = values.pop("seconds")
-        values["tokens_per_second"] = round(tokens / seconds)
-        values["tflops"] = round(flops / seconds / 1e12, 1)
-        values["share_of_ceiling"] = round(flops / seconds / ceiling, 3)
-        values["compile_seconds"] = round(values.pop("extra"), 1)
-    ratio = found["bertsmith"]["tokens_per_second"] / found["transformers"]["tokens_per_second"]
-    return {**found, "ratio": round(ratio, 3), "ceiling_tflops": round(ceiling / 1e12)}
+    seconds, ceiling = measured["seconds"], matrix_ceiling(DEVICE, torch.bfloat16)
+    return {
+        "tokens_per_second": round(statistics.mean(b.num_tokens for b in batches) / seconds),
+        "tflops": round(flops / seconds / 1e12, 1),
+        "share_of_ceiling": round(flops / seconds / ceiling, 3),
+        "memory_gb": measured["memory_gb"],
+        "compile_seconds": round(measured["extra"], 1),
+    }
+
+
+def against(our: dict[str, Any], forms: dict[Form, dict[str, Any] | None]) -> dict[str, Any]:
+    """Our speed beside every form of the peer, with the ratio to the fastest one and to the first one."""
+    speeds = {form: found["tokens_per_second"] for form, found in forms.items() if found}
+    best, first = max(speeds, key=speeds.__getitem__), next(iter(speeds))
+    return {
+        "bertsmith": our,
+        "transformers": {"form": str(best), **(forms[best] or {})},
+        "forms": {str(form): speeds.get(form) for form in forms},  # None: it does not fit on the device
+        "ratio": round(our["tokens_per_second"] / speeds[best], 3),
+        "ratio_to_first_form": round(our["tokens_per_second"] / speeds[first], 3),
+    }
 
 
 def full(arguments: argparse.Namespace) -> dict[str, Any]:
-    found = {}
-    for size, length in (("base", 128), ("large", 512)):
-        for dropout in (0.0, 0.1):
-            batch = full_batch(length)
-            name = f"{size}, length {length}, dropout {dropout}"
-            found[name] = compare(with_dropout(size, dropout), [batch], [rectangular(batch)], 10)
-            print(name, json.dumps(found[name]), flush=True)
+    """Sequences of one length; the peer's best form is looked for with dropout and clipping, and kept without them."""
+    found = earlier().get("full", {})
+    for size, length in SIZES.items():
+        if arguments.size in (None, size):
+            found.update({f"{size}, length {length}, {name}": f for name, f in full_size(size, length).items()})
     return found
+
+
+def full_size(size: str, length: int) -> dict[str, Any]:
+    batch = full_batch(length)
+
+    def our(config: EncoderConfig, train: TrainConfig) -> dict[str, float]:
+        return entry(config, [batch], ours(config, [batch], 10, train))
+
+    def their(config: EncoderConfig, form: Form) -> dict[str, float] | None:
+        given = full_batch(length, form.tokens)
+        measured = theirs(config, form, [rectangular(given, form.mask)], 10)
+        found = entry(config, [given], measured) if measured else None
+        print(size, form, found, flush=True)
+        return found
+
+    config, clipping = with_dropout(size, 0.1), TrainConfig(steps=1)
+    best, forms = best_form(lambda form: their(config, form))
+    unclipped, plain = replace(best, clipping=False), with_dropout(size, 0.0)
+    return {
+        "dropout 0.1": against(our(config, clipping), forms),
+        "dropout 0.1, no clipping": against(
+            our(config, TrainConfig(steps=1, clip_norm=0.0)), {unclipped: their(config, unclipped)}
+        ),
+        "dropout 0.0": against(our(plain, clipping), {best: their(plain, best)}),
+    }
 
 
 def documents(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -198,16 +214,22 @@ def documents(arguments: argparse.Namespace) -> dict[str, Any]:
         packed, padded = (loader_of(corpus, config, p) for p in (True, False))
         rows, count = TOKENS // 512, 12
         batches = [packed.step(i, rows, rows)[0] for i in range(count)]
-        inputs = [to_512(peer_inputs(padded.step(i, rows, rows)[0])) for i in range(count)]
+        inputs = [padded_to(512, peer_inputs(padded.step(i, rows, rows)[0])) for i in range(count)]
         fullness = sum(b.num_tokens for b in batches) / (count * rows * 512)
-        found[name] = {"fullness": round(fullness, 3), **compare(with_dropout("base", 0.1), batches, inputs, 12)}
+        config = with_dropout("base", 0.1)
+        forms: dict[Form, Any] = {}
+        for form in (Form(mask=True, tokens=rows * 512), Form(mask=True, rounded_vocabulary=True, tokens=rows * 512)):
+            measured = theirs(config, form, inputs, 12)
+            forms[form] = measured and entry(config, batches, measured)
+        our = entry(config, batches, ours(config, batches, 12))
+        found[name] = {"fullness": round(fullness, 3), **against(our, forms)}
         print(name, json.dumps(found[name]), flush=True)
     return found
 
 
-def to_512(inputs: dict[str, Any]) -> dict[str, Any]:
+def padded_to(length: int, inputs: dict[str, Any]) -> dict[str, Any]:
     """One shape for all batches, so that the compiled peer is never compiled again."""
-    more = 512 - inputs["input_ids"].shape[1]
+    more = length - inputs["input_ids"].shape[1]
     fills = {"labels": -100}
     return {
         n: torch.nn.functional.pad(v, (0, more), value=fills.get(n, 0)) if v.dim() == 2 else v
@@ -256,10 +278,22 @@ def finetune(arguments: argparse.Namespace) -> dict[str, Any]:
     peer = peer_steps(theirs, inputs, 2e-5)
     for _ in range(20):
         peer()
-    found["transformers, dynamic padding"] = steps_per_second(peer, 240)
-    mean = statistics.mean(len(i) for i in ids)
-    ratio = found["bertsmith"] / found["transformers, dynamic padding"]
-    return {"steps_per_second": found, "mean_length": round(mean, 1), "ratio": round(ratio, 2)}
+    found[DYNAMIC] = steps_per_second(peer, 240)
+    del theirs, peer
+    torch._dynamo.reset()
+    longest = max(len(i) for i in ids)
+    compiled = torch.compile(BertForSequenceClassification(hf_config(config)).to(DEVICE), mode="reduce-overhead")
+    peer = peer_steps(compiled, [pinned(padded_to(longest, i)) for i in inputs], 2e-5)
+    for _ in range(20):
+        peer()
+    found[COMPILED] = steps_per_second(peer, 240)
+    return {
+        "steps_per_second": found,
+        "mean_length": round(statistics.mean(len(i) for i in ids), 1),
+        "longest": longest,
+        "ratio": round(found["bertsmith"] / max(found[DYNAMIC], found[COMPILED]), 2),
+        "ratio_to_dynamic_padding": round(found["bertsmith"] / found[DYNAMIC], 2),
+    }
 
 
 def steps_per_second(step: Step, steps: int) -> float:
@@ -268,7 +302,7 @@ def steps_per_second(step: Step, steps: int) -> float:
 
 def profiles(arguments: argparse.Namespace) -> dict[str, Any]:
     found = {}
-    for size, length in (("base", 128), ("large", 512)):
+    for size, length in SIZES.items():
         for name, context in (("plain", plain_kernels()), ("fused", nullcontext())):
             with context:
                 model = MaskedLM(Encoder(with_dropout(size, 0.0))).to(DEVICE)
@@ -364,16 +398,22 @@ def show(results: dict[str, Any]) -> None:
             print(section, json.dumps(results[section]))
 
 
+def earlier() -> dict[str, Any]:
+    """The results of earlier runs."""
+    path = RESULTS / "pretrain_gpu.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}  # type: ignore[no-any-return]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="+", choices=SECTIONS)
+    parser.add_argument("--size", choices=SIZES, help="full: one size alone")
     parser.add_argument("--short", type=Path, help="shards of short documents")
     parser.add_argument("--long", type=Path, help="shards of long documents")
     parser.add_argument("--rows", type=Path, help="SST-2's train.tsv")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer folder for the rows")
     arguments = parser.parse_args()
-    path = RESULTS / "pretrain_gpu.json"
-    results = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
+    results = earlier()
     for section in arguments.sections:
         results[section] = SECTIONS[section](arguments)
         results.setdefault("taken", {})[section] = {"commit": commit(), "date": datetime.date.today().isoformat()}
