@@ -24,7 +24,7 @@ from bertsmith import predict as predicting
 from bertsmith.config import read_json
 from bertsmith.engines import EngineName, Precision
 from bertsmith.errors import UserError
-from bertsmith.folders import file_hash, new_file, new_folder, refuse_existing, sync
+from bertsmith.folders import file_hash, new_file, new_folder, refuse_existing, sync, writes
 from bertsmith.formats.hub import FILES
 from bertsmith.predict import Combine, Names, Predictor
 from bertsmith.progress import progress_bar, say
@@ -62,6 +62,7 @@ def evaluate(
     return {"task": predictor.task.name, "rows": len(rows), **scores}
 
 
+@writes()
 def predict(
     model: Names,
     data: str | Path,

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.errors import UserError, suggestion
-from bertsmith.folders import new_folder, refuse_existing
+from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.families import OWN_TYPE, family_named
 from bertsmith.formats.hf import CONFIG, NOTES, config_in, load_folder, read_config
 from bertsmith.formats.hub import find_model
@@ -62,6 +62,7 @@ class Options:
     data: Path | None = None  # labelled rows that show what int8 costs
 
 
+@writes("target", "DST")
 def convert(
     source: str | Path,
     target: str | Path,

@@ -19,7 +19,7 @@ from bertsmith.data.build import build_corpus
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import AREAS, DemoText, Description, collect
 from bertsmith.finetune import FinetuneConfig, finetune
-from bertsmith.folders import refuse_existing
+from bertsmith.folders import refuse_existing, writes
 from bertsmith.predict import Predictor
 from bertsmith.pretrain import pretrain
 from bertsmith.progress import clock, say
@@ -54,6 +54,7 @@ class DemoResult:
         return mean(self.accuracy["pre-trained"]) - mean(self.accuracy["random"])
 
 
+@writes()
 def write_text(out: str | Path) -> DemoText:
     """The demo's inputs alone: `text.txt`, and labelled rows in `train.csv` and `dev.csv`."""
     out = Path(out)
@@ -69,6 +70,7 @@ def write_text(out: str | Path) -> DemoText:
     return text
 
 
+@writes()
 def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
     """Vocabulary, corpus, pre-training, fine-tuning from it and from random weights, masks, and a report page."""
     out, began = Path(out), time.monotonic()

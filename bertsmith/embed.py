@@ -23,7 +23,7 @@ from bertsmith.answers import say_shortened
 from bertsmith.batch import Batch, Example, Layout, collate
 from bertsmith.engines import TOKENS, TorchEngine, batches
 from bertsmith.errors import UserError
-from bertsmith.folders import new_file
+from bertsmith.folders import new_file, writes
 from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.states import hidden_states, layer_number
@@ -41,6 +41,7 @@ class Write(Protocol):
     def __call__(self, rows: Sequence[Row], vectors: Vectors) -> None: ...
 
 
+@writes()
 def embed(
     model: str | Path,
     data: str | Path,

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertsmith.data.readers import Documents
 from bertsmith.errors import UserError
-from bertsmith.folders import new_folder
+from bertsmith.folders import new_folder, writes
 from bertsmith.formats.hub import find_model
 from bertsmith.progress import progress_bar, say
 from bertsmith.text.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ MIN_COUNT = 5  # occurrences of a word that is taken from a text
 MOST_WORDS = 2_000_000  # distinct words in memory; when there are more, those that were seen once are forgotten
 
 
+@writes()
 def extend(
     source: str | Path,
     out: str | Path,

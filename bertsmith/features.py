@@ -27,7 +27,7 @@ from bertsmith.batch import Example, collate
 from bertsmith.config import read_json
 from bertsmith.engines import TOKENS, Precision, TorchEngine, batches
 from bertsmith.errors import UserError
-from bertsmith.folders import new_file, refuse_existing, sync
+from bertsmith.folders import new_file, refuse_existing, sync, writes
 from bertsmith.formats.feature_store import Align, Described, Features, part_file, read_part, write_index, write_part
 from bertsmith.model.states import hidden_states, parse_layers
 from bertsmith.predict import Predictor
@@ -46,6 +46,7 @@ PASSAGES = 1024  # encoded together
 WORDS = {"text": ("tokens", "words", *NAMES["text"])}
 
 
+@writes()
 def features(
     model: str | Path,
     data: str | Path,

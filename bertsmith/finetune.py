@@ -119,7 +119,7 @@ def finetune(
 ) -> dict[str, Any]:
     """Train all parameters with a new output layer; `out/model` is the finished model. Gives the dev scores."""
     where = pick_device(device, config.train.precision)
-    with distributed.processes(where):
+    with distributed.processes(where), distributed.locked(out):
         source, scores = find_model(model), None
         while scores is None:
             scores = _finetune(config, source, data, Path(out), dev, where, resume)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertsmith.folders import new_file
+from bertsmith.folders import locked, new_file
 
 Curve = tuple[Sequence[float], Sequence[float]]  # x, y
 Limits = Literal["all", "robust", "zero"]  # of y: every value, the bulk of them, or from zero to the bulk
@@ -98,7 +98,7 @@ def write_page(path: str | Path, title: str, lead: str, parts: Iterable[str]) ->
     body = f"<h1>{html.escape(title)}</h1>\n<p class=lead>{html.escape(lead)}</p>\n" + "\n".join(parts)
     view = "<meta name=viewport content='width=device-width, initial-scale=1'>"
     head = f"<meta charset=utf-8>{view}<title>{html.escape(title)}</title>"
-    with new_file(path) as work:
+    with locked(path), new_file(path) as work:
         top = f"<!doctype html>\n<html lang=en><head>{head}<style>{STYLE}</style></head>\n"
         work.write_text(f"{top}<body>\n{body}\n</body></html>\n", encoding="utf-8")
 

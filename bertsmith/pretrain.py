@@ -87,7 +87,7 @@ def pretrain(
     `torchrun`, all its processes train one model.
     """
     where = pick_device(device, config.train.precision)
-    with distributed.processes(where):
+    with distributed.processes(where), distributed.locked(out):
         return _pretrain(config, Corpus.open(data), Path(out), model, where, resume)
 
 

@@ -118,7 +118,7 @@ def finetune_many(
         for folder, changed in zip(folders, configs, strict=True)
         for seed in range(config.train.seed, config.train.seed + seeds)
     ]
-    with distributed.processes(pick_device(device)):
+    with distributed.processes(pick_device(device)), distributed.locked(out):
         if jobs > 1 and distributed.ranks() > 1:
             raise UserError(f"--jobs {jobs}: processes that torchrun started make one run together; leave --jobs out")
         distributed.by_main(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))

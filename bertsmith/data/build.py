@@ -41,6 +41,7 @@ from bertsmith.data.shards import (
 from bertsmith.data.sources import BLOCK_BYTES, Block, Reading, Source, find_sources, read_blocks
 from bertsmith.data.store import Store
 from bertsmith.errors import UserError
+from bertsmith.folders import writes
 from bertsmith.progress import progress_bar, say
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ class Work:
     tokenizer: str = ""  # serialised
 
 
+@writes()
 def build_corpus(
     inputs: Sequence[str | Path],
     tokenizer: str | Path,

@@ -9,7 +9,7 @@ from pathlib import Path
 from bertsmith.data.coverage import Coverage, coverage
 from bertsmith.data.readers import Document, Trouble, parse
 from bertsmith.data.sources import RECORD_ENDS, Block, Reading, Source, find_sources, read_blocks
-from bertsmith.folders import new_folder
+from bertsmith.folders import new_folder, writes
 from bertsmith.progress import Advance, progress_bar, say
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
@@ -29,6 +29,7 @@ class TrainedTokenizer:
     sampled: str  # empty where the whole text was used
 
 
+@writes()
 def train_tokenizer(
     inputs: Sequence[str | Path],
     out: str | Path,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bertsmith import progress
+from bertsmith import folders, progress
 from bertsmith.errors import UserError
 from bertsmith.training.settings import Parallel
 
@@ -139,6 +140,14 @@ def by_main(work: Callable[[], Any]) -> Any:
     if text:
         raise UserError(text)
     return result
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Lock an output that all processes make together: the first one has the lock, and where it fails, all stop."""
+    with ExitStack() as stack:
+        by_main(lambda: stack.enter_context(folders.locked(path)))
+        yield
 
 
 def wait() -> None:

@@ -48,9 +48,6 @@ def _open(
 ) -> Found | None:
     if resume and (run / CONFIG).exists():
         return _go_on(run, config, facts, notes)
-    if resume:
-        for left in run.glob(f".{CONFIG}.*.partial"):  # killed while it was made
-            left.unlink()
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
     write_json(run / CONFIG, config)
     write_json(run / FACTS, {**facts, **notes})
