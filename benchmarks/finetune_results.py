@@ -38,7 +38,7 @@ from benchmarks.finetune_data import OURS, PADDED, PEER, TABLE, Measured, traini
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, record
 from bertsmith.finetune import FinetuneConfig, FinetuneData, finetune
-from bertsmith.formats.hf import config_in, read_config
+from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.model.heads import HeadConfig
 from bertsmith.predict import Predictor
 from bertsmith.protocols import figures_of, noise

@@ -26,7 +26,7 @@ from bertsmith.data.segments import segment_source
 from bertsmith.data.shards import Corpus
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo import write_text
-from bertsmith.formats.hf import config_out
+from bertsmith.formats.saved_config import config_out
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretrain import PretrainConfig

@@ -42,7 +42,7 @@ from bertsmith.batch import Batch, Example, collate, lay_out, rounded
 from bertsmith.config import override
 from bertsmith.data.loader import split_documents
 from bertsmith.data.shards import Corpus
-from bertsmith.formats.hf import config_out
+from bertsmith.formats.saved_config import config_out
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder

@@ -21,9 +21,10 @@ from torch import Tensor
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.families import OWN_TYPE, family_named
-from bertsmith.formats.hf import CONFIG, NOTES, config_in, load_folder, read_config
+from bertsmith.formats.hf import NOTES, load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import export_onnx
+from bertsmith.formats.saved_config import CONFIG, config_in, read_config
 from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling, write_pooling
 from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf

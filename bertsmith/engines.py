@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from bertsmith.batch import Batch, Example, Packed, collate
 from bertsmith.errors import UserError, suggestion
-from bertsmith.formats.hf import Model
 from bertsmith.formats.onnx import FLOAT32, INPUTS, INT8, Exported, has_vnni, session
+from bertsmith.formats.saved_config import Model
 from bertsmith.model.encoder import Block
 from bertsmith.model.heads import TaskModel
 from bertsmith.training.settings import check_precision, has_bfloat16

@@ -199,6 +199,7 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
 
     from bertsmith.formats import hf
     from bertsmith.formats.families import family_of
+    from bertsmith.formats.saved_config import CONFIG, read_config
     from bertsmith.formats.weights import WEIGHTS, read_weights
 
     config = hf.load_folder(folder).model.encoder.config  # and what we could not open again is refused
@@ -211,8 +212,8 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
         if key.endswith(_vocabulary_weights(family)):
             tensors[key] = _with_rows(tensors[key], pieces, start)
     save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
-    values = {**hf.read_config(folder), family.config_names["vocab_size"]: max(old_rows, start + len(new))}
-    (out / hf.CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    values = {**read_config(folder), family.config_names["vocab_size"]: max(old_rows, start + len(new))}
+    (out / CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (folder / hf.NOTES).exists():
         shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
 

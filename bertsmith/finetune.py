@@ -14,8 +14,9 @@ from bertsmith import draws
 from bertsmith.batch import Batch, share
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
-from bertsmith.formats.hf import Loaded, Notes, head_in, load_folder, read_config, save_folder
+from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
+from bertsmith.formats.saved_config import head_in, read_config
 from bertsmith.frozen import STATES, FrozenExamples, check_features, frozen_examples
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fast import can_fuse

@@ -27,7 +27,8 @@ from bertsmith.batch import Batch, Example, Padded, collate
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.families import family_named
-from bertsmith.formats.hf import CONFIG, Loaded, load_folder, pools_last, read_config
+from bertsmith.formats.hf import Loaded, load_folder
+from bertsmith.formats.saved_config import CONFIG, pools_last, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Trace
 from bertsmith.objectives.causal_lm import CausalLM

@@ -17,31 +17,37 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.config import from_dict, read_json
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError
 from bertsmith.formats.families import (
-    ACTIVATIONS,
-    ACTIVATIONS_IN,
-    FEATURE_TAGGER,
     KEPT,
     OWN_CLASS,
-    OWN_FIELDS,
     Family,
     Names,
     expand,
-    family_named,
     family_of,
+)
+from bertsmith.formats.saved_config import (
+    CONFIG,
+    Model,
+    architecture,
+    architecture_of,
+    config_in,
+    config_out,
+    dropout_in,
+    head_in,
+    own_type,
+    pools_last,
+    read_config,
 )
 from bertsmith.formats.weights import WEIGHTS, read_weights
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter
-from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
-from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
-Model = MaskedLM | CausalLM | TaskModel
-CONFIG, NOTES = "config.json", "bertsmith.json"
+NOTES = "bertsmith.json"
 POSITIONS = "encoder.embeddings.positions.weight"
 HEAD_NAMES = ("head.output.", "head.lstm.", "head.mix", "head.top.")  # of an output layer
 OWN_NAMES = ("head.", "beside.")  # of what `transformers` has no class for
@@ -54,11 +60,6 @@ REMARKS = {
     "right-to-left": NO_CLASS + "the encoder reads from right to left",
     "last token": "the head differs in transformers: its class pools the first token, which sees itself alone when the "
     "encoder reads left to right; here the last token is pooled. The encoder's states are the same",
-}
-PROBLEM_TYPES: dict[str, HeadKind] = {
-    "single_label_classification": "single",
-    "multi_label_classification": "multi",
-    "regression": "regression",
 }
 
 
@@ -145,145 +146,6 @@ def load_folder(
     return Loaded(folder, model, Tokenizer.load(folder), _read_notes(folder, values), missing)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a model folder."""
-    if not (folder / CONFIG).exists():
-        raise UserError(f"{folder} holds no model: {CONFIG} is missing; give a model folder, a run or a hub name")
-    return read_json(folder / CONFIG)
-
-
-def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
-    """Their configuration as ours; what we do not compute is refused by name."""
-    where = folder / CONFIG
-    family = family_named(values, where)
-    for key, value in family.fixed.items():
-        if values.get(key, value) != value:
-            raise UserError(f"{where}: {key} = {values[key]!r} is not supported; only {value!r} is")
-    for key in values:
-        if key not in family.config_keys:
-            fix = suggestion(key, family.config_keys) or "; remove it if it does not change what the model computes"
-            raise UserError(f"{where}: unknown key {key!r}{fix}")
-    names = {**family.config_names, **{name: name for name in OWN_FIELDS}}
-    ours = {name: values[theirs] for name, theirs in names.items() if values.get(theirs) is not None}
-    if values.get("is_decoder"):
-        ours["direction"] = "left-to-right"
-    activation = ours.get("activation", "gelu")
-    if activation not in ACTIVATIONS_IN:
-        raise UserError(f"{where}: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS_IN)}")
-    ours = {**family.defaults, **ours, **family.settles, "activation": ACTIVATIONS_IN[activation]}
-    config = from_dict(EncoderConfig, ours, str(where))
-    return replace(config, max_positions=config.max_positions - family.unused_positions(config.pad_token_id))
-
-
-def config_out(model: Model) -> dict[str, Any]:
-    """Our configuration as theirs, with the labels' names."""
-    config = model.encoder.config
-    family = family_of(config)
-    values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": family.model_type}
-    if own := own_type(model):
-        values["model_type"] = f"bertsmith-{own}-{family.model_type}"
-    values.update({theirs: getattr(config, name) for name, theirs in family.config_names.items()})
-    values[family.config_names["max_positions"]] += family.unused_positions(config.pad_token_id)
-    values[family.config_names["activation"]] = ACTIVATIONS[config.activation]
-    default = EncoderConfig()
-    values.update({n: getattr(config, n) for n in OWN_FIELDS if getattr(config, n) != getattr(default, n)})
-    if config.direction == "left-to-right":  # they have a name for it
-        values["is_decoder"] = bool(values.pop("direction"))
-    if pools_last(model):
-        values["pooled"] = "last"
-    return {**values, **head_out(model.head_config)} if isinstance(model, TaskModel) else values
-
-
-def head_out(head: HeadConfig) -> dict[str, Any]:
-    """The fields of their configuration that describe a head."""
-    values: dict[str, Any] = {}
-    if head.labels:
-        values["id2label"] = {str(i): name for i, name in enumerate(head.labels)}
-        values["label2id"] = {name: i for i, name in enumerate(head.labels)}
-    kinds = {kind: name for name, kind in PROBLEM_TYPES.items()}
-    if head.kind in kinds:
-        values["problem_type"] = kinds[head.kind]
-    if head.kind == "regression":
-        values["id2label"], values["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
-    if head.kind == "choice":
-        values["num_choices"] = head.num_choices
-    if head.dropout is not None:
-        values["classifier_dropout"] = head.dropout
-    if head.features is not None:
-        values["features"] = asdict(head.features)
-    if head.bilstm_layers:
-        values["bilstm_layers"] = head.bilstm_layers
-    if head.beside:
-        values["beside"] = True
-    return values
-
-
-def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
-    """The head that a saved configuration describes, where it describes one."""
-    saved, heads = _architecture(values), family_named(values, folder / CONFIG).heads
-    if saved not in heads and saved != FEATURE_TAGGER:
-        return None
-    kind, _ = heads.get(saved, ("tags", {}))
-    names = values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(values.get("num_labels", 2))}
-    labels = tuple(str(names[key]) for key in sorted(names, key=int))
-    if kind == "single":
-        problem = values.get("problem_type")
-        kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
-    if values.get("is_decoder") and kind not in ("tags", "span") and values.get("pooled") != "last":
-        raise UserError(
-            f"{folder / CONFIG}: {saved} with is_decoder = True pools the first token, which sees itself alone; that "
-            "is not supported: a left-to-right encoder is classified from its last token"
-        )
-    needs_labels = kind in ("single", "multi", "tags")
-    choices = int(values.get("num_choices") or 0)
-    features = None
-    if saved == FEATURE_TAGGER:
-        features = from_dict(FeatureConfig, values.get("features", {}), f"{folder / CONFIG}: features")
-    own = {
-        "features": features,
-        "bilstm_layers": int(values.get("bilstm_layers", 0)),
-        "beside": bool(values.get("beside")),
-    }
-    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), **own)  # type: ignore[arg-type]
-
-
-def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
-    """The dropout before the output layer, where it is not the encoder's."""
-    dropout = values.get("classifier_dropout")
-    if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
-        raise UserError(f"{folder / CONFIG}: classifier_dropout must be at least 0 and under 1, not {dropout!r}")
-    return dropout
-
-
-def architecture_of(model: Model) -> str:
-    """The class of `transformers` that a model is saved for, or ours where it has none."""
-    prefix = OWN_CLASS if own_type(model) else ""
-    family = family_of(model.encoder.config)
-    if isinstance(model, MaskedLM):
-        return family.pretraining[model.next_sentence is not None]
-    if isinstance(model, CausalLM):
-        return prefix + family.causal
-    if model.head_config.features is not None:
-        return FEATURE_TAGGER
-    kind = model.head_config.kind
-    wanted = "single" if kind in PROBLEM_TYPES.values() else kind
-    return prefix + next(name for name, (k, _) in family.heads.items() if k == wanted)
-
-
-def own_type(model: Model) -> str:
-    """What `transformers` has no class for, in a word; nothing where it has one."""
-    if isinstance(model, TaskModel) and model.head_config.is_own:
-        head = model.head_config
-        return "features" if head.features is not None else "two-encoders" if head.beside else "bilstm"
-    return "right-to-left" if model.encoder.config.direction == "right-to-left" else ""
-
-
-def pools_last(model: Model) -> bool:
-    """Whether a head takes the last token's state, where their classes take the first one's."""
-    sequence = isinstance(model, TaskModel) and model.head_config.kind not in ("tags", "span")
-    return sequence and model.encoder.config.direction == "left-to-right"
-
-
 def names_of(model: Model) -> dict[str, tuple[str, ...]]:
     """Every parameter's name and what `transformers` calls it (several names: its parts).
 
@@ -321,7 +183,7 @@ def weights_out(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 def _saved_names(family: Family, values: Mapping[str, Any]) -> Names:
     """What a folder's weights may hold: the encoder, the heads of pre-training, and the head that it was saved with."""
-    _, head = family.heads.get(_architecture(values), ("", {}))
+    _, head = family.heads.get(architecture(values), ("", {}))
     pooler = head.get(POOLERS[1]) or family.masked_lm[POOLERS[0]]  # one layer, whatever stands on it
     return {**family.encoder, **family.masked_lm, **family.causal_lm, **head, **dict.fromkeys(POOLERS, pooler)}
 
@@ -389,11 +251,6 @@ def _read_notes(folder: Path, values: Mapping[str, Any]) -> Notes:
     path = folder / NOTES
     notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
     return replace(notes, kept={name: values[name] for name in sorted(KEPT & values.keys())})
-
-
-def _architecture(values: Mapping[str, Any]) -> str:
-    name = str((values.get("architectures") or [""])[0])
-    return name if name == FEATURE_TAGGER else name.removeprefix(OWN_CLASS)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -26,7 +26,8 @@ from bertsmith.batch import Batch, Padded
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder
-from bertsmith.formats.hf import CONFIG, NOTES, Loaded, Model, Notes, config_in, config_out, head_in, read_config
+from bertsmith.formats.hf import NOTES, Loaded, Notes
+from bertsmith.formats.saved_config import CONFIG, Model, config_in, config_out, head_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM

@@ -15,8 +15,9 @@ from tokenizers import models
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
-from bertsmith.formats.hf import CONFIG, NOTES, config_in, read_config
+from bertsmith.formats.hf import NOTES
 from bertsmith.formats.hub import find_model
+from bertsmith.formats.saved_config import CONFIG, config_in, read_config
 from bertsmith.formats.tf1 import (
     CHECKPOINT,
     SETTINGS,

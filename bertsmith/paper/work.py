@@ -24,7 +24,7 @@ from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import collect
 from bertsmith.errors import Diverged, UserError
 from bertsmith.finetune import FinetuneConfig, finetune
-from bertsmith.formats.hf import config_in, read_config
+from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.paper.scales import CHECKPOINTS, Scale
 from bertsmith.paper.tables import SHARES, Column, Row, Table

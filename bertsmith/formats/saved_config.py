@@ -1,0 +1,178 @@
+"""`config.json` of a model folder: the fields of `transformers` as our configurations, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.config import from_dict, read_json
+from bertsmith.errors import UserError, suggestion
+from bertsmith.formats.families import (
+    ACTIVATIONS,
+    ACTIVATIONS_IN,
+    FEATURE_TAGGER,
+    OWN_CLASS,
+    OWN_FIELDS,
+    family_named,
+    family_of,
+)
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
+from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.objectives.causal_lm import CausalLM
+from bertsmith.objectives.masked_lm import MaskedLM
+
+Model = MaskedLM | CausalLM | TaskModel
+CONFIG = "config.json"
+PROBLEM_TYPES: dict[str, HeadKind] = {
+    "single_label_classification": "single",
+    "multi_label_classification": "multi",
+    "regression": "regression",
+}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a model folder."""
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no model: {CONFIG} is missing; give a model folder, a run or a hub name")
+    return read_json(folder / CONFIG)
+
+
+def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
+    """Their configuration as ours; what we do not compute is refused by name."""
+    where = folder / CONFIG
+    family = family_named(values, where)
+    for key, value in family.fixed.items():
+        if values.get(key, value) != value:
+            raise UserError(f"{where}: {key} = {values[key]!r} is not supported; only {value!r} is")
+    for key in values:
+        if key not in family.config_keys:
+            fix = suggestion(key, family.config_keys) or "; remove it if it does not change what the model computes"
+            raise UserError(f"{where}: unknown key {key!r}{fix}")
+    names = {**family.config_names, **{name: name for name in OWN_FIELDS}}
+    ours = {name: values[theirs] for name, theirs in names.items() if values.get(theirs) is not None}
+    if values.get("is_decoder"):
+        ours["direction"] = "left-to-right"
+    activation = ours.get("activation", "gelu")
+    if activation not in ACTIVATIONS_IN:
+        raise UserError(f"{where}: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS_IN)}")
+    ours = {**family.defaults, **ours, **family.settles, "activation": ACTIVATIONS_IN[activation]}
+    config = from_dict(EncoderConfig, ours, str(where))
+    return replace(config, max_positions=config.max_positions - family.unused_positions(config.pad_token_id))
+
+
+def config_out(model: Model) -> dict[str, Any]:
+    """Our configuration as theirs, with the labels' names."""
+    config = model.encoder.config
+    family = family_of(config)
+    values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": family.model_type}
+    if own := own_type(model):
+        values["model_type"] = f"bertsmith-{own}-{family.model_type}"
+    values.update({theirs: getattr(config, name) for name, theirs in family.config_names.items()})
+    values[family.config_names["max_positions"]] += family.unused_positions(config.pad_token_id)
+    values[family.config_names["activation"]] = ACTIVATIONS[config.activation]
+    default = EncoderConfig()
+    values.update({n: getattr(config, n) for n in OWN_FIELDS if getattr(config, n) != getattr(default, n)})
+    if config.direction == "left-to-right":  # they have a name for it
+        values["is_decoder"] = bool(values.pop("direction"))
+    if pools_last(model):
+        values["pooled"] = "last"
+    return {**values, **head_out(model.head_config)} if isinstance(model, TaskModel) else values
+
+
+def head_out(head: HeadConfig) -> dict[str, Any]:
+    """The fields of their configuration that describe a head."""
+    values: dict[str, Any] = {}
+    if head.labels:
+        values["id2label"] = {str(i): name for i, name in enumerate(head.labels)}
+        values["label2id"] = {name: i for i, name in enumerate(head.labels)}
+    kinds = {kind: name for name, kind in PROBLEM_TYPES.items()}
+    if head.kind in kinds:
+        values["problem_type"] = kinds[head.kind]
+    if head.kind == "regression":
+        values["id2label"], values["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
+    if head.kind == "choice":
+        values["num_choices"] = head.num_choices
+    if head.dropout is not None:
+        values["classifier_dropout"] = head.dropout
+    if head.features is not None:
+        values["features"] = asdict(head.features)
+    if head.bilstm_layers:
+        values["bilstm_layers"] = head.bilstm_layers
+    if head.beside:
+        values["beside"] = True
+    return values
+
+
+def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
+    """The head that a saved configuration describes, where it describes one."""
+    saved, heads = architecture(values), family_named(values, folder / CONFIG).heads
+    if saved not in heads and saved != FEATURE_TAGGER:
+        return None
+    kind, _ = heads.get(saved, ("tags", {}))
+    names = values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(values.get("num_labels", 2))}
+    labels = tuple(str(names[key]) for key in sorted(names, key=int))
+    if kind == "single":
+        problem = values.get("problem_type")
+        kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
+    if values.get("is_decoder") and kind not in ("tags", "span") and values.get("pooled") != "last":
+        raise UserError(
+            f"{folder / CONFIG}: {saved} with is_decoder = True pools the first token, which sees itself alone; that "
+            "is not supported: a left-to-right encoder is classified from its last token"
+        )
+    needs_labels = kind in ("single", "multi", "tags")
+    choices = int(values.get("num_choices") or 0)
+    features = None
+    if saved == FEATURE_TAGGER:
+        features = from_dict(FeatureConfig, values.get("features", {}), f"{folder / CONFIG}: features")
+    own = {
+        "features": features,
+        "bilstm_layers": int(values.get("bilstm_layers", 0)),
+        "beside": bool(values.get("beside")),
+    }
+    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), **own)  # type: ignore[arg-type]
+
+
+def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
+    """The dropout before the output layer, where it is not the encoder's."""
+    dropout = values.get("classifier_dropout")
+    if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
+        raise UserError(f"{folder / CONFIG}: classifier_dropout must be at least 0 and under 1, not {dropout!r}")
+    return dropout
+
+
+def architecture(values: Mapping[str, Any]) -> str:
+    """The class that a saved configuration names, without the mark of our own ones."""
+    name = str((values.get("architectures") or [""])[0])
+    return name if name == FEATURE_TAGGER else name.removeprefix(OWN_CLASS)
+
+
+def architecture_of(model: Model) -> str:
+    """The class of `transformers` that a model is saved for, or ours where it has none."""
+    prefix = OWN_CLASS if own_type(model) else ""
+    family = family_of(model.encoder.config)
+    if isinstance(model, MaskedLM):
+        return family.pretraining[model.next_sentence is not None]
+    if isinstance(model, CausalLM):
+        return prefix + family.causal
+    if model.head_config.features is not None:
+        return FEATURE_TAGGER
+    kind = model.head_config.kind
+    wanted = "single" if kind in PROBLEM_TYPES.values() else kind
+    return prefix + next(name for name, (k, _) in family.heads.items() if k == wanted)
+
+
+def own_type(model: Model) -> str:
+    """What `transformers` has no class for, in a word; nothing where it has one."""
+    if isinstance(model, TaskModel) and model.head_config.is_own:
+        head = model.head_config
+        return "features" if head.features is not None else "two-encoders" if head.beside else "bilstm"
+    return "right-to-left" if model.encoder.config.direction == "right-to-left" else ""
+
+
+def pools_last(model: Model) -> bool:
+    """Whether a head takes the last token's state, where their classes take the first one's."""
+    sequence = isinstance(model, TaskModel) and model.head_config.kind not in ("tags", "span")
+    return sequence and model.encoder.config.direction == "left-to-right"
