@@ -99,11 +99,11 @@ def _write_rows(path: Path, rows: list[Description]) -> None:
 
 
 def _accuracy(out: Path, start: str, seed: int) -> float:
-    """Held-out accuracy, in points, of a classifier from one start with one seed."""
+    """Held-out accuracy of a classifier from one start with one seed."""
     config = FinetuneConfig("classify", train=replace(FINE_TUNING, seed=seed), random_start=start == "random")
     run = out / f"classifier-{start}-{seed}"
     scores = finetune(config, out / "pretrained", out / "train.csv", run, dev=out / "dev.csv")
-    return 100 * float(scores["accuracy"])
+    return float(scores["accuracy"])
 
 
 def _print(out: Path, result: DemoResult) -> None:
@@ -129,8 +129,8 @@ def _write_report(out: Path, result: DemoResult, text: DemoText, tokens: int) ->
         "held out": (measured, [r["dev_mlm_loss"] for r in held_out]),
     }
     accuracies = {
-        "masked words": (measured, [100 * r["dev_mlm_accuracy"] for r in held_out]),
-        "next sentence": (measured, [100 * r["dev_nsp_accuracy"] for r in held_out]),
+        "masked words": (measured, [r["dev_mlm_accuracy"] for r in held_out]),
+        "next sentence": (measured, [r["dev_nsp_accuracy"] for r in held_out]),
     }
     starts = [
         (start, *(f"{v:.1f}" for v in values), f"{mean(values):.1f}") for start, values in result.accuracy.items()

@@ -59,9 +59,9 @@ def evaluate(
         filled = [_fill(objective, s, loader.tokenizer) for s in samples] if isinstance(objective, MaskedLM) else []
     loss = sums["loss"] / sums["words"]
     result: dict[str, Any] = {f"{name}_loss": loss, f"{name}_perplexity": float(np.exp(min(loss, 700.0)))}
-    result[f"{name}_accuracy"] = sums["right"] / sums["words"]
+    result[f"{name}_accuracy"] = 100.0 * sums["right"] / sums["words"]
     if sums["pairs"]:
-        result["nsp_accuracy"] = sums["nsp_right"] / sums["pairs"]
+        result["nsp_accuracy"] = 100.0 * sums["nsp_right"] / sums["pairs"]
     return {**result, **({"samples": filled} if filled else {})}
 
 

@@ -24,7 +24,7 @@ from bertsmith.tasks.description import Task
 from bertsmith.tasks.glue_average import LEADERBOARD, PRE_TRAINED, GlueScore, averages
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
-from bertsmith.training import distributed
+from bertsmith.training import distributed, runlog
 from bertsmith.training.run import CONFIG, MODEL, facts_of, final_scores, is_finished, same_settings, write_json
 from bertsmith.training.settings import pick_device
 
@@ -218,6 +218,7 @@ def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "task": task.name,
         "metric": metric,
+        "scale": runlog.SCALE,
         "chosen_on": "dev",
         "best": {**choice, "of_runs": sum(len(setting["runs"]) for setting in settings)},
         "settings": settings,

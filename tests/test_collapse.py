@@ -105,7 +105,7 @@ def test_a_kill_between_two_attempts_ends_in_the_same_run(world, collapsed, tmp_
 
 def test_a_run_that_learns_and_a_short_one_are_not_restarted(world, tmp_path, capsys) -> None:
     good = ["train.steps=60", "train.batch_size=8", "train.learning_rate=3e-3", "data.max_length=16"]
-    assert tune(world, tmp_path / "good", good)["accuracy"] == 1.0
+    assert tune(world, tmp_path / "good", good)["accuracy"] == 100.0
     assert "collapsed" not in read_json(tmp_path / "good" / "run.json")
     tune(world, tmp_path / "short", [*BROKEN, "train.steps=8"])
     assert "collapsed" not in read_json(tmp_path / "short" / "run.json")

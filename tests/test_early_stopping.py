@@ -188,7 +188,7 @@ def test_the_dev_rows_are_answered_once_and_the_best_models_answers_are_its_own(
     scores = tune(world, tmp_path / "last")
     assert asked == [10]  # the evaluation's answers are those that are written
     _, lines = read_judged(tmp_path / "last")
-    assert sum(line["gold"] == line["predicted"] for line in lines) / 10 == scores["accuracy"]
+    assert sum(line["gold"] == line["predicted"] for line in lines) * 10 == scores["accuracy"]
     asked.clear()
     scored(0.9, *[0.5] * 9)
     tune(world, tmp_path / "best", EVERY, "train.keep_best=true")

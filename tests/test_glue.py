@@ -153,7 +153,7 @@ def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path
     changes = ["train.epochs=14", "train.batch_size=8", "train.learning_rate=4e-3", "data.max_length=32"]
     config = override(FinetuneConfig("mnli"), changes)
     scores = finetune(config, world / "run", tmp_path, tmp_path / "run", device="cpu")
-    assert scores["accuracy"] == scores["mismatched_accuracy"] > 0.9
+    assert scores["accuracy"] == scores["mismatched_accuracy"] > 90
     folder = tmp_path / "run" / "predictions"
     assert {path.name for path in folder.iterdir()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
     written = (folder / "AX.tsv").read_text().splitlines()
@@ -220,7 +220,7 @@ def test_numbers_for_the_server_stay_on_the_scale_and_are_scored(tmp_path: Path)
     (tmp_path / "dev.jsonl").write_text(
         "\n".join(json.dumps({"sentence1": "a", "sentence2": "b", "score": s}) for s in (1, 2, 5))
     )
-    assert score_file(tmp_path / "STS-B.tsv", "stsb", tmp_path / "dev.jsonl")["spearman"] == pytest.approx(1)
+    assert score_file(tmp_path / "STS-B.tsv", "stsb", tmp_path / "dev.jsonl")["spearman"] == pytest.approx(100)
 
 
 def test_prediction_files_with_mistakes(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_prediction_files_with_mistakes(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=says):
             score_file(tmp_path / "SST-2.tsv", "sst2", tmp_path / "dev.tsv")
     (tmp_path / "SST-2.tsv").write_text("index\tprediction\n0\t1\n1\t1\n")
-    assert score_file(tmp_path / "SST-2.tsv", "sst2", tmp_path / "dev.tsv")["accuracy"] == 0.5
+    assert score_file(tmp_path / "SST-2.tsv", "sst2", tmp_path / "dev.tsv")["accuracy"] == 50.0
 
 
 def test_predictions_as_json_lines_and_of_several_labels(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_predictions_as_json_lines_and_of_several_labels(tmp_path: Path) -> None
         "".join(json.dumps({"index": i, "prediction": p}) + "\n" for i, p in enumerate((["x"], ["x"], ["y"])))
     )
     found = score_file(tmp_path / "p.jsonl", "classify", tmp_path / "dev.jsonl")
-    assert (found["accuracy"], found["micro_f1"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert (found["accuracy"], found["micro_f1"]) == (pytest.approx(100 / 3), pytest.approx(200 / 3))
     with pytest.raises(UserError, match="is a folder; leave --task out for a model"):
         score_file(tmp_path, "classify", tmp_path / "dev.jsonl")
 
@@ -276,7 +276,7 @@ def test_several_labels_a_row(world: Path, tmp_path: Path) -> None:
         config = override(FinetuneConfig("classify"), [*changes, *more])
         data, run = tmp_path / name, tmp_path / f"run-{name}"
         scores = finetune(config, world / "run", data, run, dev=data, device="cpu")
-        assert scores["micro_f1"] > 0.9
+        assert scores["micro_f1"] > 90
         (answer,) = Predictor.load(run, "cpu").predict(["the file is a list of it"])
         assert answer["labels"] == ["f", "l"]
         assert evaluate(run, data, device="cpu")["micro_f1"] == scores["micro_f1"]

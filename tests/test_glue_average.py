@@ -22,7 +22,7 @@ TABLE = {
 
 def scores(values) -> dict[str, dict[str, float]]:
     """A row of the table as scores; the second metric of a task, which the paper does not show, is the same."""
-    m, mm, qqp, qnli, sst2, cola, stsb, mrpc, rte = (value / 100 for value in values)
+    m, mm, qqp, qnli, sst2, cola, stsb, mrpc, rte = values
     both = lambda value: {"f1": value, "accuracy": value}  # noqa: E731
     return {
         "mnli": {"accuracy": m, "mismatched_accuracy": mm},
@@ -44,17 +44,17 @@ def test_the_papers_average(name: str) -> None:
 
 
 def test_a_task_counts_as_the_server_counts_it() -> None:
-    assert task_score("mrpc", {"f1": 0.9, "accuracy": 0.8}) == pytest.approx(85)
-    assert task_score("stsb", {"pearson": 0.9, "spearman": 0.8}) == pytest.approx(85)
-    assert task_score("cola", {"matthews": 0.5, "accuracy": 0.8}) == 50
-    assert task_score("mnli", {"accuracy": 0.8, "mismatched_accuracy": 0.7}) == pytest.approx(75)
-    assert task_score("mnli", {"accuracy": 0.8}) is None
+    assert task_score("mrpc", {"f1": 90.0, "accuracy": 80.0}) == pytest.approx(85)
+    assert task_score("stsb", {"pearson": 90.0, "spearman": 80.0}) == pytest.approx(85)
+    assert task_score("cola", {"matthews": 50.0, "accuracy": 80.0}) == 50
+    assert task_score("mnli", {"accuracy": 80.0, "mismatched_accuracy": 70.0}) == pytest.approx(75)
+    assert task_score("mnli", {"accuracy": 80.0}) is None
 
 
 def test_absent_tasks_are_named_and_there_is_no_average_without_them() -> None:
     values = scores(TABLE["BERT-Base"][0])
     del values["rte"], values["mnli"]["mismatched_accuracy"]
-    found = average({**values, "wnli": {"accuracy": 0.1}})
+    found = average({**values, "wnli": {"accuracy": 10.0}})
     assert found["absent"] == ["mnli", "rte"]
     assert found["average"] is None
     assert found["paper_average"] is None
@@ -64,13 +64,13 @@ def test_absent_tasks_are_named_and_there_is_no_average_without_them() -> None:
 def test_small_tasks_count_by_their_start() -> None:
     values = scores(TABLE["BERT-Base"][0])
     runs = [GlueScore(task, each, "pretrain") for task, each in values.items()]
-    better = [GlueScore(task, dict.fromkeys(values[task], 0.95), "mnli") for task in ("rte", "mrpc", "stsb")]
+    better = [GlueScore(task, dict.fromkeys(values[task], 95.0), "mnli") for task in ("rte", "mrpc", "stsb")]
     both = averages([*runs, *better])
     assert both["alone"] == average(values)
     assert both["from_mnli"]["average"] - both["alone"]["average"] == pytest.approx((3 * 95 - 66.4 - 88.9 - 85.8) / 8)
     assert averages(runs)["from_mnli"]["absent"] == ["mrpc", "stsb", "rte"]
     assert both["left_out"] == []
-    strange = [GlueScore("sst2", {"accuracy": 0.1}, "mnli"), GlueScore("rte", {"accuracy": 0.1}, "qnli")]
+    strange = [GlueScore("sst2", {"accuracy": 10.0}, "mnli"), GlueScore("rte", {"accuracy": 10.0}, "qnli")]
     expected = {**both, "left_out": ["sst2 from mnli", "rte from qnli"]}
     assert averages([*runs, *better, *strange]) == expected
 
@@ -97,7 +97,7 @@ def test_the_start_of_a_run_is_remembered_and_tells_the_protocols_apart(world, t
     starts = [read_json(runs / name / "run.json")["start_task"] for name in names]
     assert starts == ["pretrain", "pretrain", "mnli", "an unnamed task"]
     log = runs / "rte-from-mnli" / "metrics.jsonl"
-    log.write_text(json.dumps({"step": 2, "dev_accuracy": 0.875}) + "\n")
+    log.write_text(json.dumps({"step": 2, "dev_accuracy": 87.5, "scale": 100}) + "\n")
     found = glue([runs])
     assert found["left_out"] == ["rte from an unnamed task"]
     assert found["from_mnli"]["tasks"]["rte"] == 87.5

@@ -272,7 +272,8 @@ def test_a_run_writes_what_its_page_shows(world: Path, tmp_path: Path, task: str
     _, judged = read_judged(tmp_path / "run")
     assert len(judged) == 12
     if "accuracy" in scores and task != "tag":
-        assert np.mean([line["gold"] == line["predicted"] for line in judged]) == pytest.approx(scores["accuracy"])
+        right = np.mean([line["gold"] == line["predicted"] for line in judged])
+        assert 100 * right == pytest.approx(scores["accuracy"])
     html = written([tmp_path / "run"], tmp_path / "page.html")
     assert "<h2>Mistakes</h2>" in html
     shown = {"regress": "Predicted beside gold", "classify": "Confusion matrix", "tag": "Entities by type"}

@@ -11,12 +11,12 @@ from bertsmith.tasks.squad_scores import best_threshold, letters, normalise, squ
 
 def test_labels_and_numbers() -> None:
     gold, predicted = ["1", "1", "0", "0", "1"], ["1", "0", "0", "1", "1"]
-    assert metrics.accuracy(gold, predicted) == pytest.approx(3 / 5)
-    assert metrics.f1(gold, predicted) == pytest.approx(2 * 2 / (3 + 3))  # two hits, three said, three there
-    assert metrics.matthews(gold, predicted) == pytest.approx((2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
+    assert metrics.accuracy(gold, predicted) == pytest.approx(100 * 3 / 5)
+    assert metrics.f1(gold, predicted) == pytest.approx(100 * 2 * 2 / (3 + 3))  # two hits, three said, three there
+    assert metrics.matthews(gold, predicted) == pytest.approx(100 * (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
     assert metrics.f1(["0", "0"], ["0", "0"]) == 0.0
-    assert metrics.pearson([1.0, 2.0, 3.0], [2.0, 4.0, 7.0]) == pytest.approx(5 / math.sqrt(2 * 38 / 3))
-    assert metrics.spearman([1.0, 2.0, 3.0], [2.0, 4.0, 70.0]) == pytest.approx(1.0)
+    assert metrics.pearson([1.0, 2.0, 3.0], [2.0, 4.0, 7.0]) == pytest.approx(100 * 5 / math.sqrt(2 * 38 / 3))
+    assert metrics.spearman([1.0, 2.0, 3.0], [2.0, 4.0, 70.0]) == pytest.approx(100.0)
     assert metrics.pearson([1.0, 2.0], [3.0, 3.0]) == 0.0
 
 
@@ -24,9 +24,9 @@ def test_entities_are_whole_or_wrong() -> None:
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-ORG", "B-ORG"]]
     scores = metrics.entities(gold, predicted)
-    assert scores["precision"] == pytest.approx(2 / 4)
-    assert scores["recall"] == pytest.approx(2 / 3)
-    assert scores["f1"] == pytest.approx(4 / 7)
+    assert scores["precision"] == pytest.approx(100 * 2 / 4)
+    assert scores["recall"] == pytest.approx(100 * 2 / 3)
+    assert scores["f1"] == pytest.approx(100 * 4 / 7)
 
 
 def test_answers_are_normalised() -> None:

@@ -222,7 +222,7 @@ def test_fine_tuning_shows_its_scores(tmp_path: Path) -> None:
     run = make_run(tmp_path / "tuned", lines, config=config, facts=facts)
     html = written([run], tmp_path / "page.html")
     assert "learned the task classify from 12,345 rows with 2 labels, starting from models/first" in html
-    assert "On held-out rows: accuracy 89.0 %, macro F1 0.85." in html
+    assert "On held-out rows: accuracy 89.0 %, macro F1 85.0." in html
     assert list(figures(html)) == ["Accuracy, %", "Macro F1", "Loss of the task"]
     pretrained = make_run(tmp_path / "pretrained", records())
     both = figures(written([run, pretrained], tmp_path / "both.html"))

@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from bertsmith.training.runlog import is_score
+
 Inputs = Annotated[
     list[str], typer.Argument(help="Text files or folders: .txt, .jsonl, .parquet, also .gz .xz .bz2 .zst")
 ]
@@ -65,7 +67,7 @@ def show(values: dict[str, Any], as_json: bool, *header: str) -> None:
         return
     table = Table(*(header or ("", "")), show_header=bool(header))
     for name, value in values.items():
-        table.add_row(name.replace("_", " ") if not header else name, _cell(value))
+        table.add_row(name.replace("_", " ") if not header else name, _cell(value, name))
     Console().print(table)
 
 
@@ -77,14 +79,14 @@ def show_summary(summary: dict[str, Any], as_json: bool) -> None:
     columns = ("seeds", "mean", "deviation", "median", "best")
     table = Table("setting", *columns, title=f"{summary['task']}: {summary['metric']} on dev")
     for setting in summary["settings"]:
-        figures = ("–" if setting[name] is None else _cell(setting[name]) for name in columns)
+        figures = (_cell(setting[name], summary["metric"]) for name in columns)
         table.add_row(setting["name"] or "as given", *figures)
     Console().print(table)
     for run in summary.get("failed", []):
         Console().print(f"{run['folder']} failed and is in no figure", markup=False)
     best, metric = summary["best"], summary["metric"]
     Console().print(
-        f"{summary['model']} is the model of {best['folder']} ({metric} {best[metric]:.4f}): the best of "
+        f"{summary['model']} is the model of {best['folder']} ({metric} {best[metric]:.1f}): the best of "
         f"{best['of_runs']} runs, chosen on dev, which flatters that score.",
         markup=False,
         soft_wrap=True,
@@ -118,10 +120,14 @@ def _points(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
-def _cell(value: Any) -> str:
-    """A value as people read it: an entry a line; of a long list the beginning; of a small number its size."""
+def _cell(value: Any, name: str) -> str:
+    """A value as people read it: an entry a line; of a long list the beginning; a score with one decimal."""
     if isinstance(value, dict):
-        return "\n".join(f"{name}: {_cell(entry)}" for name, entry in value.items())
+        return "\n".join(f"{key}: {_cell(entry, key)}" for key, entry in value.items())
+    if value is None:
+        return "–"
+    if isinstance(value, float) and is_score(name):
+        return _points(value)
     if isinstance(value, float):
         return f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.4f}"
     if isinstance(value, list):

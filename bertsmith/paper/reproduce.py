@@ -211,12 +211,11 @@ def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:
 
 
 def _cell(work: Work, row: Row, column: Column, data: Data, seeds: int, partial: dict[str, list[str]]) -> Cell:
-    """The figures of a row in a column: of the setting with the best mean, in points."""
-    points = 1.0 if find_task(column.task).head == "span" else 100.0
+    """The figures of a row in a column: of the setting with the best mean."""
     best: Cell = figures_of([])
     for config in work.settings(row, column):
         runs = [work.scores(row, column, config, seed, data) for seed in range(1, seeds + 1)]
-        values = [points * run["scores"][column.key] for run in runs if column.key in run["scores"]]
+        values = [run["scores"][column.key] for run in runs if column.key in run["scores"]]
         remarks = dict.fromkeys(remark for run in runs for remark in run["remarks"])
         if remarks:
             partial[column.name] = list(dict.fromkeys([*partial.get(column.name, []), *remarks]))

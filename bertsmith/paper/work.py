@@ -197,7 +197,7 @@ class Work:
             if done.get("model", "") != given:
                 before = done.get("model") or "a model that was pre-trained here"
                 raise UserError(f"{run} was fine-tuned from {before}, not from {given or model}; give another --out")
-            return done
+            return {**done, "scores": runlog.rescaled(done["scores"], done.get("scale"))}
         say(f"fine-tuning {row.name} on {column.run}, seed {seed}: {run}")
         try:
             finetune(config, model, data.train, run, dev=data.dev, device=self.device, resume=True)
@@ -207,7 +207,7 @@ class Work:
         else:
             scores = {**final_scores(run), **self._test_scores(run, column, data)}
             found = {"config": to_dict(config), "scores": scores, "remarks": _remarks(run, column.task, data)}
-        write_json(run / SCORES, {**found, **({"model": given} if given else {})})
+        write_json(run / SCORES, {**found, "scale": runlog.SCALE, **({"model": given} if given else {})})
         for heavy in (MODEL, "checkpoints"):
             shutil.rmtree(run / heavy, ignore_errors=True)
         return found

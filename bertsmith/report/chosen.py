@@ -11,8 +11,8 @@ from bertsmith import page
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.protocols import SUMMARY
-from bertsmith.report.groups import scale_of
 from bertsmith.report.runs import Run, name_of
+from bertsmith.tasks.task import TASKS
 
 DEPTH = 2  # folders from a run up to its summary: seeds, and the settings of a grid
 
@@ -49,7 +49,7 @@ def summaries(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
 def _row(folder: Path, summary: dict[str, Any]) -> list[str]:
     best, metric = summary["best"], summary["metric"]
     setting = next(s for s in summary["settings"] if s["name"] == best["setting"])
-    scale = scale_of(summary["task"])
+    scale = _factor(summary)
     spread = f" ± {scale * setting['deviation']:.1f}" if setting["deviation"] is not None else ""
     failed = f", {len(summary['failed'])} failed" if summary.get("failed") else ""
     run = f"seed {best['seed']}" + (f", {best['setting']}" if best["setting"] else "")
@@ -64,6 +64,12 @@ def _row(folder: Path, summary: dict[str, Any]) -> list[str]:
         run,
         f"{scale * best[metric]:.1f}, on {summary.get('chosen_on', 'dev')}",
     ]
+
+
+def _factor(summary: dict[str, Any]) -> float:
+    """What brings a summary's scores to 0 to 100: older versions wrote them from 0 to 1, except SQuAD's."""
+    is_span = summary["task"] in TASKS and TASKS[summary["task"]].head == "span"
+    return 1.0 if "scale" in summary or is_span else 100.0
 
 
 def collapsed(runs: Sequence[Run]) -> str:

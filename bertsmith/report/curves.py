@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bertsmith import page
 from bertsmith.page import GREY, Limits, Line, Mark, colour_of
-from bertsmith.report.runs import DEV, FEW, Run, is_number, is_share, keys, name_of, phases, skips, smooth
+from bertsmith.report.runs import DEV, FEW, Run, is_number, is_share, keys, name_of, percent, phases, skips, smooth
 
 UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))  # from … on
 AXES = {"step": "step", "tokens": "tokens seen", "seconds": "time"}
@@ -97,8 +97,8 @@ def _chart(runs: Sequence[Run], key: str, title: str, data: str, x: str = "step"
         if own:
             crosses = limits == "robust" and data != "held out"
             marks += _marks(run, number, x, divisor, single=len(runs) == 1, crosses=crosses)
-    percent = ", %" if is_share(key) else ""
-    return page.chart(title + percent, lines, marks, x_label=x_label, limits=limits) if lines else ""
+    unit = ", %" if is_share(key) else ""
+    return page.chart(title + unit, lines, marks, x_label=x_label, limits=limits) if lines else ""
 
 
 def _axis(runs: Sequence[Run], x: str) -> tuple[float, str]:
@@ -111,7 +111,7 @@ def _axis(runs: Sequence[Run], x: str) -> tuple[float, str]:
 
 
 def _lines(run: Run, number: int, key: str, data: str, x: str, divisor: float, *, single: bool) -> list[Line]:
-    scale, group, lines = 100 if is_share(key) else 1, group_of(number), []
+    scale, group, lines = percent(key, 1.0), group_of(number), []
     labels = ("training", "held out") if single and data == "both" else ("", "")
     if data != "held out":
         places, values = _scaled(run, key, x, divisor, scale)

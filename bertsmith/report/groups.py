@@ -30,10 +30,9 @@ class Group:
     runs: tuple[Run, ...]
 
     def values(self, key: str) -> list[float]:
-        """The last dev score of every run that has one, in per cent."""
-        scale = scale_of(self.task)
+        """The last dev score of every run that has one."""
         scores = [run.last(DEV + key) for run in self.runs]
-        return [scale * score for score in scores if score is not None]
+        return [score for score in scores if score is not None]
 
     def mean(self, key: str) -> float | None:
         values = self.values(key)
@@ -65,11 +64,6 @@ class Group:
         found = shortfall(self.task, rows if isinstance(rows, int) else None, dict(dev))
         is_partial = any(run.setting("data", "partial") for run in self.runs)
         return found or (["trained on a part of its data set"] if is_partial else [])
-
-
-def scale_of(task: str) -> float:
-    """What makes a task's scores per cent: those of answers are already."""
-    return 1.0 if task in TASKS and TASKS[task].head == "span" else 100.0
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

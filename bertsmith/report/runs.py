@@ -186,13 +186,20 @@ def is_share(key: str) -> bool:
     return key.endswith(("accuracy", "_share"))
 
 
+def percent(key: str, value: float) -> float:
+    """A value as it is shown: shares are measured from 0 to 1, scores in percent already."""
+    return 100 * value if key.endswith("_share") else value
+
+
 def lower_is_better(key: str) -> bool:
     return key.endswith(("loss", "perplexity", "error"))
 
 
 def score_text(key: str, value: float) -> str:
     """A measured value as people read it."""
-    return f"{100 * value:.1f} %" if is_share(key) else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.4g}"
+    if is_share(key):
+        return f"{percent(key, value):.1f} %"
+    return f"{value:,.1f}" if runlog.is_score(key) or abs(value) >= 100 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,6 @@
 """GLUE's averages as people publish them: each task alone, or the small ones started from a model of MNLI.
 
-Scores are shares (0 to 1), as `finetune` and `evaluate` give them; what comes out is in points. A task that is absent
+Scores are from 0 to 100, as `finetune` and `evaluate` give them. A task that is absent
 is named, and there is no average without it. Imports without torch.
 """
 
@@ -38,9 +38,9 @@ class GlueScore:
 
 
 def task_score(task: str, scores: Mapping[str, float]) -> float | None:
-    """One figure for a task, in points, as the server computes it; None where a part of it was not measured."""
+    """One figure for a task, as the server computes it; None where a part of it was not measured."""
     parts = [scores.get(name) for name in LEADERBOARD[task]]
-    return 100 * mean(part for part in parts if part is not None) if None not in parts else None
+    return mean(part for part in parts if part is not None) if None not in parts else None
 
 
 def averages(found: Sequence[GlueScore]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def average(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     tasks = {task: task_score(task, scores[task]) for task in LEADERBOARD if task in scores}
     absent = [task for task in LEADERBOARD if tasks.get(task) is None]
     values = {task: value for task, value in tasks.items() if value is not None}
-    columns = [100 * scores[task][name] for task in values for name in PAPER[task]]
+    columns = [scores[task][name] for task in values for name in PAPER[task]]
     return {
         "tasks": values,
         "average": None if absent else mean(values.values()),

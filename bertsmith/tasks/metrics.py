@@ -1,4 +1,4 @@
-"""Scores, by scikit-learn and scipy. Imports without torch."""
+"""Scores from 0 to 100, as the field prints them, by scikit-learn and scipy. Imports without torch."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from bertsmith.errors import UserError
 
 def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
     """The share of rows whose label is right."""
-    return float(np.mean([g == p for g, p in zip(gold, predicted, strict=True)]))
+    return 100.0 * float(np.mean([g == p for g, p in zip(gold, predicted, strict=True)]))
 
 
 def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """F1 of the label `1`, as GLUE scores paraphrases."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score([g == "1" for g in gold], [p == "1" for p in predicted], zero_division=0.0))
+    return 100.0 * float(f1_score([g == "1" for g in gold], [p == "1" for p in predicted], zero_division=0.0))
 
 
 def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """F1 of each label, averaged over the labels that occur."""
     from sklearn.metrics import f1_score
 
-    return float(f1_score(list(gold), list(predicted), average="macro", zero_division=0.0))
+    return 100.0 * float(f1_score(list(gold), list(predicted), average="macro", zero_division=0.0))
 
 
 def micro_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
     """F1 over all labels of rows that may have several."""
     hits = sum(len(set(g) & set(p)) for g, p in zip(gold, predicted, strict=True))
     total = sum(len(set(g)) + len(set(p)) for g, p in zip(gold, predicted, strict=True))
-    return 2 * hits / total if total else 1.0
+    return 100.0 * 2 * hits / total if total else 100.0
 
 
 def matthews(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Matthews' correlation."""
     from sklearn.metrics import matthews_corrcoef
 
-    return float(matthews_corrcoef(list(gold), list(predicted)))
+    return 100.0 * float(matthews_corrcoef(list(gold), list(predicted)))
 
 
 def pearson(gold: Sequence[float], predicted: Sequence[float]) -> float:
     """Pearson's correlation; 0 where a side is constant."""
     from scipy.stats import pearsonr
 
-    return 0.0 if _constant(gold) or _constant(predicted) else float(pearsonr(gold, predicted)[0])
+    return 0.0 if _constant(gold) or _constant(predicted) else 100.0 * float(pearsonr(gold, predicted)[0])
 
 
 def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
     """Spearman's rank correlation; 0 where a side is constant."""
     from scipy.stats import spearmanr
 
-    return 0.0 if _constant(gold) or _constant(predicted) else float(spearmanr(gold, predicted)[0])
+    return 0.0 if _constant(gold) or _constant(predicted) else 100.0 * float(spearmanr(gold, predicted)[0])
 
 
 def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -62,7 +62,7 @@ def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) 
     metrics = seqeval_metrics()
     sides = [list(map(list, gold)), list(map(list, predicted))]
     return {
-        name: float(function(*sides, zero_division=0))
+        name: 100.0 * float(function(*sides, zero_division=0))
         for name, function in (
             ("f1", metrics.f1_score),
             ("precision", metrics.precision_score),

@@ -167,6 +167,6 @@ def score(
     """F1, precision and recall of entities, where tags are B and I; and the share of words that are right."""
     gold, predicted = [tags_of(row) for row in rows], [a["tags"] for a in answers]
     pairs = [(g, p) for one, other in zip(gold, predicted, strict=True) for g, p in zip(one, other, strict=True)]
-    scores = {"accuracy": sum(g == p for g, p in pairs) / max(1, len(pairs))}
+    scores = {"accuracy": 100.0 * sum(g == p for g, p in pairs) / max(1, len(pairs))}
     has_entities = any(tag.startswith(("B-", "I-")) for tag in head.labels)
     return {**(entities(gold, predicted) if has_entities else {}), **scores}

@@ -17,6 +17,13 @@ from bertsmith.progress import say
 
 FILE = "metrics.jsonl"
 Append = Callable[[dict[str, Any]], None]
+SCALE = 100  # of scores; a record without this field is of an older version, which wrote them from 0 to 1
+SCORES = ("accuracy", "f1", "exact", "exact_match", "precision", "recall", "matthews", "pearson", "spearman")
+
+
+def is_score(key: str) -> bool:
+    """Whether a measured key is a score from 0 to 100, where higher is better."""
+    return key.endswith(SCORES)
 
 
 def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
@@ -31,7 +38,7 @@ def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
         nonlocal show
         finite = {n: v for n, v in record.items() if not isinstance(v, float) or math.isfinite(v)}  # JSON has no NaN
         try:
-            _add_line(run / FILE, json.dumps(finite, ensure_ascii=False))
+            _add_line(run / FILE, _line(finite))
         except OSError as error:
             say(f"warning: {run / FILE}: {error.strerror or error}; the record of step {record['step']} is lost")
         try:
@@ -42,6 +49,12 @@ def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
             show = None
 
     return append
+
+
+def _line(record: dict[str, Any]) -> str:
+    """A record as JSON, with the scale of its scores if it has some."""
+    marked = {**record, "scale": SCALE} if any(map(is_score, record)) else record
+    return json.dumps(marked, ensure_ascii=False)
 
 
 def _add_line(path: Path, line: str) -> None:
@@ -77,15 +90,23 @@ def _tensorboard(run: Path, step: int) -> Append:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """All records of a run; a line that a crash cut off is left out."""
+    """All records of a run, with scores from 0 to 100; a line that a crash cut off is left out."""
     path = run / FILE
     if not path.exists():
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         with suppress(json.JSONDecodeError):
-            records.append(json.loads(line))
+            record = json.loads(line)
+            records.append(rescaled(record, record.pop("scale", None)) if isinstance(record, dict) else record)
     return records
+
+
+def rescaled(values: dict[str, Any], scale: int | None) -> dict[str, Any]:
+    """Saved values with scores from 0 to 100; without a `scale` an older version wrote them, which did so for SQuAD."""
+    if scale == SCALE or any(key.endswith("exact_match") for key in values):
+        return values
+    return {k: SCALE * v if is_score(k) and isinstance(v, float | int) else v for k, v in values.items()}
 
 
 def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
@@ -112,4 +133,4 @@ def rewind(run: Path, step: int) -> None:
         return
     kept = [r for r in read(run) if r["step"] <= step]
     with new_file(run / FILE) as work:
-        work.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept), encoding="utf-8")
+        work.write_text("".join(_line(r) + "\n" for r in kept), encoding="utf-8")

@@ -15,6 +15,7 @@ import torch
 
 from bertsmith.batch import Batch
 from bertsmith.training import distributed
+from bertsmith.training.runlog import is_score
 
 
 class Meter:
@@ -64,7 +65,8 @@ class Meter:
         if not self.steps:
             return {}
         seconds = max(self.seconds, 1e-9)
-        named = {n if n.endswith("_accuracy") else f"{n}_loss": v / self.steps for n, v in self.sums.items()}
+        outputs = {name: total / self.steps for name, total in self.sums.items()}
+        named = {n if is_score(n) else f"{n}_loss": 100.0 * v if is_score(n) else v for n, v in outputs.items()}
         means = {"loss": self.loss / self.steps, **named, "tokens_per_second": self.tokens / seconds}
         means["waiting_share"] = self.waited / seconds
         if self.work:
@@ -83,7 +85,7 @@ class Meter:
         if "loss" not in means:
             return ""
         parts = [f"loss {means['loss']:.3f}"]
-        parts += [f"{n.split('_')[0]} {100 * v:.1f} %" for n, v in means.items() if n.endswith("_accuracy")]
+        parts += [f"{n.split('_')[0]} {v:.1f} %" for n, v in means.items() if is_score(n)]
         parts += [f"{means['tokens_per_second']:,.0f} tokens/s"]
         if "flop_share" in means:
             parts += [f"{100 * means['flop_share']:.0f} % of the machine"]
