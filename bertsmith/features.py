@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
@@ -160,16 +159,9 @@ def _of_text(text: str, encoding: Any, align: Align) -> Passage:
     firsts = np.append(firsts, len(owners))
     places = offsets
     if align != "none":
-        places = [(offsets[a][0], _whole_letter(text, offsets[b - 1][1])) for a, b in pairwise(firsts.tolist())]
+        places = [(offsets[a][0], offsets[b - 1][1]) for a, b in pairwise(firsts.tolist())]
     words = encoding.tokens if align == "none" else [text[begin:end] for begin, end in places]
     return Passage([text], words, places, firsts, np.array(encoding.ids, dtype=np.int64), [len(words)])
-
-
-def _whole_letter(text: str, end: int) -> int:
-    """The end of a word behind what its last letter goes on with where it is written in parts: accents, jamo."""
-    while end < len(text) and (unicodedata.category(text[end]) == "Mn" or "\u1160" <= text[end] <= "\u11ff"):
-        end += 1
-    return end
 
 
 def _of_words(rows: Sequence[Row], pieces: dict[str, Any], unknown: int, align: Align) -> Passage:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from tokenizers import Encoding
-
+from bertsmith.text.offsets import Aligned
 from bertsmith.text.tokenizer import Tokenizer
 
 EXAMPLES = 10
@@ -55,7 +54,7 @@ def coverage(tokenizer: Tokenizer, paragraphs: Iterable[str]) -> Coverage:
     return Coverage(words, tokens, *shares, _most(pieces), _most(unknown))
 
 
-def _words(text: str, encoding: Encoding) -> Iterator[tuple[str, list[int]]]:
+def _words(text: str, encoding: Aligned) -> Iterator[tuple[str, list[int]]]:
     """The words of a text as they are written there, with their pieces' ids."""
     offsets, ids, numbers = encoding.offsets, encoding.ids, encoding.word_ids
     start = 0

@@ -112,9 +112,10 @@ def _add_rows(found: hashlib.blake2b, rows: Sequence[Row], labelled: bool) -> No
 
 @cache
 def _code() -> str:
-    """The code of the tasks: rows that another version has encoded are not those of this one."""
+    """The code of tasks and texts: rows that another version has encoded are not those of this one."""
     found = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    package = Path(__file__).parent.parent
+    for path in sorted([*package.glob("tasks/*.py"), *package.glob("text/*.py")]):
         found.update(path.read_bytes())
     return found.hexdigest()
 

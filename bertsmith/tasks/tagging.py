@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,9 +20,9 @@ from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.metrics import entities
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import softmax
+from bertsmith.text.offsets import FLAG, PICTURE, SKIN_TONES, marks
 from bertsmith.text.tokenizer import Tokenizer
 
-JOINERS = "\u200c\u200d"  # stand inside words of Persian and of India's languages
 Pieces = dict[str, list[int]]  # the sub-tokens of each word
 
 
@@ -47,9 +46,8 @@ def words_of(row: Row) -> list[tuple[int, int]]:
 @cache
 def word_pattern() -> re.Pattern[str]:
     """Letters and digits together, each sign alone, both with the marks on them: vowel signs, accents, tones."""
-    signs = map(chr, (*range(0x300, 0x1F000), *range(0xE0100, 0xE01F0)))  # no others hold marks
-    more = "".join(sign for sign in signs if unicodedata.category(sign).startswith("M") or sign in JOINERS)
-    return re.compile(rf"\w[\w{more}]*|[^\w\s][{more}]*")
+    sign = rf"{FLAG}{{2}}|[^\w\s](?:\u200d{PICTURE}|[{marks()}{SKIN_TONES}])*"
+    return re.compile(rf"\w[\w{marks()}]*|{sign}")
 
 
 def tags_of(row: Row) -> list[str]:

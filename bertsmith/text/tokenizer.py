@@ -16,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
+from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import safe_text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -128,9 +129,11 @@ class Tokenizer:
             e.ids for e in self.backend.encode_batch_fast([safe_text(t) for t in texts], add_special_tokens=special)
         ]
 
-    def encode_aligned(self, texts: Sequence[str]) -> list[Encoding]:
+    def encode_aligned(self, texts: Sequence[str]) -> list[Aligned]:
         """Tokens with their character offsets, without special tokens."""
-        return self.backend.encode_batch([safe_text(text) for text in texts], add_special_tokens=False)
+        texts = [safe_text(text) for text in texts]
+        found = self.backend.encode_batch(texts, add_special_tokens=False)
+        return [Aligned(text, encoding) for text, encoding in zip(texts, found, strict=True)]
 
     def normalized(self, text: str) -> str:
         """The text as it is looked up in the vocabulary: cleaned and, where the tokenizer does so, in lower case."""
