@@ -20,7 +20,7 @@ import torch
 from benchmarks.finetune_data import TABLE, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, record
-from bertsmith.finetune import micro_batches
+from bertsmith.finetuning import micro_batches
 from bertsmith.formats.hf import load_folder
 from bertsmith.tasks.description import Limits
 from bertsmith.tasks.examples import Examples

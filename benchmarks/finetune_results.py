@@ -37,10 +37,10 @@ from rich.table import Table
 from benchmarks.finetune_data import OURS, PADDED, PEER, TABLE, Measured, training_file, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, record
-from bertsmith.finetune import FinetuneConfig, FinetuneData, finetune
+from bertsmith.finetuning import FinetuneConfig, FinetuneData, finetune
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.model.heads import HeadConfig
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.protocols import figures_of, noise
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.reading import read_task, training_rows

@@ -32,7 +32,7 @@ from bertsmith.formats.onnx import FLOAT32, INPUTS, export_onnx, open_onnx, sess
 from bertsmith.model.config import encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.tasks.reading import read_task
 
 BATCH = 32

@@ -29,7 +29,7 @@ from bertsmith.demo import write_text
 from bertsmith.formats.saved_config import config_out
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretrain import PretrainConfig
+from bertsmith.pretraining import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.optim import make_optimizers

@@ -49,7 +49,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretrain import PretrainConfig, pretrain
+from bertsmith.pretraining import PretrainConfig, pretrain
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.optim import make_optimizers

@@ -20,13 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from bertsmith import predict as predicting
+from bertsmith import predictor as predicting
 from bertsmith.config import read_json
 from bertsmith.engines import EngineName, Precision
 from bertsmith.errors import UserError
 from bertsmith.folders import file_hash, new_file, new_folder, refuse_existing, sync, writes
 from bertsmith.formats.hub import FILES
-from bertsmith.predict import Combine, Names, Predictor
+from bertsmith.predictor import Combine, Names, Predictor
 from bertsmith.progress import progress_bar, say
 from bertsmith.tasks.files import write_answers as write_official
 from bertsmith.tasks.reading import in_folder, read_task
@@ -80,7 +80,7 @@ def predict(
 ) -> int:
     """Answer every row of a file or of standard input (`-`), in order; gives the number of rows.
 
-    Several models answer together, see `together` of `bertsmith.predict`.
+    Several models answer together, see `together` of `bertsmith.predictor`.
     `out` is a `.jsonl`, `.csv` or `.parquet` file, or `-` for JSON lines on standard output. `keep` names columns of
     the input to write beside the answers, `text` and `pair` its columns where they are not those of the training data.
     Where `data` is the folder of a data set, `out` becomes a folder with the files that its server or script takes.

@@ -18,10 +18,10 @@ from bertsmith import page
 from bertsmith.data.build import build_corpus
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import AREAS, DemoText, Description, collect
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.folders import refuse_existing, writes
-from bertsmith.predict import Predictor
-from bertsmith.pretrain import pretrain
+from bertsmith.predictor import Predictor
+from bertsmith.pretraining import pretrain
 from bertsmith.progress import clock, say
 from bertsmith.recipes import recipe
 from bertsmith.training import runlog

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 from bertsmith.batch import Batch, Example, collate
 from bertsmith.errors import UserError
-from bertsmith.features import Extractor, write_parts
 from bertsmith.folders import new_folder
 from bertsmith.formats.feature_store import INDEX, Features, write_index
 from bertsmith.model.heads import HeadConfig
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.records import Told
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.tagging import check
 from bertsmith.training import distributed
+from bertsmith.word_features import Extractor, write_parts
 
 STATES = "states"  # in a run's folder, while it goes on
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from bertsmith.config import override, read_json, to_dict
 from bertsmith.errors import Diverged, UserError, suggestion
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.folders import new_folder, refuse_existing
 from bertsmith.progress import say
 from bertsmith.side_by_side import side_by_side

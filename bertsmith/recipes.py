@@ -11,10 +11,10 @@ from bertsmith import config as configs
 from bertsmith.data.loader import DataConfig
 from bertsmith.data.masking import MaskPolicy
 from bertsmith.errors import UserError, suggestion
-from bertsmith.finetune import FinetuneConfig
+from bertsmith.finetuning import FinetuneConfig
 from bertsmith.model.config import SIZES, encoder_config
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.pretrain import PretrainConfig
+from bertsmith.pretraining import PretrainConfig
 from bertsmith.training.settings import TrainConfig
 
 

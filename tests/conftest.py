@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from bertsmith.config import override
     from bertsmith.data.build import build_corpus
     from bertsmith.data.vocabulary import train_tokenizer
-    from bertsmith.pretrain import pretrain
+    from bertsmith.pretraining import pretrain
     from bertsmith.recipes import recipe
 
     root = tmp_path_factory.mktemp("world")

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bertsmith import answers
-from bertsmith import predict as predicting
+from bertsmith import predictor as predicting
 from bertsmith.answers import partial_folder, predict, predict_file
 from bertsmith.errors import UserError
 from bertsmith.tasks.rows import Columns, read_rows

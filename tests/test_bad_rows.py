@@ -10,7 +10,7 @@ import pytest
 
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.tasks.files import score_file
 from bertsmith.tasks.reading import guessed_columns, read_task, training_rows
 from bertsmith.tasks.rows import Columns, Row, read_rows

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from test_training import settings
 
-from bertsmith import pretrain as module
+from bertsmith import pretraining as module
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
-from bertsmith.pretrain import pretrain
+from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 
 REFUSED = [

@@ -11,9 +11,9 @@ import torch
 from bertsmith.answers import evaluate
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune, micro_batches
+from bertsmith.finetuning import FinetuneConfig, finetune, micro_batches
 from bertsmith.model.heads import HeadConfig
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.tasks import choice
 from bertsmith.tasks.files import score_file
 from bertsmith.tasks.reading import read_task, training_rows

@@ -7,7 +7,7 @@ import pytest
 
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.collapse import collapse, guess_loss, same_answer
 from bertsmith.tasks.rows import Row

@@ -18,11 +18,11 @@ from bertsmith import verify
 from bertsmith.answers import evaluate
 from bertsmith.cli import main
 from bertsmith.config import override
-from bertsmith.convert import Options, convert
-from bertsmith.embed import Embedder
+from bertsmith.conversion import Options, convert
+from bertsmith.embedder import Embedder
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import load_folder
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ["the dogs bark", "", "a quick brown fox jumps over the lazy dog", "THE DOGS"]
@@ -195,7 +195,7 @@ def their_base(source: Path):
 
 
 def test_onnx_with_what_int8_costs(world, tmp_path, capsys):
-    from bertsmith.finetune import FinetuneConfig, finetune
+    from bertsmith.finetuning import FinetuneConfig, finetune
 
     config = override(FinetuneConfig("classify"), ["train.steps=3", "train.batch_size=8", "data.max_length=32"])
     finetune(config, world / "run", world / "train.csv", tmp_path / "run", device="cpu")

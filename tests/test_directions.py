@@ -12,18 +12,18 @@ from variants import randomise
 from bertsmith.answers import evaluate
 from bertsmith.batch import Example, collate
 from bertsmith.config import override
-from bertsmith.convert import convert
+from bertsmith.conversion import convert
 from bertsmith.data.loader import next_tokens
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.model import kernels
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.predict import Predictor
-from bertsmith.pretrain import pretrain
+from bertsmith.predictor import Predictor
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import TABLE_6, TABLE_8, bert, left_to_right, masked, no_nsp, recipe, right_to_left, sized
 
 DIRECTIONS = ("left-to-right", "right-to-left")

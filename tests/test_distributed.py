@@ -14,7 +14,7 @@ from conftest import TINY
 from safetensors.torch import load_file
 
 from bertsmith.config import override
-from bertsmith.pretrain import pretrain
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training import runlog
 

@@ -8,7 +8,7 @@ from test_distributed import finish, torchrun
 from test_kinds import ROWS
 
 from bertsmith.config import override
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.training import runlog
 
 SETTINGS = ["train.epochs=2", "train.batch_size=6", "train.micro_batch_size=2", "train.learning_rate=1e-3"]
@@ -18,7 +18,7 @@ PROGRAM = """
 import json, os, sys, torch
 from dataclasses import replace
 from bertsmith.config import override
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.tasks.task import KINDS
 from bertsmith.training.distributed import processes
 

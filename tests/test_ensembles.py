@@ -9,8 +9,8 @@ import pytest
 from bertsmith.answers import evaluate, predict
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
-from bertsmith.predict import Predictor
+from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.predictor import Predictor
 from bertsmith.tasks.description import Limits
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import encode

@@ -13,13 +13,13 @@ import torch
 from conftest import reference
 from variants import VARIANTS, their_model
 
-from bertsmith import features as module
+from bertsmith import word_features as module
 from bertsmith.answers import partial_folder
 from bertsmith.errors import UserError
-from bertsmith.features import Features, features, passages, windows
 from bertsmith.formats.feature_store import part_file
 from bertsmith.model.states import parse_layers
 from bertsmith.tasks.rows import Row
+from bertsmith.word_features import Features, features, passages, windows
 
 TEXTS = [
     "the quick brown fox, jumps",

@@ -13,8 +13,8 @@ from benchmarks.finetune_data import OURS, PADDED, PEER, TABLE, Measured, traini
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.finetune_results import summary_of
 from bertsmith.config import override
-from bertsmith.finetune import FinetuneConfig, finetune
-from bertsmith.predict import Predictor
+from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.predictor import Predictor
 from bertsmith.tasks.description import Limits
 from bertsmith.tasks.reading import training_rows
 from bertsmith.tasks.rows import Columns

@@ -13,10 +13,9 @@ from variants import VARIANTS as ENCODERS
 from bertsmith.answers import evaluate, predict
 from bertsmith.batch import Example, collate
 from bertsmith.config import override, to_dict
-from bertsmith.convert import convert
+from bertsmith.conversion import convert
 from bertsmith.errors import Interrupted, UserError
-from bertsmith.features import Features
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.frozen import frozen_examples
 from bertsmith.model.config import EncoderConfig
@@ -24,12 +23,13 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import VARIANTS, FeatureConfig
 from bertsmith.model.states import hidden_states
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.recipes import feature_based
 from bertsmith.tasks import tagging
 from bertsmith.tasks.conll import read_conll
 from bertsmith.tasks.description import Limits
 from bertsmith.training import fit as training
+from bertsmith.word_features import Features
 
 LABELS = ("O", "B-X", "I-X")
 SMALL = {"hidden_size": 32, "num_heads": 2, "num_layers": 5, "intermediate_size": 64, "max_positions": 40}

@@ -8,7 +8,7 @@ import pytest
 
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.protocols import glue
 from bertsmith.tasks.glue_average import GlueScore, average, averages, task_score
 

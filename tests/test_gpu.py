@@ -14,14 +14,14 @@ from torch import Tensor
 
 from bertsmith.batch import Batch, Example, collate, lay_out, rounded
 from bertsmith.config import override
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretrain import pretrain
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.passes import gradients, update

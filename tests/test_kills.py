@@ -21,7 +21,7 @@ from test_training import weights
 
 from bertsmith import verify
 from bertsmith.config import override
-from bertsmith.pretrain import pretrain
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import checkpoints, latest_checkpoint

@@ -10,7 +10,7 @@ import torch
 from conftest import LABELS, reference
 
 from bertsmith.config import override
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.judged import FILE, read_judged

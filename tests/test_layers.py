@@ -10,7 +10,7 @@ from test_distributed import finish, torchrun
 
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder

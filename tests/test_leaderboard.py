@@ -11,14 +11,14 @@ import pytest
 
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
 from bertsmith.protocols import _runs_in, name_of, summarise
-from bertsmith.report.groups import group_runs
-from bertsmith.report.mistakes import calibration_error, entity_counts
-from bertsmith.report.page_of_runs import report
-from bertsmith.report.paper_figures import AVERAGE, AVERAGES, PAPER, SIZES
-from bertsmith.report.runs import read_runs
+from bertsmith.reports.groups import group_runs
+from bertsmith.reports.mistakes import calibration_error, entity_counts
+from bertsmith.reports.page_of_runs import report
+from bertsmith.reports.paper_figures import AVERAGE, AVERAGES, PAPER, SIZES
+from bertsmith.reports.runs import read_runs
 from bertsmith.tasks.judged import FILE, judge, read_judged, write_judged
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.task import TASKS, find_task

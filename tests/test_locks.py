@@ -14,20 +14,20 @@ from test_training import settings
 
 from bertsmith import folders
 from bertsmith.answers import predict
-from bertsmith.convert import convert
+from bertsmith.conversion import convert
 from bertsmith.data.build import build_corpus
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo import demo, write_text
-from bertsmith.embed import embed
+from bertsmith.embedder import embed
 from bertsmith.errors import UserError
 from bertsmith.extend import extend
-from bertsmith.features import features
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.folders import locked, new_file, new_folder
 from bertsmith.page import write_page
 from bertsmith.paper.reproduce import reproduce
-from bertsmith.pretrain import pretrain
+from bertsmith.pretraining import pretrain
 from bertsmith.protocols import finetune_many
+from bertsmith.word_features import features
 
 ROOT = Path(__file__).parent.parent
 HOLD = (

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from bertsmith.batch import Example
-from bertsmith.features import passages
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks import spans
 from bertsmith.tasks.description import Limits
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.tagging import find_entities, words_of
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
+from bertsmith.word_features import passages
 
 TEXTS = {
     "korean": "연습 문제를 모두 풀었다 값",

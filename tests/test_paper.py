@@ -14,7 +14,7 @@ from bertsmith import page
 from bertsmith.config import override, read_json
 from bertsmith.data.build import build_corpus
 from bertsmith.errors import UserError
-from bertsmith.finetune import finetune as real_finetune
+from bertsmith.finetuning import finetune as real_finetune
 from bertsmith.paper import pages
 from bertsmith.paper import reproduce as reproducing
 from bertsmith.paper import work as works
@@ -26,7 +26,7 @@ from bertsmith.paper.scales import SCALES, find_scale
 from bertsmith.paper.tables import TABLES, table5, table6
 from bertsmith.paper.work import Data, find_data
 from bertsmith.recipes import TABLE_6, bert, left_to_right
-from bertsmith.report.paper_figures import AVERAGES, PAPER
+from bertsmith.reports.paper_figures import AVERAGES, PAPER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = ("train.steps=10", "train.batch_size=8", "data.long_length=64", "model.max_positions=64")
@@ -222,7 +222,7 @@ def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, worl
     assert base["ours"].keys() == {"MNLI-m", "MNLI-mm", "SST-2", "CoLA", "STS-B", "MRPC", "RTE"}
     assert set(result["absent"]) == {"QQP", "QNLI", "average"}
     assert not [note for note in result["notes"] if "not learnt" in note]
-    monkeypatch.setattr("bertsmith.pretrain.NOT_LEARNT", -9.0)
+    monkeypatch.setattr("bertsmith.pretraining.NOT_LEARNT", -9.0)
     (result,) = run("table1", folder, tasks, world)
     assert [note.split(":")[0] for note in result["notes"] if "not learnt" in note] == ["bert-base", "bert-large"]
     assert done == ["stsb", "mnli", "sst2", "cola", "stsb", "mrpc", "rte"]  # of Base, then of Large

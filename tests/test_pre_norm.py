@@ -8,10 +8,10 @@ from conftest import TINY
 from safetensors.torch import load_file
 
 from bertsmith.config import override
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
-from bertsmith.predict import Predictor
-from bertsmith.pretrain import pretrain
+from bertsmith.predictor import Predictor
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

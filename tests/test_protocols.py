@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from bertsmith import protocols
 from bertsmith.config import override, read_json
 from bertsmith.errors import Diverged, UserError
-from bertsmith.finetune import FinetuneConfig
-from bertsmith.predict import Predictor
+from bertsmith.finetuning import FinetuneConfig
+from bertsmith.predictor import Predictor
 from bertsmith.protocols import find_grid, finetune_many, settings_of, summarise
 from bertsmith.tasks.task import find_task
 

@@ -11,8 +11,8 @@ import pytest
 
 from bertsmith import page
 from bertsmith.errors import UserError
-from bertsmith.report.page_of_runs import report
-from bertsmith.report.runs import duration, read_runs, smooth
+from bertsmith.reports.page_of_runs import report
+from bertsmith.reports.runs import duration, read_runs, smooth
 
 CONFIG = {
     "recipe": "bert-tiny",

@@ -12,7 +12,7 @@ from bertsmith import draws
 from bertsmith.batch import Batch, collate
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import ORDER, FinetuneConfig, finetune, micro_batches
+from bertsmith.finetuning import ORDER, FinetuneConfig, finetune, micro_batches
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks import row_cache
 from bertsmith.tasks.conll import with_documents

@@ -10,7 +10,7 @@ import pytest
 from bertsmith.cli import main
 from bertsmith.data.build import build_corpus
 from bertsmith.data.readers import Documents
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.tasks.conll import read_conll
 from bertsmith.tasks.rows import Columns, read_rows
 from bertsmith.text.safe import SafeTexts, safe_text

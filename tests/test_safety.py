@@ -21,10 +21,10 @@ from bertsmith import held_out
 from bertsmith.batch import Batch, collate
 from bertsmith.config import override
 from bertsmith.errors import Interrupted, UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.model.heads import TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretrain import pretrain
+from bertsmith.pretraining import pretrain
 from bertsmith.training import checkpoint, fit, run, runlog, stopping
 from bertsmith.training.checkpoint import checkpoints
 from bertsmith.training.trouble import LIMIT, Guard, give_up

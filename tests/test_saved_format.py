@@ -339,7 +339,7 @@ def test_weights_with_more_layers_than_the_config_are_refused(their_folder):
 
 
 def test_no_answer_comes_out_of_weights_that_were_never_trained(their_folder):
-    from bertsmith.predict import Predictor
+    from bertsmith.predictor import Predictor
 
     _, folder = their_folder("single")
     rename_weights(folder, lambda name: name.replace("classifier", "something"))

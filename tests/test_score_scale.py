@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from bertsmith.commands.options import show
-from bertsmith.report.chosen import chosen
-from bertsmith.report.runs import Run
+from bertsmith.reports.chosen import chosen
+from bertsmith.reports.runs import Run
 from bertsmith.training import runlog
 
 

@@ -336,7 +336,7 @@ def test_batches_of_ordered_pairs(corpus, tokenizer):
 @pytest.mark.parametrize(("pairs", "unit"), [("order", "word"), ("full", "span")])
 def test_a_run_with_another_kind(world, tmp_path, pairs, unit):
     from bertsmith.config import override
-    from bertsmith.pretrain import pretrain
+    from bertsmith.pretraining import pretrain
     from bertsmith.recipes import recipe
 
     changes = [*TINY, "train.steps=2", "train.batch_size=8", "data.max_length=32", f"data.pairs={pairs}"]

@@ -9,9 +9,9 @@ import pytest
 from bertsmith.answers import evaluate, predict
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.tasks import spans
 from bertsmith.tasks.files import score_file
 from bertsmith.tasks.reading import read_task, training_rows

@@ -14,11 +14,11 @@ from bertsmith.answers import evaluate
 from bertsmith.batch import IGNORE
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.heads import HeadConfig
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.tasks import tagging
 from bertsmith.tasks.conll import read_conll, to_bio
 from bertsmith.tasks.files import score_file

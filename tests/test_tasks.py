@@ -42,7 +42,7 @@ def test_pairs_are_encoded_in_two_segments(world) -> None:
 
 def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_time(world, tmp_path) -> None:
     from bertsmith.config import override
-    from bertsmith.finetune import FinetuneConfig, finetune
+    from bertsmith.finetuning import FinetuneConfig, finetune
     from bertsmith.training import runlog
 
     config = override(FinetuneConfig("classify"), ["train.hours=0.0008", "train.batch_size=16", "train.epochs=1"])

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from bertsmith.batch import Batch, Example, collate
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetune import FinetuneConfig, finetune, micro_batches
+from bertsmith.finetuning import FinetuneConfig, finetune, micro_batches
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretrain import pretrain
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.tasks.examples import Examples
 from bertsmith.training import checkpoint, fit, runlog

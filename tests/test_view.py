@@ -15,8 +15,8 @@ from variants import VARIANTS, their_model
 
 from bertsmith.cli import COMMANDS
 from bertsmith.errors import UserError
-from bertsmith.predict import Predictor
-from bertsmith.view import MOST_TOKENS, view
+from bertsmith.predictor import Predictor
+from bertsmith.text_view import MOST_TOKENS, view
 
 TEXT, PAIR = "the quick brown foxes jump over dogs", "lazy dogs bark"
 

@@ -152,7 +152,7 @@ def embed(
     \b
     Example: bertsmith embed run texts.txt --out vectors.npy --pooling mean --normalize
     """
-    from bertsmith.embed import embed as function
+    from bertsmith.embedder import embed as function
 
     found = function(
         model, data, out, pooling=pooling, normalize=normalize, layer=layer, max_length=max_length,
@@ -172,6 +172,6 @@ def report(
     Example: bertsmith report run --out report.html
     Tasks beside the paper's figures: bertsmith report runs-of-tasks --out board.html
     """
-    from bertsmith.report.page_of_runs import report as function
+    from bertsmith.reports.page_of_runs import report as function
 
     show(function(runs, out), as_json)

@@ -51,8 +51,8 @@ def convert(
     For ONNX Runtime: bertsmith convert classifier exported --to onnx --int8 --data dev.csv
     For sentence vectors: bertsmith convert run encoder --to sentence-transformers --pooling mean --normalize
     """
-    from bertsmith.convert import Options
-    from bertsmith.convert import convert as function
+    from bertsmith.conversion import Options
+    from bertsmith.conversion import convert as function
 
     if half and dtype not in (None, "float16"):
         raise UserError(f"--half is --dtype float16, and --dtype says {dtype!r}; give one of them")

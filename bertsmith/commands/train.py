@@ -35,7 +35,7 @@ def pretrain(
     By the clock: bertsmith pretrain speedrun --data shards --out run --hours 2
     Several GPUs: torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --data shards --out run
     """
-    from bertsmith.pretrain import pretrain as function
+    from bertsmith.pretraining import pretrain as function
     from bertsmith.recipes import recipe as find
 
     if model is not None and (changed := [s for s in settings or [] if s.startswith("model.")]):
@@ -82,8 +82,8 @@ def finetune(
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
-    from bertsmith.finetune import FinetuneConfig
-    from bertsmith.finetune import finetune as function
+    from bertsmith.finetuning import FinetuneConfig
+    from bertsmith.finetuning import finetune as function
     from bertsmith.recipes import feature_based
 
     start = FinetuneConfig(task) if features is None else feature_based(task, features)

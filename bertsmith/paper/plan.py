@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.data.shards import Corpus
-from bertsmith.finetune import FinetuneConfig
+from bertsmith.finetuning import FinetuneConfig
 from bertsmith.model.cost import training_flops
 from bertsmith.paper.tables import Row, Table
 from bertsmith.paper.work import DEMO_WORDS, SCORES, Data, Work
-from bertsmith.pretrain import PretrainConfig
+from bertsmith.pretraining import PretrainConfig
 from bertsmith.tasks.reading import find_splits, training_rows
 from bertsmith.tasks.rows import Columns
 from bertsmith.tasks.rows import Row as TaskRow

@@ -15,7 +15,7 @@ from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table, only_of
 from bertsmith.paper.work import SCORES, Data, Work
-from bertsmith.pretrain import not_learnt
+from bertsmith.pretraining import not_learnt
 from bertsmith.protocols import figures_of
 from bertsmith.side_by_side import side_by_side
 from bertsmith.tasks.reading import find_splits, read_task

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from bertsmith.data.loader import DataConfig
 from bertsmith.errors import UserError, suggestion
-from bertsmith.finetune import FinetuneConfig
+from bertsmith.finetuning import FinetuneConfig
 from bertsmith.model.config import EncoderConfig
-from bertsmith.pretrain import PretrainConfig
+from bertsmith.pretraining import PretrainConfig
 from bertsmith.protocols import GLUE, SINGLE
 from bertsmith.recipes import feature_based
 from bertsmith.tasks.glue_average import LEADERBOARD

@@ -23,15 +23,15 @@ from bertsmith.data.shards import MANIFEST, read_manifest
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import collect
 from bertsmith.errors import Diverged, UserError
-from bertsmith.finetune import FinetuneConfig, finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.paper.scales import CHECKPOINTS, Scale
 from bertsmith.paper.tables import SHARES, Column, Row, Table
-from bertsmith.pretrain import PretrainConfig, pretrain
+from bertsmith.pretraining import PretrainConfig, pretrain
 from bertsmith.progress import say
 from bertsmith.recipes import bert, left_to_right
-from bertsmith.report.paper_figures import shortfall
+from bertsmith.reports.paper_figures import shortfall
 from bertsmith.tasks.judged import read_judged
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task

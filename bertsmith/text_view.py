@@ -22,7 +22,7 @@ from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.page import write_page
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.progress import progress_bar
 from bertsmith.view_page import body
 

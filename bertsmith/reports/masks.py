@@ -10,7 +10,7 @@ import numpy as np
 
 from bertsmith import page
 from bertsmith.page import Html
-from bertsmith.report.runs import SAMPLES, Record, Run, is_number
+from bertsmith.reports.runs import SAMPLES, Record, Run, is_number
 
 TEXTS, MASKS, MOMENTS, GUESSES = 4, 4, 6, 3  # shown at most
 

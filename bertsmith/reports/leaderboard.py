@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from bertsmith import page
 from bertsmith.page import Html
-from bertsmith.report.groups import Group, group_runs, scores_of, text_of_mean
-from bertsmith.report.paper_figures import AVERAGE, AVERAGES, NONE, PaperScore
-from bertsmith.report.runs import Run, lower_is_better
+from bertsmith.reports.groups import Group, group_runs, scores_of, text_of_mean
+from bertsmith.reports.paper_figures import AVERAGE, AVERAGES, NONE, PaperScore
+from bertsmith.reports.runs import Run, lower_is_better
 
 ABSENT = "–"
 MARKS = "†‡§¶#"

@@ -29,7 +29,7 @@ from bertsmith.errors import UserError
 from bertsmith.folders import new_file, refuse_existing, sync, writes
 from bertsmith.formats.feature_store import Align, Described, Features, part_file, read_part, write_index, write_part
 from bertsmith.model.states import hidden_states, parse_layers
-from bertsmith.predict import Predictor
+from bertsmith.predictor import Predictor
 from bertsmith.progress import progress_bar, say
 from bertsmith.tasks.conll import is_conll, read_conll
 from bertsmith.tasks.records import Told

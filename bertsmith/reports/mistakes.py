@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bertsmith import page
 from bertsmith.page import GREY, Html
-from bertsmith.report.groups import Group
+from bertsmith.reports.groups import Group
 from bertsmith.tasks.judged import Line
 from bertsmith.tasks.tagging import find_entities
 

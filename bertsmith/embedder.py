@@ -27,7 +27,7 @@ from bertsmith.folders import new_file, writes
 from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.states import hidden_states, layer_number
-from bertsmith.predict import WINDOW, Predictor
+from bertsmith.predictor import WINDOW, Predictor
 from bertsmith.progress import progress_bar
 from bertsmith.tasks.rows import Columns, Row, read_rows
 

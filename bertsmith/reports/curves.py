@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bertsmith import page
 from bertsmith.page import GREY, Limits, Line, Mark, colour_of
-from bertsmith.report.runs import DEV, FEW, Run, is_number, is_share, keys, name_of, percent, phases, skips, smooth
+from bertsmith.reports.runs import DEV, FEW, Run, is_number, is_share, keys, name_of, percent, phases, skips, smooth
 
 UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))  # from … on
 AXES = {"step": "step", "tokens": "tokens seen", "seconds": "time"}

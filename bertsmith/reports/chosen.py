@@ -11,7 +11,7 @@ from bertsmith import page
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.protocols import SUMMARY
-from bertsmith.report.runs import Run, name_of
+from bertsmith.reports.runs import Run, name_of
 from bertsmith.tasks.task import TASKS
 
 DEPTH = 2  # folders from a run up to its summary: seeds, and the settings of a grid

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from statistics import mean, stdev
 
-from bertsmith.report.paper_figures import PAPER, PaperScore, shortfall
-from bertsmith.report.runs import DEV, Run, flatten, keys, labels_of_paths, lower_is_better, name_of
+from bertsmith.reports.paper_figures import PAPER, PaperScore, shortfall
+from bertsmith.reports.runs import DEV, Run, flatten, keys, labels_of_paths, lower_is_better, name_of
 from bertsmith.tasks.judged import Line, read_judged
 from bertsmith.tasks.task import TASKS
 from bertsmith.training.settings import MAY_CHANGE

@@ -10,13 +10,13 @@ from typing import Any
 from bertsmith import page
 from bertsmith.errors import UserError
 from bertsmith.page import Html, colour_of
-from bertsmith.report.chosen import chosen, collapsed
-from bertsmith.report.curves import group_of, headlines, learning, optimiser, speed
-from bertsmith.report.groups import group_runs
-from bertsmith.report.leaderboard import best_of, leaderboard, summary
-from bertsmith.report.masks import filled_masks
-from bertsmith.report.mistakes import mistakes
-from bertsmith.report.runs import (
+from bertsmith.reports.chosen import chosen, collapsed
+from bertsmith.reports.curves import group_of, headlines, learning, optimiser, speed
+from bertsmith.reports.groups import group_runs
+from bertsmith.reports.leaderboard import best_of, leaderboard, summary
+from bertsmith.reports.masks import filled_masks
+from bertsmith.reports.mistakes import mistakes
+from bertsmith.reports.runs import (
     DEV,
     Measure,
     Run,

@@ -22,8 +22,8 @@ from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fast import can_fuse
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.predict import Predictor
-from bertsmith.pretrain import check_length
+from bertsmith.predictor import Predictor
+from bertsmith.pretraining import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.collapse import collapse, guess_loss, same_answer
 from bertsmith.tasks.description import Limits, Task

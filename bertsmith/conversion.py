@@ -29,7 +29,7 @@ from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_poolin
 from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
 from bertsmith.formats.weights import WEIGHTS, read_weights
-from bertsmith.predict import Predictor, measure_int8
+from bertsmith.predictor import Predictor, measure_int8
 from bertsmith.tasks.reading import read_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.verify import need_transformers, parity
