@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from bertsmith import __version__
 from bertsmith.commands import answer, convert, paper, states, text, train
@@ -36,21 +39,84 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": train.demo,
 }
 GROUPS = {
-    "tokenizer": "Vocabularies.",
-    "corpus": "Text to shards of tokens.",
-    "verify": "Proofs on this machine.",
+    "tokenizer": "Train and extend vocabularies.",
+    "corpus": "Turn text into shards of tokens.",
+    "verify": "Prove on this machine that a run resumes exactly.",
 }
+# `bertsmith --help` lists the commands under these headings, by their first word.
+SECTIONS = {
+    "Start here": "demo recipes",
+    "Text": "tokenizer corpus",
+    "Train": "pretrain finetune",
+    "Use a model": "predict fill embed features",
+    "Score and look inside": "evaluate glue report view",
+    "Other formats": "convert push",
+    "The paper, and proofs": "reproduce verify",
+}
+WIDTH = 80  # columns of a terminal that nobody has made wider
+
+
+class Listed(TyperGroup):
+    """Commands under headings, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        if self.name in GROUPS:
+            sections = {"Commands": {name.split()[1]: function for name, function in _commands(self.name)}}
+        else:
+            sections = {
+                title: {name: function for word in words.split() for name, function in _commands(word)}
+                for title, words in SECTIONS.items()
+            }
+        wide = max(len(name) for commands in sections.values() for name in commands)
+        for title, commands in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{wide}}", _first_line(function)) for name, function in commands.items()])
+
+
+def _commands(word: str) -> list[tuple[str, Callable[..., None]]]:
+    """The command with this name, or those of this group."""
+    return [(name, function) for name, function in COMMANDS.items() if name.split()[0] == word]
+
+
+def _first_line(function: Callable[..., None]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _help(function: Callable[..., None]) -> str:
+    """A command's docstring; examples that are longer than a terminal is wide get lines of their own."""
+    words, block, examples = (inspect.getdoc(function) or "").partition("\b\n")
+    return words + block + "\n".join(_broken(line) for line in examples.splitlines())
+
+
+def _broken(line: str) -> str:
+    """`Label: a command`, broken between its arguments where it is too long."""
+    if len(line) + 2 <= WIDTH:  # help is indented by 2
+        return line
+    label, _, command = line.partition(": ")
+    word = r'(?:"[^"]*"|\S)+'
+    lines = [""]
+    for argument in re.findall(rf"--[\w-]+ (?!-){word}|{word}", command):  # an option stays with its value
+        if len(lines[-1]) + len(argument) + 8 > WIDTH:
+            lines.append("  ")
+        lines[-1] += f"{argument} "
+    return f"{label}:\n  " + "\\\n  ".join(lines).rstrip()
 
 
 def _app() -> typer.Typer:
-    options: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "pretty_exceptions_enable": False}
-    app = typer.Typer(help="bertsmith: raw text to a working BERT.", rich_markup_mode=None, **options)
-    groups = {name: typer.Typer(help=text, rich_markup_mode=None, **options) for name, text in GROUPS.items()}
+    options: dict[str, Any] = {
+        "no_args_is_help": True,
+        "add_completion": False,
+        "pretty_exceptions_enable": False,
+        "rich_markup_mode": None,
+        "cls": Listed,
+    }
+    app = typer.Typer(help="bertsmith: raw text to a working BERT.", **options)
+    groups = {name: typer.Typer(help=text, **options) for name, text in GROUPS.items()}
     for name, group in groups.items():
         app.add_typer(group, name=name)
     for name, function in COMMANDS.items():
         *group_name, verb = name.split()
-        (groups[group_name[0]] if group_name else app).command(verb)(function)
+        (groups[group_name[0]] if group_name else app).command(verb, help=_help(function))(function)
 
     @app.callback(invoke_without_command=True)
     def version(show: Annotated[bool, typer.Option("--version", help="Print the version")] = False) -> None:

@@ -19,7 +19,7 @@ from bertsmith.training.settings import TrainConfig
 
 
 def bert(size: str) -> PretrainConfig:
-    """BERT as its paper: MLM + NSP, batch 256, Adam 1e-4, dropout 0.1, length 128 and for the last tenth 512."""
+    """BERT as in its paper: MLM + NSP, batch 256, Adam 1e-4, dropout 0.1, length 128 and 512 for the last tenth."""
     return PretrainConfig(
         recipe=f"bert-{size}",
         model=encoder_config(size),
@@ -67,7 +67,7 @@ def on_top(task: str) -> FinetuneConfig:
 
 
 def speedrun() -> PretrainConfig:
-    """The fast path to a Base: pre-norm, no bias, no dropout, full sentences, 20 % masked, Muon, by the clock.
+    """A Base fast, on one GPU: pre-norm, no bias, no dropout, full sentences, 20 % masked, Muon, a time limit.
 
     An hour unless `--hours` says otherwise; the rate stays up and falls at the end.
     """
@@ -93,7 +93,7 @@ def speedrun() -> PretrainConfig:
 
 
 def demo() -> PretrainConfig:
-    """A small encoder that learns in minutes on two cores: short sequences, no dropout, a high rate."""
+    """A small encoder that learns in minutes on two CPU cores: short sequences, no dropout, a high learning rate."""
     base = bert("tiny")
     return replace(
         base,
@@ -136,15 +136,30 @@ def recipe(name: str) -> PretrainConfig:
     return RECIPES[name]()
 
 
+START = ("demo", "speedrun", "bert-base")  # what most people need first
+
+
 def describe() -> dict[str, str]:
     """Every recipe's name with a line on what it is."""
-    lines = {}
+    return {name: f"{_purpose(name)}; {_size(name)}" for name in RECIPES}
+
+
+def grouped() -> dict[str, dict[str, str]]:
+    """The recipes for people: the ones to start with, then all, those of one kind under what they have in common."""
+    groups = {"To start with": {name: f"{_purpose(name)}; {_size(name)}" for name in START}}
     for name in RECIPES:
-        made = recipe(name)
-        model, train = made.model, made.train
-        size = f"{model.num_layers} layers, {model.hidden_size} wide, {model.num_heads} heads"
-        length = f"{train.steps:,} steps" if train.steps else f"{train.hours:g} h"
-        made_by = RECIPES[name]
-        what = (made_by.func if isinstance(made_by, partial) else made_by).__doc__ or ""
-        lines[name] = f"{what.splitlines()[0].rstrip('.')}; {size}, {length}"
-    return lines
+        groups.setdefault(_purpose(name), {})[name] = _size(name)
+    return {title: lines for title, lines in groups.items() if title == "To start with" or not set(lines) <= set(START)}
+
+
+def _purpose(name: str) -> str:
+    made_by = RECIPES[name]
+    words = (made_by.func if isinstance(made_by, partial) else made_by).__doc__ or ""
+    return words.splitlines()[0].rstrip(".")
+
+
+def _size(name: str) -> str:
+    made = recipe(name)
+    model, train = made.model, made.train
+    length = f"{train.steps:,} steps" if train.steps else f"{train.hours:g} h"
+    return f"{model.num_layers} layers, {model.hidden_size} wide, {model.num_heads} heads, {length}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 import torch
 from conftest import TINY
 
-from bertsmith.cli import COMMANDS, main
+from bertsmith.cli import COMMANDS, SECTIONS, _help, main
+from bertsmith.recipes import RECIPES
 
 SETTINGS = ["train.steps=2", "train.batch_size=4", "data.max_length=32", *TINY]
 QUICK = [part for setting in SETTINGS for part in ("--set", setting)]
@@ -86,11 +88,45 @@ def refused(run_command, tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(run_command, command: str) -> None:
+def test_help_has_an_example_and_fits_the_terminal(run_command, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = run_command(*command.split(), "--help")
     assert code == 0
-    assert f"\n  Example: bertsmith {command}" in out  # on a line of its own
+    assert re.search(rf"\n  Example:(\n   )? bertsmith {command}", out)  # on a line of its own
     assert "\\b" not in out
+    assert not [line for line in out.splitlines() if len(line) > 80]
+
+
+def test_a_long_example_is_broken_between_its_arguments() -> None:
+    def command() -> None:
+        """Do it.
+
+        \b
+        Example: bertsmith do it
+        Long: bertsmith view run "The length of a list is its number of items." --top 5 --out page.html --json
+        """
+
+    shown = _help(command).splitlines()
+    assert shown[2:4] == ["\b", "Example: bertsmith do it"]
+    assert shown[4:] == [
+        "Long:",
+        '  bertsmith view run "The length of a list is its number of items." \\',
+        "    --top 5 --out page.html --json",
+    ]
+
+
+def test_commands_are_listed_in_sections_with_their_whole_first_sentence(
+    run_command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run_command("--help")
+    assert "..." not in out.partition("Options:")[2]
+    assert [title for title in SECTIONS if f"\n{title}:\n" in out] == list(SECTIONS)
+    listed = " ".join(SECTIONS.values()).split()
+    assert {name.split()[0] for name in COMMANDS} <= set(listed)
+    words = " ".join(out.split())
+    for name, function in COMMANDS.items():
+        assert f"{name} {' '.join((function.__doc__ or '').splitlines()[0].split())}" in words
 
 
 def test_the_program_without_arguments_and_its_version() -> None:
@@ -114,6 +150,18 @@ def test_recipes_lists_every_size(run_command) -> None:
     code, out, _ = run_command("recipes", "--json")
     assert code == 0
     assert {f"bert-{size}" for size in ("tiny", "mini", "small", "medium", "base", "large")} <= set(json.loads(out))
+
+
+def test_recipes_begin_with_the_ones_to_start_with(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run_command("recipes")
+    lines = out.splitlines()
+    assert lines[0] == "To start with"
+    assert [line.split()[0] for line in lines[1:10] if line[2:3].strip()] == ["demo", "speedrun", "bert-base"]
+    assert sum("BERT as in its paper" in line for line in lines) == 2  # of all its sizes once, and at the start
+    assert set(RECIPES) <= {line.split()[0] for line in lines if line.strip()}
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 80
 
 
 def test_fill_gives_words_with_probabilities(run_command, world: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bertsmith.training.runlog import is_score
 
@@ -69,6 +70,18 @@ def show(values: dict[str, Any], as_json: bool, *header: str) -> None:
     for name, value in values.items():
         table.add_row(name.replace("_", " ") if not header else name, _cell(value, name))
     Console().print(table)
+
+
+def show_groups(groups: dict[str, dict[str, str]]) -> None:
+    """Names with a few words each, under the headings of their groups."""
+    console = Console(highlight=False)
+    for title, lines in groups.items():
+        table = Table.grid(padding=(0, 2))
+        for name, words in lines.items():
+            table.add_row(f"  {name}", Text(words))
+        console.print(title, style="bold", markup=False)
+        console.print(table)
+        console.print()
 
 
 def show_summary(summary: dict[str, Any], as_json: bool) -> None:

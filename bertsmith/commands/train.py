@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.commands.options import Device, Json, Out, Resume, Seed, Set, given, show, show_glue, show_summary
+from bertsmith.commands.options import (
+    Device,
+    Json,
+    Out,
+    Resume,
+    Seed,
+    Set,
+    given,
+    show,
+    show_glue,
+    show_groups,
+    show_summary,
+)
 from bertsmith.config import override
 from bertsmith.errors import UserError
 
@@ -147,14 +159,17 @@ def verify_resume(
 
 
 def recipes(as_json: Json = False) -> None:
-    """List every named recipe with a line on what it is.
+    """List every recipe for pre-training, the ones to start with first.
 
     \b
     Example: bertsmith recipes
     """
-    from bertsmith.recipes import describe
+    from bertsmith.recipes import describe, grouped
 
-    show(describe(), as_json, "recipe", "what it is")
+    if as_json:
+        show(describe(), as_json)
+    else:
+        show_groups(grouped())
 
 
 def demo(
@@ -162,7 +177,7 @@ def demo(
     text_only: Annotated[bool, typer.Option("--text-only", help="Write the text and the labelled rows alone")] = False,
     as_json: Json = False,
 ) -> None:
-    """The whole path on the text that every Python installation carries: some minutes on two cores.
+    """Take the whole path on text that every Python installation carries, in some minutes on two cores.
 
     \b
     Example: bertsmith demo --out demo
