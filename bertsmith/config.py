@@ -15,6 +15,21 @@ from bertsmith.folders import regular_file
 
 LARGEST_JSON = 100_000_000  # bytes; no configuration or index that anybody writes comes near it
 Config = TypeVar("Config")
+# The settings that have an option of their own, and in Python an argument.
+SHORT = {
+    "learning_rate": "train.learning_rate",
+    "epochs": "train.epochs",
+    "steps": "train.steps",
+    "hours": "train.hours",
+    "batch_size": "train.batch_size",
+    "seed": "train.seed",
+    "max_length": "data.max_length",
+    "text": "data.columns.text",
+    "pair": "data.columns.pair",
+    "label": "data.columns.label",
+    "skip_bad": "data.skip_bad",
+}
+LENGTHS = ("train.steps", "train.epochs", "train.hours")  # each says how long a run is
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -81,6 +96,19 @@ def override(config: Config, changes: Iterable[str], option: str = "--set") -> C
             raise UserError(f"{option} {change!r}: write it as key=value, for example train.steps=200")
         _put(type(config), values, key.strip().split("."), text.strip(), f"{option} {key.strip()}")
     return from_dict(type(config), values)
+
+
+def with_short(changes: Iterable[str], **short: Any) -> list[str]:
+    """Changes as `override` takes them, with the short forms that were given; what is said twice is an error."""
+    changes = list(changes)
+    given = {SHORT[name]: value for name, value in short.items() if value is not None}
+    changed = {change.partition("=")[0].strip() for change in changes}
+    for key in given:
+        if key in changed:
+            raise UserError(f"{key} is given twice, by --set and by an option of its own; leave one of them out")
+        if key in LENGTHS and (other := sorted((changed | set(given)) & set(LENGTHS) - {key})):
+            raise UserError(f"{key} and {other[0]} both say how long the run is; leave one of them out")
+    return changes + [f"{key}={json.dumps(value)}" for key, value in given.items()]
 
 
 def dotted_keys(cls: Any, prefix: str = "") -> list[str]:

@@ -13,6 +13,10 @@ class UserError(ValueError):
     """
 
 
+class BadRow(UserError):
+    """A row that cannot be used, while the others of its file can be."""
+
+
 class Diverged(UserError):
     """A run whose losses stay bad: with other settings it may do well."""
 

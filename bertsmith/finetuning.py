@@ -52,7 +52,8 @@ class FinetuneData:
 
     Answers are looked for in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer
     has at most `max_answer`. Rows of a class count `class_weights` times, or, `balanced`, all classes count alike.
-    `partial` says that the rows are only a part of their data set, so that reports mark the scores.
+    `partial` says that the rows are only a part of their data set, so that reports mark the scores. With `skip_bad`,
+    rows that cannot be used (an empty text, no label) are left out and counted; else they end the run.
     """
 
     max_length: int | None = None
@@ -63,6 +64,7 @@ class FinetuneData:
     class_weights: dict[str, float] = field(default_factory=dict)
     balanced: bool = False
     partial: bool = False
+    skip_bad: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_length", "stride", "max_query", "max_answer"):
@@ -144,12 +146,13 @@ def _finetune(
     task = find_task(config.task)
     check_features(config.features, task)
     splits = find_splits(task, data, dev)
-    columns = guessed_columns(task, splits.train[0], config.data.columns)
-    rows, said = training_rows(task, splits.train, columns)
+    command = f"bertsmith finetune {task.name} --model {source} --data {data} --out {run}"
+    columns = guessed_columns(task, splits.train[0], config.data.columns, command)
+    rows, said = training_rows(task, splits.train, columns, skip_bad=config.data.skip_bad)
     head = KINDS[task.head].head_for(task, rows)
     head = replace(head, features=config.features if config.features.variant else None)
     head = replace(head, bilstm_layers=config.bilstm_layers, beside=bool(config.beside))
-    dev_rows = _dev_rows(task, splits, columns, head)
+    dev_rows = _dev_rows(task, splits, columns, head, config.data.skip_bad)
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
     loaded = _start(source, head, config)
@@ -369,9 +372,12 @@ def _freeze(network: TaskModel, layers: int | None) -> None:
             encoder.layers[:layers].requires_grad_(False)
 
 
-def _dev_rows(task: Task, splits: Splits, columns: Columns, head: HeadConfig) -> dict[str, list[Row]]:
+def _dev_rows(task: Task, splits: Splits, columns: Columns, head: HeadConfig, skip_bad: bool) -> dict[str, list[Row]]:
     """The dev rows; a label that training has not seen is refused before the first step."""
-    found = {name: list(read_task(task, paths, columns, labelled=True)) for name, paths in splits.dev.items()}
+    found = {
+        name: list(read_task(task, paths, columns, labelled=True, skip_bad=skip_bad))
+        for name, paths in splits.dev.items()
+    }
     for rows in found.values():
         for row in rows:
             KINDS[head.kind].check(row, head)

@@ -417,11 +417,33 @@ def test_rows_that_cannot_be_used(refused, world: Path, tmp_path: Path) -> None:
         "text,label\na,x\nb,x\n": "all rows have the label 'x'",
         "text,label\na,x,y\n": "rows.csv, line 2: more fields than the header names",
         "text,label\na\n": "rows.csv, line 2: nothing in column 'label'",
-        "phrase,label\na,x\n": "no column 'text'; the columns are: phrase, label",
+        "id,label\n1,x\n2,y\n": f"--data {tmp_path / 'rows.csv'} --out {tmp_path / 'o'} --text id --label label",
     }
     for content, message in cases.items():
         (tmp_path / "rows.csv").write_text(content)
         refused(*finetune, says=message)
+
+
+def test_short_forms_of_settings(run_command, refused, world: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "body,kind,topic\n" + "".join(f"a text {i},k{i % 3},t{i % 2}\n" for i in range(8))
+    )
+    finetune = ["finetune", "classify", "--model", world / "run", "--data", tmp_path / "rows.csv", "--out"]
+    columns = ["--text", "body", "--label", "topic"]
+    rates = ["--lr", "1e-3", "--steps", "2", "--batch-size", "4", "--max-length", "16", "--seed", "7"]
+    code, _, err = run_command(*finetune, tmp_path / "run", *columns, *rates, "--device", "cpu")
+    assert code == 0, err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    given = {name: config["train"][name] for name in ("learning_rate", "steps", "batch_size", "seed")}
+    assert given == {"learning_rate": 1e-3, "steps": 2, "batch_size": 4, "seed": 7}
+    assert (config["data"]["max_length"], config["data"]["columns"]["label"]) == (16, "topic")
+    both = "train.learning_rate is given twice, by --set and by an option of its own"
+    refused(*finetune, tmp_path / "o", *columns, *rates, "--set", "train.learning_rate=2", says=both)
+    for other in (["--epochs", "2"], ["--set", "train.hours=1"]):
+        refused(*finetune, tmp_path / "o", *columns, *rates, *other, says="both say how long the run is")
+    pretrain = ["pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "o"]
+    refused(*pretrain, "--hours", "1", "--steps", "5", says="both say how long the run is")
+    refused(*pretrain, "--lr", "-1", "--max-length", "64", says="train.learning_rate")
 
 
 def test_output_is_never_written_over(refused, world: Path, tmp_path: Path) -> None:

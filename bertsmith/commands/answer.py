@@ -23,10 +23,10 @@ from bertsmith.commands.options import (
     Rows,
     TextColumn,
     Threads,
-    names,
     show,
 )
 from bertsmith.errors import UserError
+from bertsmith.tasks.rows import listed
 from bertsmith.text.safe import safe_argument
 
 
@@ -125,7 +125,7 @@ def predict(
     from bertsmith.answers import predict as function
 
     rows = function(
-        models, data, out, keep=names(keep), text=text, pair=pair, resume=resume, device=device,
+        models, data, out, keep=listed(keep), text=text, pair=pair, resume=resume, device=device,
         engine=engine, threads=threads, precision=precision, combine=combine,  # type: ignore[arg-type]
     )  # fmt: skip
     if out != "-":
@@ -156,7 +156,7 @@ def embed(
 
     found = function(
         model, data, out, pooling=pooling, normalize=normalize, layer=layer, max_length=max_length,
-        keep=names(keep), text=text or "text", device=device,
+        keep=listed(keep), text=text or "text", device=device,
     )  # fmt: skip
     show(found, as_json)
 

@@ -18,6 +18,12 @@ Inputs = Annotated[
     list[str], typer.Argument(help="Text files or folders: .txt, .jsonl, .parquet, also .gz .xz .bz2 .zst")
 ]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write; must be new or empty")]
+LearningRate = Annotated[
+    float | None, typer.Option("--lr", "--learning-rate", help="The highest learning rate (train.learning_rate)")
+]
+Epochs = Annotated[float | None, typer.Option("--epochs", help="How often to go through the data (train.epochs)")]
+Steps = Annotated[int | None, typer.Option("--steps", help="How many steps to make instead (train.steps)")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Sequences a step (train.batch_size)")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The seed of everything random (train.seed)")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or mps; the best there is by default")]
@@ -47,16 +53,6 @@ Pooling = Annotated[
     str | None, typer.Option("--pooling", help="mean, cls or max; default: what the folder says, else mean")
 ]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Longer texts are cut to this many tokens")]
-
-
-def names(listed: str) -> list[str]:
-    """The names of a list with commas."""
-    return [name.strip() for name in listed.split(",") if name.strip()]
-
-
-def given(key: str, value: object) -> list[str]:
-    """An option of its own as a `--set`, where it was given."""
-    return [] if value is None else [f"{key}={value}"]
 
 
 def show(values: dict[str, Any], as_json: bool, *header: str) -> None:

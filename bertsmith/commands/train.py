@@ -8,19 +8,23 @@ from typing import Annotated
 import typer
 
 from bertsmith.commands.options import (
+    BatchSize,
     Device,
+    Epochs,
     Json,
+    LearningRate,
+    MaxLength,
     Out,
     Resume,
     Seed,
     Set,
-    given,
+    Steps,
     show,
     show_glue,
     show_groups,
     show_summary,
 )
-from bertsmith.config import override
+from bertsmith.config import override, with_short
 from bertsmith.errors import UserError
 
 
@@ -31,9 +35,14 @@ def pretrain(
     model: Annotated[
         str | None, typer.Option("--model", help="Go on from this model instead of random weights")
     ] = None,
+    learning_rate: LearningRate = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
     hours: Annotated[
         float | None, typer.Option("--hours", help="End the run, and its schedule, after this time (train.hours)")
     ] = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,
@@ -43,7 +52,7 @@ def pretrain(
     """Pre-train an encoder: masked words and next sentences.
 
     \b
-    Example: bertsmith pretrain bert-tiny --data shards --out run --set train.steps=200
+    Example: bertsmith pretrain bert-tiny --data shards --out run --steps 200
     By the clock: bertsmith pretrain speedrun --data shards --out run --hours 2
     Several GPUs: torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --data shards --out run
     """
@@ -52,7 +61,9 @@ def pretrain(
 
     if model is not None and (changed := [s for s in settings or [] if s.startswith("model.")]):
         raise UserError(f"--set {changed[0]}: with --model the encoder is the one of {model}; leave it out")
-    config = override(find(recipe), [*given("train.hours", hours), *given("train.seed", seed), *(settings or [])])
+    short = {"learning_rate": learning_rate, "steps": steps, "epochs": epochs, "hours": hours}
+    short |= {"batch_size": batch_size, "max_length": max_length, "seed": seed}
+    config = override(find(recipe), with_short(settings or [], **short))
     scores = function(config, data, out, model=model, device=device, resume=resume)
     show({"model": str(out / "model"), **scores}, as_json)
 
@@ -67,6 +78,17 @@ def finetune(
     ],
     out: Out,
     dev: Annotated[Path | None, typer.Option("--dev", help="Rows to score on; of a folder its own dev file")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="The column of the text (data.columns.text)")] = None,
+    pair: Annotated[str | None, typer.Option("--pair", help="The column of a second text (data.columns.pair)")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="The column of the label (data.columns.label)")] = None,
+    learning_rate: LearningRate = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    batch_size: BatchSize = None,
+    max_length: MaxLength = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out rows that cannot be used: an empty text, no label")
+    ] = False,
     seeds: Annotated[
         int | None, typer.Option("--seeds", help="So many runs, with seeds that follow each other; mean and deviation")
     ] = None,
@@ -86,10 +108,11 @@ def finetune(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model on a data set or on rows of your own (columns are guessed unless data.columns names them).
+    """Fine-tune a model on a data set or on rows of your own (columns that are not named are guessed).
 
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
+    Columns and settings: bertsmith finetune classify … --text body --label topic --lr 3e-5 --epochs 4
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
@@ -99,14 +122,17 @@ def finetune(
     from bertsmith.recipes import feature_based
 
     start = FinetuneConfig(task) if features is None else feature_based(task, features)
-    config = override(start, [*given("train.seed", seed), *(settings or [])])
+    short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
+    short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed}
+    changes = with_short(settings or [], **short, skip_bad=skip_bad or None)
+    config = override(start, changes)
     if config.task != task:
         raise UserError(f"--set task={config.task}: the command names the task {task}; name the other one there")
     if seeds is not None or grid is not None:
         from bertsmith.protocols import find_grid, finetune_many
 
-        if fixed := [s for s in settings or [] if s.partition("=")[0].strip() in find_grid(grid, task)]:
-            raise UserError(f"--set {fixed[0]}: --grid changes this setting, too; leave one of them out")
+        if fixed := [s for s in changes if s.partition("=")[0].strip() in find_grid(grid, task)]:
+            raise UserError(f"{fixed[0]}: --grid changes this setting, too; leave one of them out")
         count, several = 1 if seeds is None else seeds, 1 if jobs is None else jobs
         summary = finetune_many(
             config, model, data, out, seeds=count, grid=grid, dev=dev, device=device, resume=resume, jobs=several

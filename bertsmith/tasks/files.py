@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.config import read_json
-from bertsmith.errors import UserError
+from bertsmith.errors import BadRow, UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.glue import write_server_file
@@ -117,10 +117,12 @@ def _score_column(task: Task, rows: Sequence[Row], path: Path) -> dict[str, floa
     """A file with one prediction a row, in order, under the heading `prediction` (or `pred`)."""
     values: list[str] = []
     for place, record in read_records(path, Form(literal=True, known=("prediction", "pred"))):
-        value = None if isinstance(record, list) else record.get("prediction", record.get("pred"))
+        if isinstance(record, BadRow):
+            raise record
+        value = record.get("prediction", record.get("pred"))
         if value is None:
             raise UserError(f"{place}: no prediction; the file has the columns index and prediction")
-        if not isinstance(record, list) and str(record.get("index", len(values))) != str(len(values)):
+        if str(record.get("index", len(values))) != str(len(values)):
             raise UserError(f"{place}: index {record['index']!r} where {len(values)} follows; rows stand in order")
         values.append(value)
     if len(values) != len(rows):

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import UserError
+from bertsmith.config import SHORT
+from bertsmith.errors import BadRow, UserError
+from bertsmith.model.heads import HeadConfig
 from bertsmith.progress import say
+from bertsmith.tasks import choice, spans
 from bertsmith.tasks.conll import NAMES as CONLL
 from bertsmith.tasks.conll import is_conll, read_conll, with_documents
 from bertsmith.tasks.description import Task
-from bertsmith.tasks.records import Told, class_names
-from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_record, read_rows
-from bertsmith.tasks.sequences import named
+from bertsmith.tasks.guessing import LOOKED_AT, guess_columns
+from bertsmith.tasks.records import Record, Source, Table, Told, class_names
+from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_records, listed, read_rows
+from bertsmith.tasks.sequences import label_of, labels_of, named, target
 from bertsmith.tasks.spans import place_answers
+from bertsmith.tasks.tagging import tags_of
 
+CHECKS: dict[str, Callable[[Row], Any]] = {
+    "single": lambda row: (labels_of if isinstance(row.label, (list, tuple)) else label_of)(row),
+    "regression": lambda row: target(row, HeadConfig("regression")),
+    "choice": lambda row: choice.check(row, HeadConfig("choice")),
+    "tags": tags_of,
+    "span": lambda row: spans.check(row, HeadConfig("span")),
+}
 ENDS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt", ".conll", "")
 
 
@@ -76,39 +89,40 @@ def _files(folder: Path, stems: Sequence[str]) -> list[Path]:
 
 def read_task(
     task: Task,
-    paths: Path | str | Iterable[Path | str],
+    paths: Source | Iterable[Source],
     columns: Columns,
     *,
     labelled: bool,
+    skip_bad: bool = False,
     left_out: list[str] | None = None,
     keep: Sequence[str] = (),
     told: Told = lambda share: None,
 ) -> Iterator[Row]:
     """The rows of a task's files; `keep` names columns to carry along, `told` hears how far a file has been read.
 
-    What is wrong in the user's own file is refused; of a data set, labelled rows that lack something are left out, and
-    told in `left_out` or, where that is not given, in a line.
+    What is wrong in the user's own rows is refused, unless they are to `skip_bad`; of a data set, labelled rows that
+    lack something are left out. They are told in `left_out` or, where that is not given, in a line.
     """
     found, without = 0, list[str]()
     skipped: list[str] | None = [] if left_out is None else left_out
-    if task.own or not labelled:
+    if (task.own and not skip_bad) or not labelled:
         skipped = None
-    for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        if has_words(task, path, labelled=labelled):
+    for path in [paths] if isinstance(paths, (str, Path, Table)) else paths:
+        if not isinstance(path, Table) and has_words(task, path, labelled=labelled):
             if keep:
                 raise UserError(f"{path}: a file with a word a line has no column {keep[0]!r} to keep")
             yield from read_conll(path, labelled=labelled)
             continue
         names, literal = names_for(task, columns), not task.own
-        settings: dict[str, Any] = {"names": names, "literal": literal, "header": task.header, "left_out": skipped}
-        rows: Iterator[Row] = read_rows(path, columns, labelled=labelled, **settings, keep=keep, told=told)
+        settings: dict[str, Any] = {"names": names, "literal": literal, "header": task.header, "empty": not task.own}
+        rows = read_rows(path, columns, labelled=labelled, **settings, left_out=skipped, keep=keep, told=told)
         if labelled:
             rows = _with_gold(rows, task, _class_names(task, path, columns), without)
         if task.head == "tags":
             rows = with_documents(_worded(rows, task, labelled))
         elif labelled and task.labels:
             rows = (replace(row, label=named(row, task)) for row in rows)
-        for row in rows:
+        for row in rows if skipped is None or not task.own else _without_bad(rows, task, skipped):
             found += 1
             yield row
     if not found and (places := [*without, *(skipped or [])]):
@@ -119,12 +133,23 @@ def read_task(
         say(f"note: {_lacking(skipped)}")
 
 
-def has_words(task: Task, path: Path | str, *, labelled: bool) -> bool:
+def _without_bad(rows: Iterable[Row], task: Task, left_out: list[str]) -> Iterator[Row]:
+    """Rows whose label the task can learn."""
+    for row in rows:
+        try:
+            CHECKS[task.head](row)
+        except UserError as error:
+            left_out.append(str(error))
+        else:
+            yield row
+
+
+def has_words(task: Task, path: str | Path, *, labelled: bool) -> bool:
     """Whether a file of a task has a word a line; a labelled `.txt` of tags always has."""
     return task.head == "tags" and ((labelled and Path(path).suffix.lower() in CONLL) or is_conll(path))
 
 
-def _class_names(task: Task, path: Path | str, columns: Columns) -> tuple[str, ...]:
+def _class_names(task: Task, path: Source, columns: Columns) -> tuple[str, ...]:
     """The names of the numbers in a parquet file's label column, where they are those of the task."""
     candidates = [columns.label] if columns.label else names_for(task, columns).get("label", ())
     found = class_names(path, candidates) if task.head in ("single", "tags") else ()
@@ -158,17 +183,40 @@ def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:
     return task.names
 
 
-def guessed_columns(task: Task, path: Path, columns: Columns) -> Columns:
-    """The columns of the user's own file, guessed where they were not named, and shown."""
-    if not task.own or has_words(task, path, labelled=True):
+def guessed_columns(task: Task, source: Source, columns: Columns, command: str = "bertsmith finetune …") -> Columns:
+    """The columns of the user's own rows, guessed where they were not named, and shown.
+
+    Where one cannot be told, the error gives the whole command that names it; `command` is its beginning.
+    """
+    if not task.own or (not isinstance(source, Table) and has_words(task, source, labelled=True)):
         return columns
-    names = names_for(task, columns)
-    place, record = first_record(path)
-    found = find_columns(columns, names, record, place, labelled=True)
+    sample = first_records(source, LOOKED_AT)
+    found, why = guess_columns(task, columns, names_for(task, columns), sample)
+    try:
+        found = find_columns(found, names_for(task, found), sample[0], str(source), labelled=True)
+    except UserError as error:
+        raise UserError(f"{error}. Name them: {_naming(task, found, sample, source, command)}") from None
     chosen = {role: name for role, name in asdict(found).items() if name and name != getattr(columns, role)}
     if chosen:
-        say("columns: " + ", ".join(f"{role} = {name!r}" for role, name in chosen.items()))
+        words = (f"{role} = {name!r}" + (f" ({why[role]})" if role in why else "") for role, name in chosen.items())
+        say("columns: " + ", ".join(words))
     return found
+
+
+def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source, command: str) -> str:
+    """How the columns are named: those that were found, and for the others the free one with the fewest values."""
+    roles = [role for role in names_for(task, found) if role not in ("start", "key")]
+    chosen = {role: getattr(found, role) for role in roles}
+    chosen = {role: name if set(listed(name)) <= set(sample[0]) else "" for role, name in chosen.items()}
+    counts = {name: len({str(record.get(name)) for record in sample}) for name in sample[0]}
+    rest = sorted(counts.keys() - set(chosen.values()), key=lambda name: (counts[name] == 1, counts[name], name))
+    for role in roles:
+        chosen[role] = chosen[role] or (rest.pop(0 if role == "label" else -1) if rest else "COLUMN")
+    if isinstance(source, Table):
+        return "finetune(…, " + ", ".join(f"{role}={name!r}" for role, name in chosen.items()) + ")"
+    options = (f"--{role} " if role in SHORT else f"--set data.columns.{role}=" for role in chosen)
+    given = (option + shlex.quote(name) for option, name in zip(options, chosen.values(), strict=True))
+    return f"{command} {' '.join(given)}"
 
 
 def _worded(rows: Iterable[Row], task: Task, labelled: bool) -> Iterator[Row]:
@@ -184,15 +232,20 @@ def _worded(rows: Iterable[Row], task: Task, labelled: bool) -> Iterator[Row]:
         yield replace(row, parts=parts, label=label, text=" ".join(parts))
 
 
-def training_rows(task: Task, paths: Sequence[Path], columns: Columns) -> tuple[list[Row], list[str]]:
+def training_rows(
+    task: Task, sources: Sequence[Source], columns: Columns, *, skip_bad: bool = False
+) -> tuple[list[Row], list[str]]:
     """The rows to train on, and a line on each thing that was mended or left out."""
     left_out: list[str] = []
     moved: list[str] = []
-    rows = list(read_task(task, paths, columns, labelled=True, left_out=left_out))
+    try:
+        rows = list(read_task(task, sources, columns, labelled=True, skip_bad=skip_bad, left_out=left_out))
+    except BadRow as error:
+        raise UserError(f"{error}; mend the row, or leave out all that cannot be used with --skip-bad") from None
     if task.head == "span":
-        rows = place_answers(rows, left_out=None if task.own else left_out, moved=moved)
+        rows = place_answers(rows, left_out=None if task.own and not skip_bad else left_out, moved=moved)
     if not rows:
-        raise UserError(f"{paths[0]} holds no rows that can be used; the first that cannot: {left_out[0]}")
+        raise UserError(f"{sources[0]} holds no rows that can be used; the first that cannot: {left_out[0]}")
     said = []
     if moved:
         said.append(f"{len(moved)} answers were found at another place than they name; the first: {moved[0]}")
@@ -201,5 +254,5 @@ def training_rows(task: Task, paths: Sequence[Path], columns: Columns) -> tuple[
     return rows, said
 
 
-def _lacking(places: list[str]) -> str:
-    return f"{len(places)} rows were left out: they lack something; the first: {places[0]}"
+def _lacking(errors: list[str]) -> str:
+    return f"{len(errors)} rows were left out: they cannot be used; the first: {errors[0]}"

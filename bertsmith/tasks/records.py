@@ -1,6 +1,7 @@
-"""Records of files: CSV, TSV, JSON, JSON lines, parquet, plain text and standard input. Imports without torch.
+"""Records of files (CSV, TSV, JSON, JSON lines, parquet, plain text), standard input and tables in memory.
 
 Nothing here holds a whole file, apart from JSON that is one list: records come one at a time, of parquet a thousand.
+Imports without torch.
 """
 
 from __future__ import annotations
@@ -9,20 +10,34 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertsmith.errors import UserError
+from bertsmith.errors import BadRow, UserError
 from bertsmith.tasks.separated import refuse_doubles, separated
 from bertsmith.text.safe import SafeTexts
 
 STDIN = "-"
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
 Record = Mapping[str, Any]
-Placed = tuple[str, Record | list[str]]  # a list where a line has more fields than the header
+Placed = tuple[str, Record | BadRow]  # an error where something stands that is no record
 Told = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows in memory; `classes` are the names of a column's numbers, as a table of `datasets` knows them."""
+
+    records: Sequence[Record]
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "the rows in memory"
+
+
+Source = str | Path | Table
 
 
 @dataclass(frozen=True)
@@ -37,19 +52,21 @@ class Form:
     header: tuple[str, ...] = ()
     known: tuple[str, ...] = ()
     text: str = "text"
-    used: Callable[[Sequence[str], str], list[str]] = lambda there, place: list(there)
+    used: Callable[[Sequence[str]], list[str]] = list
     told: Told = lambda share: None
 
 
-def read_records(path: str | Path, form: Form) -> Iterator[Placed]:
-    """Each record of a file with its place; a note says where characters that no text may hold were replaced."""
+def read_records(path: Source, form: Form) -> Iterator[Placed]:
+    """Each record with its place; a note says where characters that no text may hold were replaced."""
     safe = SafeTexts()
     for place, record in _records(path, form):
         yield place, safe.value(record, place)
     safe.say()
 
 
-def _records(path: str | Path, form: Form) -> Iterator[Placed]:
+def _records(path: Source, form: Form) -> Iterator[Placed]:
+    if isinstance(path, Table):
+        return ((f"row {number}", record) for number, record in enumerate(path.records, 1))
     if str(path) == STDIN:
         return _lines_or_json(decoded(sys.stdin.buffer, "standard input"), form.text)
     path = Path(path)
@@ -109,13 +126,14 @@ def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Placed]
     for number, line in lines:
         if not line.strip():
             continue
+        place = f"{name}, line {number}"
         try:
             record = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{name}, line {number}: not valid JSON: {getattr(error, 'msg', 'too deep')}") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{name}, line {number}: expected an object, found {type(record).__name__}")
-        yield f"{name}, line {number}", record
+            record = BadRow(f"{place}: not valid JSON: {getattr(error, 'msg', 'too deep')}")
+        if not isinstance(record, (dict, BadRow)):
+            record = BadRow(f"{place}: expected an object, found {type(record).__name__}")
+        yield place, record
 
 
 def _texts(lines: Iterator[tuple[int, str]], name: str, column: str) -> Iterator[Placed]:
@@ -195,8 +213,10 @@ def _objects(parent: Record, name: str, where: str) -> list[Record]:
     return values
 
 
-def class_names(path: str | Path, columns: Sequence[str]) -> tuple[str, ...]:
+def class_names(path: Source, columns: Sequence[str]) -> tuple[str, ...]:
     """What the numbers of the first of these columns mean, as `datasets` notes it in the parquet files it writes."""
+    if isinstance(path, Table):
+        return next((path.classes[name] for name in columns if name in path.classes), ())
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -222,7 +242,7 @@ def _parquet(path: Path, form: Form) -> Iterator[Placed]:
     except pa.ArrowInvalid as error:
         raise UserError(f"{path} is not a parquet file: {error}") from None
     refuse_doubles(table.schema_arrow.names, str(path))
-    columns, rows, number = form.used(table.schema_arrow.names, f"{path}, row 1"), max(1, table.metadata.num_rows), 0
+    columns, rows, number = form.used(table.schema_arrow.names), max(1, table.metadata.num_rows), 0
     chunks = table.iter_batches(batch_size=1024, columns=columns)
     while True:
         try:

@@ -8,15 +8,17 @@ quoted as a whole; only a line that has too few is read on to the closing quote.
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
-from bertsmith.errors import UserError
+from bertsmith.errors import BadRow, UserError
 
 csv.field_size_limit(sys.maxsize)
+SEPARATORS = ",;\t|"
 Fields = tuple[int, list[str]]  # the number of the line, and what stands in it
 LONGEST = 1000  # lines that one quoted field may go over
 
@@ -29,26 +31,40 @@ def separated(
     literal: bool = False,
     header: Sequence[str] = (),
     known: Sequence[str] = (),
-) -> Iterator[tuple[str, dict[str, str | None] | list[str]]]:
-    """Each record with its place, None in the columns that a short line lacks; a line with too many fields is a list.
+) -> Iterator[tuple[str, dict[str, str | None] | BadRow]]:
+    """Each record with its place, None in the columns that a short line lacks; an error for a line with too many.
 
-    `literal` takes quotes as plain characters. A file of as many columns as `header` that has none of the `known`
-    names in its first line has no header line of its own.
+    `literal` takes quotes as plain characters, and the delimiter as it is given; else the header line may show that it
+    is another one. A file of as many columns as `header` that has none of the `known` names in its first line has no
+    header line of its own.
     """
-    rows = _tab_rows(file, literal) if delimiter == "\t" else _comma_rows(file, path)
+    lines = iter(file)
+    start = next(lines, "")
+    delimiter = delimiter if literal else _delimiter(start, delimiter)
+    lines = chain([start], lines)
+    rows = _tab_rows(lines, literal) if delimiter == "\t" else _csv_rows(lines, path, delimiter, start)
     first = next(rows, None)
     if first is None:
         return
-    names = first[1]
+    names, has_header = [name.strip() for name in first[1]], True
     if header and len(names) == len(header) and not set(names) & set(known):
-        names, rows = list(header), chain([first], rows)
+        names, rows, has_header = list(header), chain([first], rows), False
     else:
         refuse_doubles(names, f"{path}, line {first[0]}")
     for line, fields in rows:
         place = f"{path}, line {line}"
-        if fields == names and names is first[1]:
+        if has_header and fields == first[1]:
             raise UserError(f"{place}: the header stands here again, as where files were joined; remove the line")
-        yield place, fields if len(fields) > len(names) else dict(zip_longest(names, fields))
+        if len(fields) > len(names):
+            yield place, BadRow(f"{place}: more fields than the header names; quote the text")
+        else:
+            yield place, dict(zip_longest(names, fields))
+
+
+def _delimiter(header: str, usual: str) -> str:
+    """What separates the names in a header line: the usual sign where it is there, else the most frequent other one."""
+    bare = re.sub(r'"[^"]*"', "", header)
+    return usual if usual in bare else max(usual + SEPARATORS, key=bare.count)
 
 
 def refuse_doubles(names: Sequence[str], place: str) -> None:
@@ -58,8 +74,9 @@ def refuse_doubles(names: Sequence[str], place: str) -> None:
         raise UserError(f"{place}: two columns are named {double!r}; rename one")
 
 
-def _comma_rows(file: Iterable[str], path: Path) -> Iterator[Fields]:
-    reader = csv.reader(file, strict=True)
+def _csv_rows(file: Iterable[str], path: Path, delimiter: str, header: str) -> Iterator[Fields]:
+    spaced = header.count(delimiter) == header.count(f"{delimiter} ") > 0  # `text, label`: also in the lines after it
+    reader = csv.reader(file, strict=True, delimiter=delimiter, skipinitialspace=spaced)
     line = 1
     try:
         for fields in reader:
