@@ -28,6 +28,7 @@ from bertsmith.folders import file_hash, new_file, new_folder, refuse_existing, 
 from bertsmith.formats.hub import FILES
 from bertsmith.predictor import Combine, Names, Predictor
 from bertsmith.progress import progress_bar, say
+from bertsmith.tasks.by_class import by_class
 from bertsmith.tasks.files import write_answers as write_official
 from bertsmith.tasks.reading import in_folder, read_task
 from bertsmith.tasks.records import STDIN
@@ -53,13 +54,18 @@ def evaluate(
     precision: Precision | None = None,
     combine: Combine | None = None,
 ) -> dict[str, Any]:
-    """Score a fine-tuned model, or several that answer together, on a labelled file."""
+    """Score a fine-tuned model, or several that answer together, on a labelled file.
+
+    Scores are from 0 to 100; `per_class` has precision, recall and F1 of every class.
+    """
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     rows = list(read_task(predictor.task, data, predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
-        scores = predictor.evaluate(rows, advance)
+        answers = predictor.answer_all(rows, advance, labelled=True)
     say_shortened(predictor.shortened, predictor.max_length)
-    return {"task": predictor.task.name, "rows": len(rows), **scores}
+    found = {"task": predictor.task.name, "rows": len(rows), **predictor.score(rows, answers)}
+    classes = by_class(predictor.head, rows, answers)
+    return {**found, "per_class": classes} if classes else found
 
 
 @writes()

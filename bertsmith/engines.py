@@ -60,6 +60,9 @@ class TorchEngine:
             model = copy.deepcopy(model).bfloat16()
         self.model = model.to(device)
 
+    def __repr__(self) -> str:
+        return f"torch on {self.device.type}, {self.precision}"
+
     def run(self, examples: Sequence[Example]) -> list[Scores]:
         assert isinstance(self.model, TaskModel)
         self.model.eval()
@@ -96,7 +99,13 @@ class OnnxEngine:
         if precision == "bfloat16":
             raise UserError("onnxruntime computes in float32 or int8, not in bfloat16; choose another precision")
         self.head, self.pad = exported.head, exported.config.pad_token_id
-        self.session = session(exported.folder / (INT8 if precision == "int8" else FLOAT32), threads)
+        self.session, self.precision = (
+            session(exported.folder / (INT8 if precision == "int8" else FLOAT32), threads),
+            precision,
+        )
+
+    def __repr__(self) -> str:
+        return f"onnxruntime, {self.precision}"
 
     def run(self, examples: Sequence[Example]) -> list[Scores]:
         assert self.head is not None
@@ -134,6 +143,9 @@ class Together:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
+
+    def __repr__(self) -> str:
+        return f"{len(self.engines)} models together, the first by {self.engines[0]!r}"
 
     def run(self, examples: Sequence[Example]) -> list[Scores]:
         found = [engine.run(examples) for engine in self.engines]

@@ -35,7 +35,7 @@ from bertsmith.tasks.reading import Splits, find_splits, guessed_columns, read_t
 from bertsmith.tasks.row_cache import encode_once, rows_hash
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.sequences import class_weights
-from bertsmith.tasks.spans import choose_threshold, keys_of, stride_note
+from bertsmith.tasks.spans import answers_of, choose_threshold, keys_of, stride_note
 from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
@@ -186,8 +186,12 @@ def _finetune(
     for encoder in network.encoders:
         encoder.gradient_checkpointing = config.train.gradient_checkpointing
     network.class_weights = weights
-    kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
-    notes = Notes(config.task, asdict(columns), max_length, limits=dict(kept) if task.head == "span" else {})
+    kept: dict[str, float | None] = {}
+    if task.head == "span":
+        kept = {"stride": limits.stride, "max_query": limits.max_query, "max_answer": limits.max_answer}
+        if all(map(answers_of, rows)):
+            kept["threshold"] = None  # there is always an answer
+    notes = Notes(config.task, asdict(columns), max_length, limits=kept)
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), where)
     predictor.encode = encode_once  # the dev rows are the same at every evaluation, and in the next run
     examples: Examples | FrozenExamples = encoded.examples
@@ -258,9 +262,7 @@ def evaluate(
         noticed[prefix], answered[prefix] = same_answer(rows, answers, head), answers
         if task.head == "span" and task.no_answer:
             threshold = choose_threshold(task, rows, answers)
-            limits = {name: value for name, value in predictor.notes.limits.items() if name != "threshold"}
-            limits |= {} if threshold is None else {"threshold": threshold}
-            predictor.notes = replace(predictor.notes, limits=limits)
+            predictor.notes = replace(predictor.notes, limits={**predictor.notes.limits, "threshold": threshold})
         found = KINDS[head.kind].score(predictor.task, rows, answers, head, predictor.limits)
         scores |= {f"{prefix}_{name}" if prefix else name: value for name, value in found.items()}
     return scores

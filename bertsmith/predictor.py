@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import torch
@@ -23,10 +23,10 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.given import rows_given
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.spans import merge
 from bertsmith.tasks.task import KINDS, find_task, plain_task
-from bertsmith.text.safe import SafeTexts
 from bertsmith.training.settings import pick_device
 
 Combine = Literal["logits", "nbest"]
@@ -35,7 +35,13 @@ WINDOW = 4096  # rows that are sorted by length together
 
 
 class Predictor:
-    """A model with its tokenizer, ready to answer."""
+    """A model with its tokenizer, ready to answer.
+
+    >>> from bertsmith.predict import Predictor
+    >>> predictor = Predictor.load("runs/mails")  # doctest: +SKIP
+    >>> predictor("I was charged twice")  # doctest: +SKIP
+    {'label': 'billing', 'score': 0.93, 'scores': {'billing': 0.93, 'other': 0.07}}
+    """
 
     def __init__(
         self,
@@ -55,16 +61,16 @@ class Predictor:
             if str(device or "cpu") != "cpu":
                 raise UserError(f"onnxruntime is used on the CPU, not on {device}; leave --device out")
             self.engine = OnnxEngine(loaded, threads, precision or "float32")
-            positions = loaded.config.max_positions
+            self.config = loaded.config
             self._head, self._fills = loaded.head, "mlm_logits" in loaded.outputs
         else:
             where = device if isinstance(device, torch.device) else pick_device(device)
             self.engine = TorchEngine(loaded.model, where, threads, precision or "float32")
-            self.missing, positions = loaded.missing, loaded.model.encoder.config.max_positions
+            self.missing, self.config = loaded.missing, loaded.model.encoder.config
             self._head = loaded.model.head_config if isinstance(loaded.model, TaskModel) else None
             self._fills = isinstance(loaded.model, MaskedLM)
-        self.positions = positions
-        self.max_length = min(loaded.notes.max_length or positions, positions)
+        self.positions = self.config.max_positions
+        self.max_length = min(loaded.notes.max_length or self.positions, self.positions)
         self.shortened = 0
         self.encode: Callable[..., Encoded] | None = None  # rows to examples, where not as the head's kind does
 
@@ -126,8 +132,10 @@ class Predictor:
     @property
     def limits(self) -> Limits:
         """How long inputs and answers may be, as in training."""
-        values = {name: int(value) if name != "threshold" else value for name, value in self.notes.limits.items()}
-        return Limits(**{**values, "max_length": self.max_length})  # type: ignore[arg-type]
+        values: dict[str, Any] = {k: v if k == "threshold" else int(v or 0) for k, v in self.notes.limits.items()}
+        if self.task.no_answer:
+            values.setdefault("threshold", 0.0)
+        return Limits(**{**values, "max_length": self.max_length})
 
     @property
     def columns(self) -> Columns:
@@ -139,14 +147,41 @@ class Predictor:
         if lacking := [name for name in self.missing if name.startswith(part)]:
             raise UserError(f"{self.folder} has no weights for {', '.join(lacking)}")
 
-    def predict(self, texts: Iterable[str | tuple[str, str]]) -> Iterator[dict[str, Any]]:
-        """An answer for each text or pair, in order, as they come: label, score and scores, or a value."""
-        safe = SafeTexts()
-        rows = (
-            Row(t, None, None, "") if isinstance(t, str) else Row(t[0], t[1], None, "") for t in map(safe.value, texts)
-        )
-        yield from self.predict_rows(rows)
-        safe.say()
+    @overload
+    def predict(self, texts: str) -> dict[str, Any]: ...
+
+    @overload
+    def predict(self, texts: Iterable[Any]) -> Iterator[dict[str, Any]]: ...
+
+    def predict(self, texts: str | Iterable[Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """The answer to a text, or an iterator over the answers to several, in order, as they come.
+
+        An item is a text or a pair `(first, second)`; for a tagger a text or a list of its words; for questions
+        `(question, context)`; for endings `(context, [ending, ending])`. An answer is a dict: label, score and scores of
+        a classifier, value of a regression, words, tags and entities of a tagger, text, start and end of a span.
+
+        >>> predictor.predict("I was charged twice")["label"]  # doctest: +SKIP
+        'billing'
+        >>> [a["label"] for a in predictor.predict(["Where is it?", "Thank you"])]  # doctest: +SKIP
+        ['delivery', 'other']
+        >>> next(tagger.predict([["Patient", "took", "5", "ml"]]))["tags"]  # doctest: +SKIP
+        ['O', 'O', 'B-DOSE', 'I-DOSE']
+        """
+        if isinstance(texts, str):
+            return next(self.predict_rows(rows_given([texts], self.head.kind)))
+        return self.predict_rows(rows_given(texts, self.head.kind))
+
+    def __call__(self, texts: str | Iterable[Any]) -> Any:
+        """The answer to a text, or a list of answers; see `predict`."""
+        return self.predict(texts) if isinstance(texts, str) else list(self.predict(texts))
+
+    def __repr__(self) -> str:
+        what = "no task" if self._head is None else self.task.name
+        labels = ", ".join(self._head.labels[:5]) if self._head is not None else ""
+        more = ", …" if self._head is not None and len(self._head.labels) > 5 else ""
+        size = f"{self.config.num_layers} layers, hidden size {self.config.hidden_size}"
+        folders = ", ".join(map(str, self.folders))
+        return f"<Predictor for {what}{f' ({labels}{more})' if labels else ''}: {folders}; {size}; {self.engine!r}>"
 
     def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         """Answers for rows, a window of them at a time."""
@@ -163,14 +198,17 @@ class Predictor:
             yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
-        """The task's metrics on labelled rows; `advance` is told how many are done."""
-        head = self.head
-        for row in rows:
-            KINDS[head.kind].check(row, head)
-        return KINDS[head.kind].score(self.task, rows, self.answer_all(rows, advance), head, self.limits)
+        """The task's metrics on labelled rows, from 0 to 100; `advance` is told how many are done."""
+        return self.score(rows, self.answer_all(rows, advance, labelled=True))
 
-    def answer_all(self, rows: Sequence[Row], advance: Advance) -> list[dict[str, Any]]:
-        """Answers for rows; `advance` is told how many are done."""
+    def score(self, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """The task's metrics of answers to labelled rows."""
+        return KINDS[self.head.kind].score(self.task, rows, answers, self.head, self.limits)
+
+    def answer_all(self, rows: Sequence[Row], advance: Advance, *, labelled: bool = False) -> list[dict[str, Any]]:
+        """Answers for rows, whose labels the model has to know; `advance` is told how many are done."""
+        for row in rows if labelled else ():
+            KINDS[self.head.kind].check(row, self.head)
         answers = []
         for answer in self.predict_rows(rows):
             answers.append(answer)
@@ -227,9 +265,10 @@ def together(members: Sequence[Predictor], combine: Combine | None = None) -> Pr
         raise UserError(f"nbest is for answers in a text, and {first.folder} gives none; combine by logits")
     result = copy.copy(first)
     result.folders = tuple(folder for member in members for folder in member.folders)
-    thresholds = [m.notes.limits["threshold"] for m in members if "threshold" in m.notes.limits]
-    mean = {"threshold": sum(thresholds) / len(thresholds)} if thresholds else {}
-    result.notes = replace(first.notes, limits={**first.notes.limits, **mean})
+    if is_span and first.task.no_answer:
+        thresholds = [limit for limit in (member.limits.threshold for member in members) if limit is not None]
+        mean = sum(thresholds) / len(thresholds) if thresholds else None
+        result.notes = replace(first.notes, limits={**first.notes.limits, "threshold": mean})
     if strange is not None or combine == "nbest":
         result.members = tuple(members)
     else:

@@ -24,6 +24,7 @@ from bertsmith.commands.options import (
     TextColumn,
     Threads,
     show,
+    show_scores,
 )
 from bertsmith.errors import UserError
 from bertsmith.tasks.rows import listed
@@ -90,10 +91,10 @@ def evaluate(
     if task is not None:
         if len(models) > 1:
             raise UserError(f"--task scores one file of predictions, not {len(models)}")
-        show(score_file(models[0], task, data, null_odds=null_odds), as_json)
+        show_scores(score_file(models[0], task, data, null_odds=null_odds), as_json)
         return
     options = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
-    show(function(models, data, device=device, **options), as_json)  # type: ignore[arg-type]
+    show_scores(function(models, data, device=device, **options), as_json)  # type: ignore[arg-type]
 
 
 def predict(

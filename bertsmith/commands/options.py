@@ -80,6 +80,18 @@ def show_groups(groups: dict[str, dict[str, str]]) -> None:
         console.print()
 
 
+def show_scores(found: dict[str, Any], as_json: bool) -> None:
+    """The scores of a model; for people, those of its classes are a table of their own."""
+    classes = found.get("per_class")
+    show(found if as_json else {name: value for name, value in found.items() if name != "per_class"}, as_json)
+    if classes and not as_json:
+        columns = ("precision", "recall", "f1", "rows")
+        table = Table("class", *columns)
+        for name, scores in classes.items():
+            table.add_row(Text(name), *(_cell(scores[column], column) for column in columns))
+        Console().print(table)
+
+
 def show_summary(summary: dict[str, Any], as_json: bool) -> None:
     """The scores of several runs: for people a line a setting, and which run was taken."""
     if as_json or os.environ.get("RANK", "0") != "0":

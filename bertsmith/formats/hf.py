@@ -75,7 +75,7 @@ class Notes:
     columns: dict[str, str] = field(default_factory=dict)
     max_length: int | None = None
     recipe: str = ""
-    limits: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float | None] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
     remark: str = ""
 

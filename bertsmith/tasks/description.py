@@ -50,7 +50,8 @@ class Limits:
 
     A context longer than `max_length` is read in windows that begin `stride` tokens apart; a question keeps `max_query`
     tokens, an answer has at most `max_answer`. No answer is given where that scores more than `threshold` better than
-    the best one (the paper's -τ); None: there is always an answer.
+    the best one (the paper's -τ); None: there is always an answer. A model without a threshold of its own that may find
+    no answer takes 0, as the original code does.
     """
 
     max_length: int = 128

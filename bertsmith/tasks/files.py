@@ -1,4 +1,4 @@
-"""Prediction files in the official forms: written for GLUE's server and SQuAD's scripts, read back to be scored."""
+"""Prediction files: written for GLUE's server and SQuAD's scripts; read back, as `predict`'s own, to be scored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from bertsmith.config import read_json
 from bertsmith.errors import BadRow, UserError
 from bertsmith.model.heads import HeadConfig
+from bertsmith.tasks.by_class import by_class
 from bertsmith.tasks.description import Limits, Task
 from bertsmith.tasks.glue import write_server_file
 from bertsmith.tasks.reading import read_task
@@ -19,6 +20,8 @@ from bertsmith.tasks.spans import gold_texts, keys_of
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
 from bertsmith.tasks.tagging import tags_of
 from bertsmith.tasks.task import KINDS, find_task
+
+FIELDS = {"single": "label", "multi": "labels", "regression": "value", "choice": "choice"}  # of predict's answers
 
 
 def write_answers(task: Task, folder: Path, name: str, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> None:
@@ -76,7 +79,9 @@ def score_file(
     rows = list(read_task(task, data, Columns(), labelled=True))
     if task.head == "span":
         odds = read_json(null_odds) if null_odds is not None else None
-        found = _score_squad(task, rows, path, odds, threshold)
+        own = path.suffix.lower() != ".json"
+        texts = dict(zip(keys_of(rows), _values(path, rows, ("text",)), strict=True)) if own else read_json(path)
+        found = _score_squad(task, rows, texts, path, odds, threshold)
     elif task.head == "tags":
         predicted = [tags_of(row) for row in read_task(task, path, Columns(), labelled=True)]
         found = _score_tags(task, rows, predicted, path)
@@ -86,9 +91,9 @@ def score_file(
 
 
 def _score_squad(
-    task: Task, rows: Sequence[Row], path: Path, odds: dict[str, Any] | None, threshold: float
+    task: Task, rows: Sequence[Row], texts: dict[str, Any], path: Path, odds: dict[str, Any] | None, threshold: float
 ) -> dict[str, float]:
-    golds, texts = gold_texts(rows), read_json(path)
+    golds = gold_texts(rows)
     if wrong := [key for key, text in texts.items() if not isinstance(text, str)]:
         raise UserError(f"{path}: the answer to {wrong[0]!r} is {texts[wrong[0]]!r}, not a text")
     if not set(golds) & set(texts):
@@ -101,39 +106,52 @@ def _score_squad(
             if type(value) not in (int, float):
                 raise UserError(f"the file of null odds has {value!r} for {key!r}, not a number")
         scores = squad2_scores(golds, texts, odds, threshold)
+        scores["exact_match"] = scores["exact"]
     else:
         scores = squad1_scores(golds, texts, korean=task.letters)
     return {**scores, **({"unanswered": lacking} if lacking else {})}
 
 
-def _score_tags(task: Task, rows: Sequence[Row], predicted: list[list[str]], path: Path) -> dict[str, float]:
+def _score_tags(task: Task, rows: Sequence[Row], predicted: list[list[str]], path: Path) -> dict[str, Any]:
     if [len(row.parts) for row in rows] != [len(tags) for tags in predicted]:
         raise UserError(f"{path} does not have the sentences of the data: {len(predicted)} against {len(rows)}")
-    kind = KINDS[task.head]
-    return kind.score(task, rows, [{"tags": tags} for tags in predicted], kind.head_for(task, rows), Limits())
+    return _scored(task, rows, KINDS[task.head].head_for(task, rows), [{"tags": tags} for tags in predicted])
 
 
-def _score_column(task: Task, rows: Sequence[Row], path: Path) -> dict[str, float]:
-    """A file with one prediction a row, in order, under the heading `prediction` (or `pred`)."""
-    values: list[str] = []
-    for place, record in read_records(path, Form(literal=True, known=("prediction", "pred"))):
+def _values(path: Path, rows: Sequence[Row], names: tuple[str, ...]) -> list[Any]:
+    """The column of a file with one prediction a row, in order."""
+    values: list[Any] = []
+    form = Form(literal=path.suffix.lower() != ".csv", known=names)
+    for place, record in read_records(path, form):
         if isinstance(record, BadRow):
             raise record
-        value = record.get("prediction", record.get("pred"))
-        if value is None:
+        name = next((n for n in names if n in record), None)
+        if name is None:
             raise UserError(f"{place}: no prediction; the file has the columns index and prediction")
         if str(record.get("index", len(values))) != str(len(values)):
             raise UserError(f"{place}: index {record['index']!r} where {len(values)} follows; rows stand in order")
-        values.append(value)
+        values.append("" if record[name] is None else record[name])
     if len(values) != len(rows):
         raise UserError(f"{path} has {len(values)} predictions, and the data {len(rows)} rows")
+    return values
+
+
+def _score_column(task: Task, rows: Sequence[Row], path: Path) -> dict[str, Any]:
+    """A file with one prediction a row, under the heading `prediction` (or `pred`), or as `predict` writes it."""
     kind = KINDS[task.head]
     head = kind.head_for(task, rows)
+    values = _values(path, rows, ("prediction", "pred", FIELDS[head.kind]))
     answers = [
         _answer(Row("", None, value, f"{path}, row {i}", parts=row.parts), head)
         for i, (value, row) in enumerate(zip(_named(task, values, path), rows, strict=True), 1)
     ]
-    return kind.score(task, rows, answers, head, Limits())
+    return _scored(task, rows, head, answers)
+
+
+def _scored(task: Task, rows: Sequence[Row], head: HeadConfig, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    classes = by_class(head, rows, answers)
+    scores: dict[str, Any] = KINDS[task.head].score(task, rows, answers, head, Limits())
+    return {**scores, "per_class": classes} if classes else scores
 
 
 def _answer(row: Row, head: HeadConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -241,8 +242,12 @@ def _decode_one(context: str, parts: Sequence[tuple[NDArray[np.float32], Window]
 
 def _chosen(ranked: list[dict[str, Any]], odds: float, limits: Limits) -> dict[str, Any]:
     """The best of some answers, or none where that is likelier."""
-    silent = limits.threshold is not None and odds > limits.threshold
-    return {**ranked[0], **(NOTHING if silent else {}), "null_odds": odds, "nbest": ranked}
+    return {**ranked[0], **(NOTHING if is_silent(odds, limits) else {}), "null_odds": odds, "nbest": ranked}
+
+
+def is_silent(odds: float, limits: Limits) -> bool:
+    """Whether no answer is given: the one rule for what is written and for what is scored."""
+    return limits.threshold is not None and odds > limits.threshold
 
 
 def merge(answers: Sequence[dict[str, Any]], limits: Limits) -> dict[str, Any]:
@@ -311,6 +316,7 @@ def score(
     """The official figures of SQuAD 1.1, 2.0 or KorQuAD."""
     golds, (texts, odds) = gold_texts(rows), _predictions(rows, answers)
     if not task.no_answer or all(golds.values()):
-        return squad1_scores(golds, texts, korean=task.letters)
-    scores = squad2_scores(golds, texts, odds, 0.0 if limits.threshold is None else limits.threshold)
+        said = {key: "" if is_silent(odds[key], limits) else text for key, text in texts.items()}
+        return squad1_scores(golds, said, korean=task.letters)
+    scores = squad2_scores(golds, texts, odds, math.inf if limits.threshold is None else limits.threshold)
     return {**scores, "exact_match": scores["exact"]}

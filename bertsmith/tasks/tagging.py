@@ -143,27 +143,42 @@ def decode(
         chances = [softmax(word) for scores, begins in parts for word in scores[begins]]
         tags = [head.labels[int(chance.argmax())] for chance in chances]
         highest = [float(chance.max()) for chance in chances]
-        answers.append({"tags": tags, "scores": highest, "entities": find_entities(row.text, words_of(row), tags)})
+        places = words_of(row)
+        words = [row.text[begin:end] for begin, end in places]
+        found = find_entities(row.text, places, tags, highest)
+        answers.append({"words": words, "tags": tags, "scores": highest, "entities": found})
     return answers
 
 
-def find_entities(text: str, places: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[dict[str, Any]]:
-    """Entities as type, text and characters."""
-    found: list[dict[str, Any]] = []
-    for (begin, end), tag in zip(places, to_bio(tags), strict=True):
+def find_entities(
+    text: str, places: Sequence[tuple[int, int]], tags: Sequence[str], scores: Sequence[float] | None = None
+) -> list[dict[str, Any]]:
+    """Entities as type, text and characters; with the tags' scores, the mean of an entity's words."""
+    found = []
+    for kind, words in entity_words(tags):
+        begin, end = places[words[0]][0], places[words[-1]][1]
+        entity = {"type": kind, "text": text[begin:end], "start": begin, "end": end}
+        found.append(entity if scores is None else {**entity, "score": sum(scores[w] for w in words) / len(words)})
+    return found
+
+
+def entity_words(tags: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """The type of each entity, and the numbers of its words."""
+    found: list[tuple[str, list[int]]] = []
+    for number, tag in enumerate(to_bio(tags)):
         head, dash, kind = tag.partition("-")
         if dash and head == "I":
-            found[-1]["end"] = end
+            found[-1][1].append(number)
         elif dash and head == "B":
-            found.append({"type": kind, "start": begin, "end": end})
-    return [{**entity, "text": text[entity["start"] : entity["end"]]} for entity in found]
+            found.append((kind, [number]))
+    return found
 
 
 def score(
     task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
 ) -> dict[str, float]:
     """F1, precision and recall of entities, where tags are B and I; and the share of words that are right."""
-    gold, predicted = [tags_of(row) for row in rows], [a["tags"] for a in answers]
+    gold, predicted = [tags_of(row) for row in rows], [to_bio(a["tags"]) for a in answers]
     pairs = [(g, p) for one, other in zip(gold, predicted, strict=True) for g, p in zip(one, other, strict=True)]
     scores = {"accuracy": 100.0 * sum(g == p for g, p in pairs) / max(1, len(pairs))}
     has_entities = any(tag.startswith(("B-", "I-")) for tag in head.labels)
