@@ -37,7 +37,7 @@ WINDOW = 4096  # rows that are sorted by length together
 class Predictor:
     """A model with its tokenizer, ready to answer.
 
-    >>> from bertsmith.predict import Predictor
+    >>> from bertsmith.predictor import Predictor
     >>> predictor = Predictor.load("runs/mails")  # doctest: +SKIP
     >>> predictor("I was charged twice")  # doctest: +SKIP
     {'label': 'billing', 'score': 0.93, 'scores': {'billing': 0.93, 'other': 0.07}}
