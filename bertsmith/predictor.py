@@ -157,8 +157,8 @@ class Predictor:
         """The answer to a text, or an iterator over the answers to several, in order, as they come.
 
         An item is a text or a pair `(first, second)`; for a tagger a text or a list of its words; for questions
-        `(question, context)`; for endings `(context, [ending, ending])`. An answer is a dict: label, score and scores of
-        a classifier, value of a regression, words, tags and entities of a tagger, text, start and end of a span.
+        `(question, context)`; for endings `(context, [ending, ending])`. An answer is a dict: label, score and scores
+        of a classifier, value of a regression, words, tags and entities of a tagger, text, start and end of a span.
 
         >>> predictor.predict("I was charged twice")["label"]  # doctest: +SKIP
         'billing'

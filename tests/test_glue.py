@@ -229,7 +229,7 @@ def test_prediction_files_with_mistakes(tmp_path: Path) -> None:
         "index\tprediction\n0\t1\n": "has 1 predictions, and the data 2 rows",
         "index\tprediction\n0\t1\n1\t2\n": "row 2: label '2' is not one of sst2's",
         "index\tprediction\n0\t1\n2\t1\n": "line 3: index '2' where 1 follows",
-        "index\tlabel\n0\t1\n": "line 2: no prediction",
+        "index\tanswer\n0\t1\n": "line 2: no prediction",
     }
     for content, says in cases.items():
         (tmp_path / "SST-2.tsv").write_text(content)
