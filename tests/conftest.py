@@ -1,6 +1,7 @@
 """What several test files share."""
 
 import os
+import shutil
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: one thread is faster, and tests may run side by side
@@ -22,6 +23,10 @@ TINY = [
     "model.intermediate_size=64",
     "train.evaluate_every=0",
 ]
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["BERTSMITH_CACHE"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

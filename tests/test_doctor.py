@@ -199,6 +199,22 @@ def test_a_vocabulary_of_letters_has_many_tokens_a_word(tmp_path):
     assert findings["tokens_per_word"].severity == "problem"
 
 
+def test_words_and_their_pieces_are_counted(tmp_path):
+    """Punctuation is neither a word nor a piece of one; a word begins where a token is not a continuation."""
+    documents = [[f"Dogs bark at dogs, {i}!", f"The dog {i} barks."] for i in range(60)]
+    tokenizer = train_wordpiece([" ".join(d) for d in documents], 160, min_count=40)
+    tokenizer.save(tmp_path / "tok")
+    diagnosis = examine([write(tmp_path / "text.txt", documents)], tokenizer=tmp_path / "tok")
+    pieces = [tokenizer.token(i) for d in documents for ids in tokenizer.encode(d) for i in ids]
+    assert any(piece.startswith("##") for piece in pieces)
+    assert not any(piece == "[UNK]" for piece in pieces)
+    of_words = [piece for piece in pieces if piece not in set(",!.")]
+    words = 60 * len("dogs bark at dogs 0 the dog 0 barks".split())
+    assert diagnosis.facts["tokens"] == len(pieces)
+    assert diagnosis.facts["tokens_per_word"] == len(of_words) / words
+    assert by_name(diagnosis)["tokens_per_word"].value == pytest.approx(len(of_words) / words)
+
+
 def test_labels_out_of_balance(tmp_path, words_tokenizer):
     """A document of a single token has nothing that follows."""
     rng = random.Random(0)

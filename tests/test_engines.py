@@ -9,7 +9,7 @@ import torch
 from test_onnx import make
 
 from bertsmith.batch import Example, collate
-from bertsmith.engines import OnnxEngine, TorchEngine, batches
+from bertsmith.engines import Int8Linear, OnnxEngine, TorchEngine, batches
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import save_folder
 from bertsmith.formats.onnx import export_onnx, open_onnx
@@ -99,6 +99,37 @@ def test_int8_is_near(exported):
         assert 1e-6 < difference < 0.1, type(engine)  # it is not float32, and not far from it
     after = loaded.model.state_dict()
     assert all(value.dtype == torch.float32 and torch.equal(value, before[name]) for name, value in after.items())
+
+
+def test_int8_is_for_three_matrices_of_a_layer(tiny_tokenizer):
+    """Embeddings, norms, the output layer and what follows the activation stay as they are."""
+    if not ON_X86:
+        pytest.skip("torch has no int8 kernels here")
+    loaded = make("single", tiny_tokenizer)
+    model = TorchEngine(loaded.model, torch.device("cpu"), precision="int8").model
+    eight = {name for name, part in model.named_modules() if isinstance(part, Int8Linear)}
+    parts = ("attention.qkv", "attention.output", "feed_forward.inner")
+    assert eight == {f"encoder.layers.{i}.{part}" for i in range(2) for part in parts}
+    kept = dict(model.named_parameters())
+    outer = {n for n in kept if ".feed_forward.outer." in n}
+    half = torch.bfloat16 if has_bfloat16() else torch.float32
+    assert {kept[n].dtype for n in outer} == {half}
+    for name in kept.keys() - outer:
+        assert torch.equal(kept[name], loaded.model.get_parameter(name))
+
+
+def test_int8_graphs_keep_the_matrices_that_need_float32(exported):
+    """In the last layer of a classifier `[CLS]` alone goes on after the attention: nothing there is worth it."""
+    import onnx
+
+    loaded, folder = exported
+    nodes = onnx.load(folder / "model_int8.onnx").graph.node
+    layers, of_cls = loaded.model.encoder.config.num_layers, loaded.model.head_config.kind not in ("tags", "span")
+    kinds = [node.op_type for node in nodes]
+    # query, key and value in one, the output, the first matrix of the feed-forward layer
+    assert kinds.count("MatMulInteger") == 3 * layers - 2 * of_cls
+    # the second one, and what tags and answers are scored with
+    assert kinds.count("MatMul") == layers - of_cls + (not of_cls)
 
 
 def test_batches_are_full_and_nearly_equal():

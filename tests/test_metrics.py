@@ -2,8 +2,16 @@
 
 import math
 import random
+import re
+import string
+from collections import Counter
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from scipy import stats
+from sklearn import metrics as reference
+from sklearn.preprocessing import MultiLabelBinarizer
 
 from bertsmith.tasks import metrics
 from bertsmith.tasks.squad_scores import best_threshold, letters, normalise, squad1_scores, squad2_scores
@@ -84,3 +92,125 @@ def test_korean_answers_are_compared_letter_by_letter() -> None:
     scores = squad1_scores(golds, {"a": "서울특별시청", "b": "1989년 2월"}, korean=True)
     assert scores["exact_match"] == 50.0
     assert scores["f1"] == pytest.approx(100 * (2 * (5 / 6) / (5 / 6 + 1) + 1) / 2)
+
+
+# Made-up rows: ties, a class that nobody predicts, one that has no gold row. Recomputed by the reference libraries.
+
+SCALE = metrics.accuracy(["x"], ["x"])  # of a perfect score
+SEEDS = pytest.mark.parametrize("seed", range(5))
+
+
+@SEEDS
+def test_scores_of_labels_are_those_of_scikit_learn(seed: int) -> None:
+    rng = random.Random(seed)
+    gold = rng.choices(["0", "1", "2", "rare"], [5, 3, 1, 0.3], k=60) + ["never predicted"]
+    predicted = [g if rng.random() < 0.6 else rng.choice(["0", "1", "2"]) for g in gold[:-1]] + ["never gold"]
+    assert metrics.accuracy(gold, predicted) == pytest.approx(SCALE * reference.accuracy_score(gold, predicted))
+    each = []
+    for name in {*gold, *predicted}:
+        right = sum(g == p == name for g, p in zip(gold, predicted, strict=True))
+        each.append(2 * right / (gold.count(name) + predicted.count(name)))
+    assert metrics.macro_f1(gold, predicted) == pytest.approx(SCALE * sum(each) / len(each))
+    weighted = reference.f1_score(gold, predicted, average="weighted", zero_division=0.0)
+    assert abs(metrics.macro_f1(gold, predicted) / SCALE - weighted) > 0.02
+    assert metrics.matthews(gold, predicted) == pytest.approx(SCALE * reference.matthews_corrcoef(gold, predicted))
+    binary = [["1" if x == "1" else "0" for x in side] for side in (gold, predicted)]
+    assert metrics.f1(*binary) == pytest.approx(SCALE * reference.f1_score(*binary, pos_label="1"))
+    assert metrics.f1(gold, predicted) == metrics.f1(*binary)  # of the label 1, whatever else there is
+
+
+@SEEDS
+def test_scores_of_several_labels_are_those_of_scikit_learn(seed: int) -> None:
+    rng = random.Random(seed)
+    draw = lambda names: [sorted(n for n in names if rng.random() < 0.4) for _ in range(30)]  # noqa: E731
+    gold, predicted = [*draw("abcd"), []], [*draw("abce"), []]
+    matrix = MultiLabelBinarizer(classes=list("abcde")).fit([list("abcde")])
+    sides = [matrix.transform(side) for side in (gold, predicted)]
+    assert metrics.micro_f1(gold, predicted) == pytest.approx(SCALE * reference.f1_score(*sides, average="micro"))
+    assert metrics.accuracy(gold, predicted) == pytest.approx(SCALE * reference.accuracy_score(*sides))
+
+
+@SEEDS
+def test_correlations_of_numbers_with_ties(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(0, 6, 40).astype(float)  # judgements from 0 to 5: many are alike
+    predicted = np.round(gold + rng.normal(0, 1.5, 40), 0 if seed % 2 else 2)
+    ranks = [stats.rankdata(side, method="average") for side in (gold, predicted)]
+    expected = np.corrcoef(*ranks)[0, 1]
+    assert expected == pytest.approx(stats.spearmanr(gold, predicted).statistic)
+    assert metrics.spearman(gold.tolist(), predicted.tolist()) == pytest.approx(SCALE * expected)
+    one_after_the_other = np.corrcoef(*(np.argsort(np.argsort(side)) for side in (gold, predicted)))[0, 1]
+    assert abs(expected - one_after_the_other) > 1e-3
+    pearson = np.corrcoef(gold, predicted)[0, 1]
+    assert metrics.pearson(gold.tolist(), predicted.tolist()) == pytest.approx(SCALE * pearson)
+
+
+def chunks(tags: list[str]) -> set[tuple[str, int, int]]:
+    """Entities as conlleval finds them: `B-`, or an `I-` that does not go on with its type, begins one."""
+    found, padded = [], [*tags, "O"]
+    for i, (before, tag) in enumerate(pairwise(["O", *padded])):
+        goes_on = tag.startswith("I-") and before[2:] == tag[2:]
+        if not goes_on and tag != "O":
+            end = next(j for j in range(i + 1, len(padded)) if padded[j] != f"I-{tag[2:]}")
+            found.append((tag[2:], i, end))
+    return set(found)
+
+
+@SEEDS
+def test_scores_of_entities_are_those_of_conlleval(seed: int) -> None:
+    rng = random.Random(seed)
+    names = ["O", "O", "O", "B-PER", "I-PER", "I-PER", "B-LOC", "I-LOC"]
+    gold = [[rng.choice(names) for _ in range(rng.randint(1, 12))] for _ in range(25)]
+    predicted = [[tag if rng.random() < 0.8 else rng.choice([*names, "B-MISC"]) for tag in row] for row in gold]
+    there, said = ([chunks(row) for row in side] for side in (gold, predicted))
+    right = sum(len(a & b) for a, b in zip(there, said, strict=True))
+    precision, recall = right / sum(map(len, said)), right / sum(map(len, there))
+    scores = metrics.entities(gold, predicted)
+    assert scores["precision"] == pytest.approx(SCALE * precision)
+    assert scores["recall"] == pytest.approx(SCALE * recall)
+    assert scores["f1"] == pytest.approx(SCALE * 2 * precision * recall / (precision + recall))
+
+
+def official_tokens(text: str) -> list[str]:
+    """`normalize_answer` of the script: lower case, punctuation, articles, white space, in this order."""
+    text = "".join(character for character in text.lower() if character not in set(string.punctuation))
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def official_f1(gold: str, predicted: str) -> float:
+    """`compute_f1` of the v2.0 script."""
+    gold_tokens, predicted_tokens = official_tokens(gold), official_tokens(predicted)
+    shared = sum((Counter(gold_tokens) & Counter(predicted_tokens)).values())
+    if not gold_tokens or not predicted_tokens:
+        return float(gold_tokens == predicted_tokens)
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(predicted_tokens), shared / len(gold_tokens)
+    return 2 * precision * recall / (precision + recall)
+
+
+@SEEDS
+def test_scores_of_answers_are_those_of_the_official_scripts(seed: int) -> None:
+    rng = random.Random(seed)
+    words = ["The", "a", "cat,", "cat", "Dog", "dog's", "in", "1999", "-", "an", "U.S."]
+    phrase = lambda: " ".join(rng.choices(words, k=rng.randint(1, 4)))  # noqa: E731
+    golds = {str(i): [phrase() for _ in range(rng.randint(0, 3))] for i in range(40)}
+    predictions = {key: rng.choice([phrase(), *answers, ""]) for key, answers in golds.items()}
+    exact, f1 = {}, {}
+    for key, answers in golds.items():
+        kept = [answer for answer in answers if official_tokens(answer)] or [""]
+        exact[key] = max(float(official_tokens(a) == official_tokens(predictions[key])) for a in kept)
+        f1[key] = max(official_f1(a, predictions[key]) for a in kept)
+    scores = squad2_scores(golds, predictions)
+    for prefix, keys in (("", list(golds)), *((n, [k for k in golds if bool(golds[k]) == h]) for n, h in SPLIT)):
+        assert scores[f"{prefix}exact"] == pytest.approx(100 * sum(exact[k] for k in keys) / len(keys))
+        assert scores[f"{prefix}f1"] == pytest.approx(100 * sum(f1[k] for k in keys) / len(keys))
+        assert scores[f"{prefix}total"] == len(keys)
+    answered = {key: answers for key, answers in golds.items() if answers}
+    old = squad1_scores(answered, predictions)
+    norm = lambda text: " ".join(official_tokens(text))  # noqa: E731
+    wanted = [max(norm(a) == norm(predictions[k]) for a in answers) for k, answers in answered.items()]
+    assert old["exact_match"] == pytest.approx(100 * sum(wanted) / len(answered))
+
+
+SPLIT = (("HasAns_", True), ("NoAns_", False))

@@ -1,6 +1,6 @@
 """Draws are sound, segment pairs and masks are as in the paper, a step's data depends on nothing but the step."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from bertsmith.batch import Example, collate, lay_out, share
 from bertsmith.data.loader import DataConfig, Loader, split_documents
 from bertsmith.data.masking import MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.data.readers import Trouble
-from bertsmith.data.segments import Pair, PairSource, truncate
+from bertsmith.data.segments import Pair, PairSource, Sample, truncate
 from bertsmith.data.shards import Corpus, Tokens, pack_shard, read_written, shard_name, write_manifest
 from bertsmith.data.store import Store
 from bertsmith.errors import UserError
@@ -336,6 +336,15 @@ def test_truncation_takes_from_front_and_back_alike():
     assert (np.abs(front / 40_000 - 0.5) < 4 * 0.5 / np.sqrt(40_000)).all()
 
 
+def test_both_segments_are_cut_by_draws_of_their_own():
+    """With the same draws for both, the first would lose as many tokens at its front as the second."""
+    fronts = []
+    for coins in np.random.default_rng(5).integers(0, 2**62, 2000).tolist():
+        first, second = truncate(np.arange(40), np.arange(40), 40, coins)  # each loses 20
+        fronts.append((first[0], second[0]))
+    assert abs(np.corrcoef(np.array(fronts).T)[0, 1]) < 0.1
+
+
 def test_truncation_in_pairs_takes_from_front_and_back_alike(tmp_path):
     """A document of one sentence: all that is missing was taken by truncation."""
     found = [p for p in drawn(source_of(corpus_of(tmp_path, [[300]] * 60), short_share=0.0), 4) if p.is_next]
@@ -607,6 +616,30 @@ def test_copies(loader, copies, repeats):
     config = replace(loader.config, copies=copies)
     found = [rows(replace(loader, config=config).batch(np.full(30, e), np.arange(30))) for e in range(4)]
     assert [epoch == found[0] for epoch in found] == repeats
+
+
+@dataclass(frozen=True)
+class SameText:
+    """A source that gives the same sequence in every epoch."""
+
+    seed: int = 1
+    max_length: int = 64
+
+    def __len__(self) -> int:
+        return 50
+
+    def samples(self, epochs, indices):
+        return [Sample((np.arange(FIRST, FIRST + 40),), (0,)) for _ in indices]
+
+
+@pytest.mark.parametrize(("copies", "repeats"), [(3, [3, 6, 9]), (1, range(1, 10)), (0, [])])
+def test_the_same_text_is_masked_otherwise_in_another_epoch(loader, copies, repeats):
+    """As often as there are copies; without copies never twice alike. And no two sequences are masked alike."""
+    found = replace(loader, source=SameText(), config=replace(loader.config, copies=copies))
+    masks = [found.batch(np.full(4, epoch), np.arange(4)).labels["masked"].tolist() for epoch in range(10)]
+    assert [epoch for epoch in range(1, 10) if masks[epoch] == masks[0]] == list(repeats)
+    places = np.array(masks[0]).reshape(4, -1) % 42
+    assert len({tuple(row) for row in places.tolist()}) == 4
 
 
 def test_copies_come_in_another_order(loader):

@@ -80,3 +80,20 @@ def test_sentences_stand_in_a_rectangle_as_long_as_the_longest_of_them(monkeypat
     model(collate([row], packed=True))
     assert [layout.max_length for layout in seen] == [12]
     assert seen[0].starts.tolist() == [0, 5, 17, 29, 38]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_a_text_is_classified_from_what_each_way_has_read_of_it(packed: bool) -> None:
+    """Left to right that is the state at the last token, right to left the one at the first."""
+    torch.manual_seed(1)
+    config = EncoderConfig(vocab_size=50, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16)
+    model = TaskModel(Encoder(config), HeadConfig("single", ("a", "b", "c"), bilstm_layers=2)).eval()
+    for parameter in model.head.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    rows = [Example(np.arange(5, 5 + n), np.zeros(n, int)) for n in (4, 9, 1)]
+    scores = model.scores(collate(rows, packed=packed))
+    for row, found in zip(rows, scores, strict=True):
+        hidden = model.encoder(collate([row], packed=False))[0]
+        _, (last, _) = model.head.lstm(hidden[:, None])  # (2 layers × 2 ways, 1, H / 2): after the last step of each
+        ends = torch.cat([last[-2, 0], last[-1, 0]])
+        assert torch.allclose(found, model.head.top(ends), atol=1e-5)

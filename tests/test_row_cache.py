@@ -107,6 +107,7 @@ def test_whatever_decides_the_tokens_is_in_the_name(tokenizer, world: Path) -> N
         digest(rows, other, LIMITS, head, True),
         digest(rows, tokenizer, replace(LIMITS, max_length=25), head, True),
         digest(rows, tokenizer, replace(LIMITS, stride=7), head, True),
+        digest(rows, tokenizer, replace(LIMITS, max_query=9), head, True),
         digest(rows, tokenizer, LIMITS, HeadConfig("single", ("y", "x")), True),
         *(digest([row], tokenizer, LIMITS, head, False) for row in moved),
         digest(tags, tokenizer, LIMITS, tag_head, False),

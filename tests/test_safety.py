@@ -5,6 +5,7 @@ import math
 import resource
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -269,6 +270,14 @@ def test_when_all_are_damaged_the_run_begins_anew(world: Path, whole: Path, tmp_
     assert [r["step"] for r in runlog.read(again)] == [r["step"] for r in runlog.read(whole)]
 
 
+def test_a_resumed_run_counts_its_tokens_from_the_beginning(world: Path, whole: Path, tmp_path: Path) -> None:
+    again = cut(whole, tmp_path / "cut", 6)
+    pretrain(EIGHT, world / "shards", again, device="cpu", resume=True)
+    counts = [[r["tokens"] for r in runlog.read(run) if "loss" in r] for run in (again, whole)]
+    assert len(counts[0]) == 8
+    assert counts[0] == counts[1] == sorted(set(counts[1]))
+
+
 def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(world: Path, whole: Path, tmp_path: Path) -> None:
     again = cut(whole, tmp_path / "cut", 6)
     for path in checkpoints(again)[1:]:
@@ -495,12 +504,17 @@ def test_tensorboard_shows_what_metrics_hold(world: Path, tmp_path: Path, monkey
     assert "dev_mlm_loss" in events.Tags()["scalars"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_tensorboard_that_cannot_be_written_does_not_end_a_run(world: Path, tmp_path: Path, capfd) -> None:
+def test_tensorboard_that_cannot_be_written_does_not_end_a_run(tmp_path: Path, capfd, monkeypatch) -> None:
+    died: list[BaseException] = []
+    monkeypatch.setattr(threading, "excepthook", lambda given: died.append(given.exc_value))
+    before = set(threading.enumerate())
     append = runlog.open_log(tmp_path, 0, tensorboard=True)
+    (writer,) = set(threading.enumerate()) - before
     with largest_file(1_000):
         for step in range(1, 12):
             append({"step": step, **dict.fromkeys("abcde", 1)})
+        writer.join(timeout=30)
+    assert [type(error) for error in died] == [OSError]  # TensorBoard's own thread dies, the run does not
     said = capfd.readouterr().err
     assert len(runlog.read(tmp_path)) == 11
     assert said.count("tensorboard: File too large; it gets no more records") == said.count("warning") == 1

@@ -194,3 +194,25 @@ def test_squad_without_impossible_questions_always_answers(tmp_path: Path) -> No
     twice = [*rows, *rows]
     with pytest.raises(UserError, match="a second question has the id '1'"):
         spans.gold_texts(twice)
+
+
+def test_the_score_of_no_answer_is_the_smallest_of_all_windows() -> None:
+    """As in the released script (`score_null` of `run_squad.py`): a window that holds the answer says so itself."""
+    window = spans.Window(1, np.array([[0, 3]]), np.array([True]))
+    one = np.array([[2.0, 1.0], [1.0, 1.5], [0.0, 0.0]], dtype=np.float32)  # null 3, best 2.5
+    other = np.array([[-1.0, -4.0], [0.0, 0.25], [0.0, 0.0]], dtype=np.float32)  # null -5, best 0.25
+    row, encoded = Row("q", "yes", None, ""), spans.Encoded([None] * 2, [0, 0], [window] * 2)
+    for scores in ([one, other], [other, one]):
+        (answer,) = spans.decode([row], encoded, scores, SPAN, Limits())
+        assert answer["null_odds"] == pytest.approx(-5.0 - 2.5)
+
+
+def test_the_threshold_is_the_one_with_the_best_f1() -> None:
+    """Here exact match would have everything unanswered, while half an answer is worth more than none."""
+    answers = [("a tall green tree", "green tree", -2.0), ("the old red house", "red house", 1.0), ("", "x", 3.0)]
+    rows = [Row("q", gold or "x", [{"text": gold, "answer_start": 0}] if gold else [], "") for gold, _, _ in answers]
+    found = [{"text": text, "null_odds": odds, "nbest": [{"text": text}]} for _, text, odds in answers]
+    assert spans.choose_threshold(find_task("squad2"), rows, found) == 1.0
+    scores = spans.score(find_task("squad2"), rows, found, SPAN, Limits(threshold=1.0))
+    assert (scores["best_exact_thresh"], scores["best_f1_thresh"]) == (0.0, 1.0)
+    assert scores["f1"] == scores["best_f1"] == pytest.approx(100 * (2 * 0.8 + 1) / 3, abs=10)

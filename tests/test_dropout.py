@@ -1,0 +1,96 @@
+"""Dropout falls where it does in `transformers`: with the same elements dropped, training gives the same scores."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import reference
+from test_parity import VOCAB, ask_theirs, draw_batch, our_loss, our_scores, same, same_gradients, their_scores
+
+from bertsmith.batch import Batch, Example, collate
+from bertsmith.formats.hf import load_folder
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.recurrent import FeatureConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread", "even_dropout")
+RATES = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.5}
+OUTPUT = {"classifier_dropout": 0.7}  # spans have no dropout before their output layer
+
+
+def drop(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """Dropout that chooses by the place in the last dimension: the same in both libraries, another for each rate."""
+    if not training or p == 0.0:
+        return x
+    kept = (torch.arange(x.shape[-1]) * 7 + 3) % 10 >= round(10 * p)
+    return x * kept / (1 - p)
+
+
+def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False) -> torch.Tensor:
+    """What the fused function computes, with the dropout above."""
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    return drop(scores.softmax(-1), dropout_p) @ v
+
+
+@pytest.fixture
+def even_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(F, "dropout", drop)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("kind", ["mlm+nsp", "single", "tags", "span"])
+def test_the_same_elements_are_dropped_as_in_transformers(kind: str, packed: bool, tmp_path, tiny_tokenizer) -> None:
+    size = max(VOCAB, tiny_tokenizer.vocab_size)
+    rates = RATES if kind in ("mlm+nsp", "span") else RATES | OUTPUT
+    theirs = reference(kind, size, attn_implementation="eager", **rates)
+    theirs.save_pretrained(tmp_path)
+    tiny_tokenizer.save(tmp_path)
+    model = load_folder(tmp_path).model.train()
+    padded, batch = draw_batch(kind, packed=False), draw_batch(kind, packed=packed)
+    still = our_scores(model.eval(), kind, batch)
+    output = ask_theirs(theirs.train(), kind, padded)
+    for name, scores in our_scores(model.train(), kind, batch).items():
+        same(scores, their_scores(output, kind, padded)[name], name)
+        assert not torch.allclose(scores, still[name], atol=1e-2)
+    if kind != "span":  # their loss of spans counts padding
+        our_loss(model, batch).backward()
+        output.loss.backward()
+        same_gradients(model, theirs)
+
+
+def small_batch() -> tuple[EncoderConfig, Batch]:
+    config = EncoderConfig(VOCAB, hidden_size=20, num_layers=2, num_heads=2, intermediate_size=40)
+    rows = [Example(torch.arange(5, 5 + n).numpy(), torch.zeros(n, dtype=torch.long).numpy()) for n in (7, 3, 9)]
+    return config, collate(rows, packed=True)
+
+
+def test_attention_that_is_looked_at_drops_the_same() -> None:
+    config, batch = small_batch()
+    encoder = Encoder(config).train()
+    same(encoder(batch, Trace()), encoder(batch))
+
+
+def test_a_rate_for_the_output_layer_alone() -> None:
+    """`HeadConfig.dropout` and the rates of the encoder are separate settings."""
+    config, batch = small_batch()
+    for head in (HeadConfig("single", ("a", "b"), dropout=0.6), HeadConfig("tags", ("a", "b"), dropout=0.6)):
+        model = TaskModel(Encoder(config), head).train()
+        hidden = model.encoder(batch)
+        if head.kind == "single":
+            hidden = model.head.pooler(hidden[batch.layout.firsts])
+        same(model.scores(batch), model.head.output(drop(hidden, 0.6)), head.kind)
+
+
+def test_a_bilstm_on_frozen_states_drops_its_input_and_its_output() -> None:
+    config, _ = small_batch()
+    head = HeadConfig("tags", ("a", "b"), dropout=0.4, features=FeatureConfig("last", hidden_size=10, num_layers=1))
+    model = TaskModel(Encoder(config), head).train()
+    states = torch.randn(6, 1, 20)
+    batch = collate([Example(torch.zeros(6).long().numpy(), torch.zeros(6).long().numpy())], packed=True)
+    read = model.head.lstm(drop(states[:, 0], 0.4)[:, None])[0][:, 0]
+    same(model.head(states, batch.layout), model.head.output(drop(read, 0.4)))
