@@ -12,7 +12,11 @@ from bertsmith.answers import evaluate
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetuning import FinetuneConfig, finetune, micro_batches
+from bertsmith.formats.hf import Notes, save_folder
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig
+from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.predictor import Predictor
 from bertsmith.tasks import choice
 from bertsmith.tasks.files import score_file
@@ -114,7 +118,19 @@ def test_a_model_learns_to_choose(world: Path, tmp_path: Path, form: str) -> Non
         assert score_file(written, "swag", tmp_path / "test.csv")["accuracy"] == scores["accuracy"]
 
 
-def test_an_ending_is_chosen_by_its_context(world: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
+    """A model with wide random weights: how two words go together is in its states, and is learnt in a few steps."""
+    folder, tokenizer = tmp_path_factory.mktemp("choice") / "wide", Tokenizer.load(world / "tok")
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 16}
+    torch.manual_seed(1)
+    encoder = Encoder(EncoderConfig(tokenizer.vocab_size, **sizes, init_std=0.2))
+    save_folder(folder, MaskedLM(encoder), tokenizer, Notes())
+    return folder
+
+
+@pytest.mark.parametrize("seed", [1, 2])  # all of 1 to 8 learn it
+def test_an_ending_is_chosen_by_its_context(wide: Path, tmp_path: Path, seed: int) -> None:
     """The endings are the same in every row, and each is right as often: alone, neither text says anything."""
     words = ["file", "class"]
     rows = []
@@ -124,9 +140,9 @@ def test_an_ending_is_chosen_by_its_context(world: Path, tmp_path: Path) -> None
         rows.append({"text": f"{right} {i // 4}", "endings": endings, "label": endings.index(right)})
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
-    changes = ["train.epochs=40", "train.batch_size=16", "train.learning_rate=5e-3", "data.max_length=16"]
-    config = override(FinetuneConfig("choose"), changes)
-    scores = finetune(config, world / "run", data, tmp_path / "run", dev=data, device="cpu")
+    changes = ["train.epochs=12", "train.batch_size=16", "train.learning_rate=2e-3", "data.max_length=16"]
+    config = override(FinetuneConfig("choose"), [*changes, "dropout=0", f"train.seed={seed}"])
+    scores = finetune(config, wide, data, tmp_path / "run", dev=data, device="cpu")
     assert scores["accuracy"] > 95
 
 

@@ -11,6 +11,7 @@ from test_onnx import make
 from bertsmith.batch import Example, collate
 from bertsmith.engines import Int8Linear, OnnxEngine, TorchEngine, batches
 from bertsmith.errors import UserError
+from bertsmith.formats import onnx as onnx_format
 from bertsmith.formats.hf import save_folder
 from bertsmith.formats.onnx import export_onnx, open_onnx
 from bertsmith.predictor import Predictor, measure_int8
@@ -118,18 +119,27 @@ def test_int8_is_for_three_matrices_of_a_layer(tiny_tokenizer):
         assert torch.equal(kept[name], loaded.model.get_parameter(name))
 
 
-def test_int8_graphs_keep_the_matrices_that_need_float32(exported):
-    """In the last layer of a classifier `[CLS]` alone goes on after the attention: nothing there is worth it."""
-    import onnx
+def test_int8_graphs_keep_the_matrices_that_need_float32(tmp_path):
+    """The matrix after the activation, and what follows `[CLS]`, which the exporter writes as Gemm."""
+    from onnx import TensorProto, helper, numpy_helper, save
 
-    loaded, folder = exported
-    nodes = onnx.load(folder / "model_int8.onnx").graph.node
-    layers, of_cls = loaded.model.encoder.config.num_layers, loaded.model.head_config.kind not in ("tags", "span")
-    kinds = [node.op_type for node in nodes]
-    # query, key and value in one, the output, the first matrix of the feed-forward layer
-    assert kinds.count("MatMulInteger") == 3 * layers - 2 * of_cls
-    # the second one, and what tags and answers are scored with
-    assert kinds.count("MatMul") == layers - of_cls + (not of_cls)
+    rng = np.random.default_rng(0)
+    weights = {"first": (8, 16), "second": (16, 8), "pooler": (8, 8), "output": (8, 3)}
+    arrays = [numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n) for n, s in weights.items()]
+    arrays.append(numpy_helper.from_array(np.zeros(8, np.float32), "bias"))
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["a"], "node_first"),
+        helper.make_node("MatMul", ["a", "second"], ["b"], "node_second"),
+        helper.make_node("Gemm", ["b", "pooler", "bias"], ["c"], "node_pooler"),
+        helper.make_node("Gemm", ["c", "output"], ["y"], "node_output"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["rows", w]) for n, w in (("x", 8), ("y", 3)))
+    graph = helper.make_graph(nodes, "graph", [x], [y], arrays)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "model.onnx")
+    onnx_format._quantise(tmp_path / "model.onnx", tmp_path / "int8.onnx")
+    kept = {t.name: t.data_type for t in onnx_format.require("onnx").load(tmp_path / "int8.onnx").graph.initializer}
+    assert {name for name in weights if kept.get(name) == TensorProto.FLOAT} == {"second", "pooler", "output"}
+    assert kept["first_quantized"] == TensorProto.INT8
 
 
 def test_batches_are_full_and_nearly_equal():

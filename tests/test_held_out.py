@@ -17,7 +17,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretrain import pretrain
+from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -58,8 +58,8 @@ def plain_figures(objective: MaskedLM | CausalLM, loader: Loader, indices: np.nd
             (first, second), follows = scores["nsp"][0].tolist(), batch.labels["next"].item()
             pairs.append((0 if first > second else 1) == follows)
     loss = sum(losses) / len(losses)
-    found = {f"{name}_loss": loss, f"{name}_perplexity": math.e**loss, f"{name}_accuracy": np.mean(right)}
-    return {**found, **({"nsp_accuracy": np.mean(pairs)} if pairs else {})}
+    found = {f"{name}_loss": loss, f"{name}_perplexity": math.e**loss, f"{name}_accuracy": 100 * np.mean(right)}
+    return {**found, **({"nsp_accuracy": 100 * np.mean(pairs)} if pairs else {})}
 
 
 @pytest.mark.parametrize("direction", ["both", "left-to-right"])
@@ -71,7 +71,7 @@ def test_figures_are_those_of_a_plain_recomputation(world: Path, direction: str,
     found = held_out.evaluate(objective, loader, [])
     expected = plain_figures(objective, loader, np.arange(len(loader.source)))
     assert found == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
-    assert 0 < found["mlm_accuracy" if direction == "both" else "lm_accuracy"] < 1
+    assert 0 < found["mlm_accuracy" if direction == "both" else "lm_accuracy"] < 100
 
 
 def test_a_large_part_is_evaluated_on_a_fixed_sample_of_different_sequences(world: Path, monkeypatch) -> None:

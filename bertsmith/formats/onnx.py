@@ -263,11 +263,14 @@ def _quantise(source: Path, path: Path) -> None:
     matrices = [
         (n.name, shapes[n.input[1]]) for n in graph.graph.node if n.op_type == "MatMul" and n.input[1] in shapes
     ]
+    kept = [name for name, (rows, columns) in matrices if rows > columns]
+    # The quantiser makes a MatMul of this name out of every Gemm before it looks at what to leave out.
+    kept += [f"{node.name}_MatMul" for node in graph.graph.node if node.op_type == "Gemm"]
     with _quiet():
         quantization.quantize_dynamic(
             graph,
             path,
-            nodes_to_exclude=[name for name, (rows, columns) in matrices if rows > columns],
+            nodes_to_exclude=kept,
             op_types_to_quantize=["MatMul"],
             per_channel=True,
             reduce_range=not has_vnni(),
