@@ -35,6 +35,7 @@ Precision = Annotated[str | None, typer.Option("--precision", help="float32, bfl
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output instead of a table")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an unfinished run")]
 Field = Annotated[str, typer.Option("--field", help="The field of JSON lines and parquet that holds the text")]
+Encoding = Annotated[str, typer.Option("--encoding", help="The encoding of the text, if not UTF-8: cp949, utf-16, …")]
 Model = Annotated[str, typer.Argument(help="A model folder, a run or a hub name")]
 Models = Annotated[
     list[str],

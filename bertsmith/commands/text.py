@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bertsmith.commands.options import Field, Inputs, Json, Out, Set, show
+from bertsmith.commands.options import Encoding, Field, Inputs, Json, Out, Set, show
 from bertsmith.config import override, to_dict
 from bertsmith.errors import UserError
 
@@ -19,6 +19,7 @@ def tokenizer_train(
     cased: Annotated[bool, typer.Option("--cased", help="Keep capitals and accents")] = False,
     jamo: Annotated[bool, typer.Option("--jamo", help="Break Hangul into jamo, as the original uncased form")] = False,
     field: Field = "text",
+    encoding: Encoding = "",
     as_json: Json = False,
 ) -> None:
     """Train a WordPiece vocabulary on text.
@@ -28,7 +29,7 @@ def tokenizer_train(
     """
     from bertsmith.data.vocabulary import train_tokenizer
 
-    trained = train_tokenizer(text, out, vocab_size=vocab_size, cased=cased, jamo=jamo, field=field)
+    trained = train_tokenizer(text, out, vocab_size=vocab_size, cased=cased, jamo=jamo, field=field, encoding=encoding)
     tokenizer, held_out = trained.tokenizer, trained.coverage
     facts: dict[str, Any] = {
         "tokenizer": str(out),
@@ -69,6 +70,7 @@ def corpus_doctor(
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer or model folder")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The page to write")] = None,
     field: Field = "text",
+    encoding: Encoding = "",
     as_json: Json = False,
 ) -> None:
     """Say what would spoil the training before it is run, of raw text or of a corpus folder.
@@ -78,7 +80,7 @@ def corpus_doctor(
     """
     from bertsmith.data.doctor import describe, examine, write_report
 
-    diagnosis = examine(text, tokenizer=tokenizer, text_field=field)
+    diagnosis = examine(text, tokenizer=tokenizer, text_field=field, encoding=encoding)
     if out is not None:
         write_report(diagnosis, out)
     if as_json:
@@ -97,6 +99,7 @@ def corpus_build(
     address: Annotated[str | None, typer.Option("--address", help="The Ray cluster's address")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad records and files, and say so")] = False,
     field: Field = "text",
+    encoding: Encoding = "",
     settings: Set = None,
     as_json: Json = False,
 ) -> None:
@@ -110,7 +113,7 @@ def corpus_build(
 
     if engine not in ("local", "ray"):
         raise UserError(f"--engine {engine!r} is not one of 'local', 'ray'")
-    config = override(BuildConfig(skip_bad=skip_bad, text_field=field), settings or [])
+    config = override(BuildConfig(skip_bad=skip_bad, text_field=field, encoding=encoding), settings or [])
     corpus = build_corpus(text, tokenizer, out, config=config, workers=workers, engine=engine, address=address)  # type: ignore[arg-type]
     facts = corpus.manifest
     counts = {name: getattr(facts, name) for name in ("documents", "sentences", "tokens")}

@@ -59,6 +59,7 @@ class BuildConfig:
     clean: CleanConfig = field(default_factory=CleanConfig)
     skip_bad: bool = False
     text_field: str = "text"
+    encoding: str = ""  # of the input; UTF-8 where it is empty
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def build_corpus(
     if count < 1:
         raise UserError(f"--workers {workers}: give a number of at least 1")
     config = config or BuildConfig()
-    tok, sources, store = Tokenizer.load(tokenizer), find_sources(inputs), Store(str(out))
+    tok, sources, store = Tokenizer.load(tokenizer), find_sources(inputs, config.encoding), Store(str(out))
     _open_plan(store, _plan(tok, sources, config))
     try:
         _build(store, sources, tok, config, partial(run_in_order, workers=count, engine=engine, address=address))
@@ -103,6 +104,8 @@ def build_corpus(
 def _plan(tok: Tokenizer, sources: Sequence[Source], config: BuildConfig) -> dict[str, Any]:
     """All that the bytes of the shards depend on, but for the files themselves: a shard knows its own."""
     settings = {name: value for name, value in to_dict(config).items() if name != "skip_bad"}
+    if not config.encoding:
+        del settings["encoding"]  # so that builds go on that were begun before there was this setting
     return {"tokenizer": tok.hash, "inputs": [s.url for s in sources], "block_bytes": BLOCK_BYTES, **settings}
 
 

@@ -56,6 +56,7 @@ def examine(
     *,
     tokenizer: str | Path | None = None,
     text_field: str = "text",
+    encoding: str = "",
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Diagnosis:
     """Look at raw text, or at one corpus folder, and say what would spoil the training.
@@ -71,7 +72,7 @@ def examine(
     tok = Tokenizer.load(tokenizer) if tokenizer is not None else None
     if corpora:
         return _examine_corpus(Corpus.open(corpora[0]), tok, str(tokenizer), sample_bytes)
-    return _examine_text(find_sources(inputs), tok, text_field, sample_bytes)
+    return _examine_text(find_sources(inputs, encoding), tok, text_field, sample_bytes)
 
 
 def _is_corpus(item: str | Path) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from bertsmith.data.sources import Block, Reading, Source, find_sources, read_blocks
 from bertsmith.data.wikipedia import extracted_documents, page_documents
 from bertsmith.errors import UserError
+from bertsmith.text.encodings import is_other_encoding, other_encoding
 from bertsmith.text.safe import SafeTexts
 
 Document = list[str]
@@ -58,7 +59,13 @@ def _parse(block: Block, text_field: str, trouble: Trouble, skip_bad: bool) -> I
     elif block.kind == "dump":
         yield from page_documents(block.data)
     else:
-        text = _decode(block, trouble)
+        try:
+            text = _decode(block, trouble)
+        except UserError as error:
+            if not skip_bad:
+                raise
+            trouble.bad.append(str(error))
+            return
         if block.kind == "extracted":
             yield from extracted_documents(text)
         elif block.kind == "json":
@@ -77,9 +84,9 @@ class Documents:
     trouble: Trouble
 
     @classmethod
-    def of(cls, inputs: Iterable[str | Path], text_field: str = "text") -> Documents:
+    def of(cls, inputs: Iterable[str | Path], text_field: str = "text", encoding: str = "") -> Documents:
         """Check that the inputs are there and readable: files, folders, globs or URLs."""
-        return cls(tuple(find_sources(inputs)), text_field, Reading(), Trouble())
+        return cls(tuple(find_sources(inputs, encoding)), text_field, Reading(), Trouble())
 
     def __iter__(self) -> Iterator[Document]:
         self.reading.__init__()  # type: ignore[misc]
@@ -94,17 +101,21 @@ class Documents:
 
 
 def _decode(block: Block, trouble: Trouble) -> str:
-    """The text of a block; invalid UTF-8 is replaced and counted."""
+    """The text of a block; invalid UTF-8 is replaced and counted, and text in another encoding refused."""
     assert isinstance(block.data, bytes)
     try:
-        return block.data.decode("utf-8")
+        text, replaced = block.data.decode("utf-8"), 0
     except UnicodeDecodeError as error:
         if not trouble.replaced:
             line = block.first_line + block.data.count(b"\n", 0, error.start)
             trouble.first_replaced = f"{block.source}, line {line}"
         text = block.data.decode("utf-8", errors="replace")
-        trouble.replaced += text.count("\ufffd") - block.data.count("\ufffd".encode())
-        return text
+        replaced = text.count("\ufffd") - block.data.count("\ufffd".encode())
+    invalid = replaced + text.count("\0")  # ASCII in UTF-16 is valid UTF-8 with NUL characters
+    if is_other_encoding(invalid, len(text)):
+        raise other_encoding(block.source, block.encoding, block.data, invalid, len(text))
+    trouble.replaced += replaced
+    return text
 
 
 def _text_documents(text: str) -> Iterator[Document]:

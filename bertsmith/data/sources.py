@@ -21,6 +21,7 @@ from typing import IO, Any, Literal
 import fsspec
 
 from bertsmith.errors import UserError
+from bertsmith.text.encodings import check_encoding, recoded
 
 Kind = Literal["text", "json", "parquet", "dump", "extracted"]
 BLOCK_BYTES = 8 << 20
@@ -58,11 +59,12 @@ class Source:
     url: str
     kind: Kind
     size: int
+    encoding: str = ""  # UTF-8 where it is empty
 
     @property
     def origin(self) -> str:
         """The file and its size: a file that was mended in between is another one."""
-        return f"{self.url} {self.size}"
+        return f"{self.url} {self.size} {self.encoding}".rstrip()
 
     @property
     def compression(self) -> str:
@@ -79,6 +81,7 @@ class Block:
     first_line: int
     data: bytes | list[str]
     origin: str  # the file as it was when it was read
+    encoding: str = ""  # in which it was read; UTF-8 where it is empty
 
 
 @dataclass
@@ -89,15 +92,16 @@ class Reading:
     bad: list[str] = field(default_factory=list)
 
 
-def find_sources(inputs: Iterable[str | Path]) -> list[Source]:
+def find_sources(inputs: Iterable[str | Path], encoding: str = "") -> list[Source]:
     """The files behind paths, folders, globs and URLs; what is missing, empty or of an unknown kind is refused."""
-    sources = [source for item in inputs for source in _find(str(item))]
+    encoding = check_encoding(encoding) if encoding else ""
+    sources = [source for item in inputs for source in _find(str(item), encoding)]
     if not sources:
         raise UserError("no input files given")
     return sources
 
 
-def _find(item: str) -> list[Source]:
+def _find(item: str, encoding: str) -> list[Source]:
     system, path = fsspec.core.url_to_fs(item)
     try:
         if any(c in item for c in "*?["):
@@ -116,23 +120,23 @@ def _find(item: str) -> list[Source]:
         raise UserError(f"cannot read {item}: {error.strerror or error}") from None
     local = "file" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,))
     if local:
-        return [_source(item if len(found) == 1 and found[0] == path else p, system, p) for p in found]
-    return [_source(system.unstrip_protocol(p), system, p) for p in found]
+        return [_source(item if len(found) == 1 and found[0] == path else p, system, p, encoding) for p in found]
+    return [_source(system.unstrip_protocol(p), system, p, encoding) for p in found]
 
 
-def _source(url: str, system: fsspec.AbstractFileSystem, path: str) -> Source:
+def _source(url: str, system: fsspec.AbstractFileSystem, path: str, encoding: str) -> Source:
     size = int(system.size(path) or 0)
     if size == 0:
         raise UserError(f"{url} is empty")
     pure = PurePosixPath(url)
     ending = (PurePosixPath(pure.stem).suffix if pure.suffix.lower() in COMPRESSED else pure.suffix).lower()
     if ending in KINDS and ending != ".txt":
-        return Source(url, KINDS[ending], size)
+        return Source(url, KINDS[ending], size, "" if ending == ".parquet" else encoding)
     if ending not in KINDS and not _unnamed(ending):
         raise UserError(
             f"{url}: unknown kind of file {ending!r}; .txt, .jsonl, .parquet or .xml, plain or .gz .xz .bz2 .zst"
         )
-    return Source(url, _sniff(Source(url, "text", size)), size)
+    return Source(url, _sniff(Source(url, "text", size, encoding)), size, encoding)
 
 
 def _unnamed(ending: str) -> bool:
@@ -166,7 +170,8 @@ class open_source:
         except OSError as error:
             raise UserError(f"cannot read {self.source.url}: {error.strerror or error}") from None
         opener = COMPRESSED.get(self.source.compression)
-        return (opener(self.raw) if opener else self.raw), self.raw.tell
+        plain = opener(self.raw) if opener else self.raw
+        return (recoded(plain, self.source.encoding) if self.source.encoding else plain), self.raw.tell
 
     def __exit__(self, *details: object) -> None:
         self.raw.close()
@@ -195,7 +200,7 @@ def _read_file(source: Source, text_field: str, reading: Reading) -> Iterator[Bl
     with open_source(source) as (file, tell):
         for data in _pieces(file, source, RECORD_ENDS[source.kind]):
             reading.bytes_read = before + min(tell(), source.size)
-            yield Block(source.url, source.kind, line, data, source.origin)
+            yield Block(source.url, source.kind, line, data, source.origin, source.encoding)
             line += data.count(b"\n")
 
 

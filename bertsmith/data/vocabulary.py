@@ -38,13 +38,14 @@ def train_tokenizer(
     cased: bool = False,
     jamo: bool = False,
     field: str = "text",
+    encoding: str = "",
 ) -> TrainedTokenizer:
     """Train a WordPiece vocabulary on text files and save it as a folder.
 
     `cased` keeps capitals and accents; `jamo` breaks Hangul into its letters, as the original uncased form does. Of
-    more than 100 MB of text an evenly spread sample of that size is used.
+    more than 100 MB of text an evenly spread sample of that size is used. `encoding` is the files', if not UTF-8.
     """
-    sources = find_sources(inputs)
+    sources = find_sources(inputs, encoding)
     with new_folder(out) as folder, progress_bar("training the vocabulary", 100) as advance:
         text = _Text(sources, field, advance)
         text.measure()
