@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
-from collections import Counter
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,14 +20,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
+from bertsmith.text.alphabet import alphabet, inner_pieces
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import safe_text
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-MAX_WORD = 200  # characters; a longer word is [UNK], as in the released code
+MAX_WORD = 100  # characters; a longer word is [UNK], as in `transformers`
+_LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD + 1},}}")  # without spaces and signs
 FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
-RARE = 1 / 10_000  # the share of the text that the characters outside the alphabet may make up
-MAIN_SCRIPT = 1 / 100  # from this share of the text on, a script is one of its main ones
 
 
 def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
@@ -148,79 +147,39 @@ def train_wordpiece(
 ) -> Tokenizer:
     """Train a WordPiece vocabulary; `texts` is gone through twice, first for its characters, then for its words.
 
-    The alphabet (see `_alphabet`) has at most a quarter as many characters as the vocabulary has entries. Its pieces
-    get their ids before training, in the order of the characters: the library would number them in the order of a
-    hash table and break ties by that, and the same text has to give the same vocabulary.
+    The pieces of the alphabet (see `alphabet`) are at most half of the vocabulary. They get their ids before training,
+    in the order of the characters: the library would number them in the order of a hash table and break ties by that,
+    and the same text has to give the same vocabulary.
     """
     if iter(texts) is texts:
         raise TypeError("train_wordpiece goes through the texts twice: give a list, not an iterator")
     if vocab_size < 2 * len(SPECIAL_TOKENS):
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
+    if cased and jamo:
+        raise UserError("--jamo is for uncased vocabularies: with --cased Hangul is never taken apart; leave one out")
     backend = _backend(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_WORD), normalizer(cased, jamo))
-    room = max(vocab_size // 4, min(64, (vocab_size - len(SPECIAL_TOKENS)) // 2))
-    alphabet = _alphabet(texts, backend, room)
-    if not alphabet:
+    room = max(vocab_size // 2, min(128, vocab_size - len(SPECIAL_TOKENS)))
+    characters = alphabet(texts, backend, vocab_size, room)
+    if not characters:
         raise UserError("the text holds no words: nothing to train a vocabulary on")
-    inner = [f"##{c}" for c in alphabet if _joins(c, backend)]
+    inner = inner_pieces(characters, backend)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_count,
-        special_tokens=[*SPECIAL_TOKENS, *alphabet, *inner],
-        initial_alphabet=alphabet,
-        limit_alphabet=len(alphabet),
+        special_tokens=[*SPECIAL_TOKENS, *characters, *inner],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
+    backend.train_from_iterator(_short_words(texts), trainer)
     trained = models.WordPiece(backend.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=MAX_WORD)
     return Tokenizer(_with_special_tokens(_backend(trained, backend.normalizer)), lowercase=not cased)
 
 
-def _alphabet(texts: Iterable[str], backend: Backend, room: int) -> list[str]:
-    """The characters that get pieces of their own, in the order of their code points.
-
-    These are the most frequent characters, until the others make up less than 1/10,000 of the text; every ASCII
-    character that occurs; and every letter that occurs and can stand inside a word of a script that is at least 1 %
-    of the text, since a rare syllable makes a whole Korean word unknown. (An ideograph stands alone and costs only
-    itself.) So a Korean vocabulary keeps all Hangul of its text, and an English one no tail of foreign symbols. Where
-    there is room for fewer, the most frequent stay.
-    """
-    counts = _characters(texts, backend)
-    scripts: Counter[str] = Counter()
-    for character, count in counts.items():
-        scripts[_script(character)] += count
-    total = rest = counts.total()
-    kept: list[str] = []
-    for character in sorted(counts, key=lambda c: (-counts[c], c)):
-        script = _script(character)
-        main = script and scripts[script] >= MAIN_SCRIPT * total and _joins(character, backend)
-        if rest > RARE * total or character.isascii() or main:
-            kept.append(character)
-        rest -= counts[character]
-    return sorted(kept[:room])
-
-
-def _characters(texts: Iterable[str], backend: Backend) -> Counter[str]:
-    """How often each character occurs after normalisation, spaces aside."""
-    raw: Counter[str] = Counter()
+def _short_words(texts: Iterable[str]) -> Iterator[str]:
+    """The texts with their longest words cut: training takes the square of a word's length (base64, DNA)."""
     for text in texts:
-        raw.update(text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text))
-    counts: Counter[str] = Counter()
-    for character, count in raw.items():
-        for kept in backend.normalizer.normalize_str(character):
-            if not kept.isspace():
-                counts[kept] += count
-    return counts
-
-
-def _script(character: str) -> str:
-    """The script of a letter, the first word of its Unicode name (LATIN, HANGUL, CJK); nothing for other characters."""
-    return unicodedata.name(character, "").split(" ")[0] if character.isalpha() else ""
-
-
-def _joins(character: str, backend: Backend) -> bool:
-    """Whether a character can stand inside a word (punctuation and CJK ideographs stand alone)."""
-    text = backend.normalizer.normalize_str("a" + character)
-    return len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1
+        yield _LONG_WORD.sub(lambda found: " ".join(re.findall(f".{{1,{MAX_WORD}}}", found[0])), text)
 
 
 def _backend(model: models.Model, normal: normalizers.Normalizer) -> Backend:
