@@ -1,31 +1,31 @@
-"""The verbs of a trained model on files: `predict`, `evaluate`, `fill`.
-
-Answers to a large file are written as JSON lines into a folder `OUT.partial`, a window of rows at a time, and become
-the file that was asked for at the end. A killed run goes on at the last whole window: the windows decide which texts
-share a batch, so that the answers are the same to the bit as without the kill.
-"""
+"""The verbs of a trained model on files: `predict`, `evaluate`, `fill`."""
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import json
-import os
 import shutil
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from bertsmith import predictor as predicting
-from bertsmith.config import read_json
+from bertsmith.answer_files import (
+    ANSWERS,
+    KINDS,
+    Journal,
+    begin,
+    check_out,
+    facts_of,
+    finish,
+    keep_or_remove,
+    partial_folder,
+)
 from bertsmith.engines import EngineName, Precision
 from bertsmith.errors import UserError
-from bertsmith.folders import file_hash, new_file, new_folder, refuse_existing, sync, writes
-from bertsmith.formats.hub import FILES
+from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.predictor import Combine, Names, Predictor
 from bertsmith.progress import progress_bar, say
 from bertsmith.tasks.by_class import by_class
@@ -33,10 +33,6 @@ from bertsmith.tasks.files import write_answers as write_official
 from bertsmith.tasks.reading import in_folder, read_task
 from bertsmith.tasks.records import STDIN
 from bertsmith.tasks.rows import Columns, Row
-
-FACTS, ANSWERS = "facts.json", "answers.jsonl"
-KINDS = (".jsonl", ".csv", ".parquet")
-ROWS_AT_ONCE = 4096  # of a finished file
 
 
 def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
@@ -77,7 +73,9 @@ def predict(
     keep: Sequence[str] = (),
     text: str = "",
     pair: str = "",
+    n_best: int | None = None,
     resume: bool = False,
+    force: bool = False,
     device: str | None = None,
     engine: EngineName | None = None,
     threads: int | None = None,
@@ -86,30 +84,72 @@ def predict(
 ) -> int:
     """Answer every row of a file or of standard input (`-`), in order; gives the number of rows.
 
-    Several models answer together, see `together` of `bertsmith.predictor`.
+    Several models answer together, see `together` of `bertsmith.predictor`. An output that is there already is refused,
+    or overwritten with `force`. `n_best` is how many labels or answers are listed with their scores.
     `out` is a `.jsonl`, `.csv` or `.parquet` file, or `-` for JSON lines on standard output. `keep` names columns of
     the input to write beside the answers, `text` and `pair` its columns where they are not those of the training data.
     Where `data` is the folder of a data set, `out` becomes a folder with the files that its server or script takes.
     """
+    _check_n_best(n_best)
     if Path(data).is_dir():
         refuse_existing(Path(out), hint="choose another --out")
-        if resume or keep or text or pair:
-            raise UserError(f"{data} is the folder of a data set; --resume, --keep, --text and --pair are for files")
+        if resume or force or keep or text or pair or n_best:
+            given = "--resume, --force, --keep, --text, --pair and --n-best"
+            raise UserError(f"{data} is the folder of a data set; {given} are for files")
     elif str(out) != STDIN:
-        _check_out(Path(out), data, resume)
-    elif resume:
-        raise UserError("--resume goes on with a file; --out - has none")
+        check_out(Path(out), data, KINDS, resume=resume, force=force)
+    elif resume or force:
+        raise UserError("--resume and --force are for files; --out - has none")
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     columns = replace(predictor.columns, **{k: v for k, v in (("text", text), ("pair", pair)) if v})
     if Path(data).is_dir():
         count = predict_data_set(predictor, Path(data), Path(out))
     elif str(out) == STDIN:
-        count = write_answers(predictor, data, columns, keep, sys.stdout)
+        count = write_answers(predictor, data, columns, keep, sys.stdout, n_best=n_best)
         sys.stdout.flush()
     else:
-        count = predict_file(predictor, data, Path(out), columns, keep, resume=resume)
+        if force and not resume:
+            shutil.rmtree(partial_folder(Path(out)), ignore_errors=True)
+        count = predict_file(predictor, data, Path(out), columns, keep, n_best)
     say_shortened(predictor.shortened, predictor.max_length)
     return count
+
+
+def predict_text(
+    model: Names,
+    text: str,
+    pair: str = "",
+    *,
+    n_best: int | None = None,
+    device: str | None = None,
+    engine: EngineName | None = None,
+    threads: int | None = None,
+    precision: Precision | None = None,
+    combine: Combine | None = None,
+) -> dict[str, Any]:
+    """The answer to one text, or to a text and a second one; `n_best` is how many labels or answers it lists."""
+    _check_n_best(n_best)
+    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
+    (answer,) = predictor.predict([(text, pair) if pair else text])
+    say_shortened(predictor.shortened, predictor.max_length)
+    return trimmed(answer, n_best)
+
+
+def _check_n_best(n_best: int | None) -> None:
+    if n_best is not None and n_best < 1:
+        raise UserError(f"--n-best {n_best} must be at least 1")
+
+
+def trimmed(answer: dict[str, Any], n_best: int | None) -> dict[str, Any]:
+    """An answer with so many of its likeliest labels or answers; None: all there are."""
+    if n_best is None:
+        return answer
+    cut = dict(answer)
+    if isinstance(answer.get("scores"), dict):
+        cut["scores"] = dict(sorted(answer["scores"].items(), key=lambda entry: -entry[1])[:n_best])
+    if "nbest" in answer:
+        cut["nbest"] = answer["nbest"][:n_best]
+    return cut
 
 
 def say_shortened(count: int, limit: int) -> None:
@@ -138,22 +178,25 @@ def predict_data_set(predictor: Predictor, data: Path, out: Path) -> int:
 
 
 def predict_file(
-    predictor: Predictor, data: str | Path, out: Path, columns: Columns, keep: Sequence[str], *, resume: bool
+    predictor: Predictor,
+    data: str | Path,
+    out: Path,
+    columns: Columns,
+    keep: Sequence[str],
+    n_best: int | None = None,
 ) -> int:
-    """Answers into a file, through a folder beside it that a killed run leaves and a resumed one goes on with."""
+    """Answers into a file, through a folder beside it that a killed run leaves and a resumed one continues."""
     work = partial_folder(out)
-    facts = facts_of(predictor, data, columns, keep)
-    begin = _begin(work, facts) if resume and work.exists() else 0
-    work.mkdir(parents=True, exist_ok=True)
-    with new_file(work / FACTS) as file_of_facts:
-        file_of_facts.write_text(json.dumps(facts), encoding="utf-8")
+    journal = begin(work, {**facts_of(predictor, data, columns, keep), "n_best": n_best})
+    before = journal.windows * predicting.WINDOW
     try:
-        with (work / ANSWERS).open("a", encoding="utf-8", newline="\n") as file:
-            count = begin + write_answers(predictor, data, columns, keep, file, skip=begin)
+        count = before + write_answers(predictor, data, columns, keep, journal, before, n_best)
+        journal.close()
     except BaseException:
-        _keep_or_remove(work)
+        journal.close()
+        keep_or_remove(work)
         raise
-    _finish(work / ANSWERS, out)
+    finish(work / ANSWERS, out)
     shutil.rmtree(work)
     return count
 
@@ -163,8 +206,9 @@ def write_answers(
     data: str | Path,
     columns: Columns,
     keep: Sequence[str],
-    file: IO[str],
+    file: IO[str] | Journal,
     skip: int = 0,
+    n_best: int | None = None,
 ) -> int:
     """Answers as JSON lines, in the order of the rows; a window is on its way to the disk when the next one begins."""
     waiting: deque[tuple[dict[str, Any], float]] = deque()
@@ -185,127 +229,12 @@ def write_answers(
             kept, done = waiting.popleft()
             if clash := kept.keys() & answer.keys():
                 raise UserError(f"--keep {min(clash)}: the answers have a field of this name; rename the column")
-            file.write(json.dumps({**kept, **answer}, ensure_ascii=False, default=_plain) + "\n")
+            file.write(json.dumps({**kept, **trimmed(answer, n_best)}, ensure_ascii=False, default=_plain) + "\n")
             count += 1
             if not count % predicting.WINDOW:
                 file.flush()
             advance(done, f"{skip + count:,} rows")
     return count
-
-
-def partial_folder(out: Path) -> Path:
-    """Where the answers are until all are there."""
-    return out.with_name(f"{out.name}.partial")
-
-
-def _check_out(out: Path, data: str | Path, resume: bool) -> None:
-    if out.suffix.lower() not in KINDS:
-        raise UserError(f"--out {out}: unknown kind of file {out.suffix!r}; {', '.join(KINDS)}, or - for JSON lines")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder; give a file: {', '.join(KINDS)}")
-    if out.resolve() == Path(data).resolve():
-        raise UserError(f"--out {out} is the input; give another file")
-    work = partial_folder(out)
-    if work.exists() and not resume:
-        raise UserError(f"{work} is there from a run that was stopped; add --resume to go on with it, or remove it")
-
-
-def facts_of(predictor: Predictor, data: str | Path, columns: Columns, keep: Sequence[str]) -> dict[str, Any]:
-    """What the answers depend on: the model, the input, and what is read of it."""
-    digest = hashlib.sha256()
-    folders = [Path(folder) for folder in predictor.folders]
-    for path in (path for folder in folders for path in sorted(p for name in FILES for p in folder.glob(name))):
-        digest.update(path.name.encode() + bytes.fromhex(file_hash(path)))
-    digest.update(b"nbest" if predictor.members else b"")
-    found = Path(data).stat() if str(data) != STDIN and Path(data).is_file() else None
-    read = {"text": columns.text, "pair": columns.pair, "keep": list(keep)}
-    written = [found.st_size, found.st_mtime_ns] if found else []
-    return {"model": digest.hexdigest(), "input": str(data), "written": written, **read, "window": predicting.WINDOW}
-
-
-def _begin(work: Path, facts: dict[str, Any]) -> int:
-    """The number of rows that need not be answered again; the file is cut after them."""
-    if not (work / FACTS).exists() or not (work / ANSWERS).exists():
-        return 0
-    saved = read_json(work / FACTS)
-    if changed := [name for name, value in facts.items() if saved.get(name) != value]:
-        raise UserError(f"{work} was begun with another {', '.join(changed)}; remove it to begin anew")
-    rows = end = 0
-    with (work / ANSWERS).open("r+b") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break
-            if not number % predicting.WINDOW:
-                rows, end = number, file.tell()
-        file.truncate(end)
-    say(f"going on after {rows:,} rows")
-    return rows
-
-
-def _keep_or_remove(work: Path) -> None:
-    """Say how to go on with what is there; a folder without an answer is no use to anyone."""
-    if (work / ANSWERS).exists() and (work / ANSWERS).stat().st_size:
-        say(f"note: what was answered is in {work}; --resume goes on with it")
-    else:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _finish(answers: Path, out: Path) -> None:
-    """Turn JSON lines into the file that was asked for, which is there whole or not at all."""
-    if out.suffix.lower() == ".jsonl":
-        sync(answers)
-        os.replace(answers, out)
-        sync(out.parent)
-        return
-    with new_file(out) as made:
-        (_write_csv if out.suffix.lower() == ".csv" else _write_parquet)(answers, made)
-
-
-def _chunks(answers: Path) -> Iterator[list[dict[str, Any]]]:
-    with answers.open(encoding="utf-8", newline="\n") as file:
-        while lines := list(islice(file, ROWS_AT_ONCE)):
-            yield [json.loads(line) for line in lines]
-
-
-def _write_csv(answers: Path, out: Path) -> None:
-    """A column a field, a column a label of `scores`, and JSON where a field holds more."""
-    names = dict.fromkeys(name for chunk in _chunks(answers) for row in chunk for name in _flat(row))
-    with out.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(names), lineterminator="\n")
-        writer.writeheader()
-        for chunk in _chunks(answers):
-            writer.writerows(map(_flat, chunk))
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            flat.update({f"{name}.{key}": entry for key, entry in value.items()})
-        else:
-            flat[name] = value
-    return {
-        name: json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
-        for name, value in flat.items()
-    }
-
-
-def _write_parquet(answers: Path, out: Path) -> None:
-    """One type a field for all rows, found in a first pass: a column may begin with thousands of empty rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        schema = pa.schema([])
-        for chunk in _chunks(answers):
-            names = dict.fromkeys(name for row in chunk for name in row)
-            found = pa.table({name: [row.get(name) for row in chunk] for name in names}).schema
-            schema = pa.unify_schemas([schema, found], promote_options="permissive")
-        with pq.ParquetWriter(out, schema) as writer:
-            for chunk in _chunks(answers):
-                writer.write_table(pa.Table.from_pylist(chunk, schema=schema))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UserError(f"a column that is kept has values of several types: {error}; --out a .jsonl file") from None
 
 
 def _plain(value: Any) -> str:

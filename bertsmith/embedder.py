@@ -6,7 +6,7 @@ B sequences, L padded length, H hidden size. Texts go through in windows, so tha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertsmith.answer_files import check_out
 from bertsmith.answers import say_shortened
 from bertsmith.batch import Batch, Example, Layout, collate
-from bertsmith.engines import TOKENS, TorchEngine, batches
+from bertsmith.engines import TOKENS, TorchEngine, batches, refuse_not_finite
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, writes
 from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
@@ -30,6 +31,7 @@ from bertsmith.model.states import hidden_states, layer_number
 from bertsmith.predictor import WINDOW, Predictor
 from bertsmith.progress import progress_bar
 from bertsmith.tasks.rows import Columns, Row, read_rows
+from bertsmith.text.safe import safe_text
 
 Vectors = NDArray[np.float32]
 KINDS = (".npy", ".parquet", ".jsonl")
@@ -53,13 +55,15 @@ def embed(
     max_length: int | None = None,
     keep: Sequence[str] = (),
     text: str = "text",
+    force: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
     """A vector for every text of a file, in order; what is not asked for is as the model's folder says."""
     out = Path(out)
-    _check_out(out, keep)
-    wanted = pooling_kind(pooling) if pooling else None
-    embedder = Embedder(Predictor.load(model, device), wanted, normalize, layer, max_length)
+    _check_keep(out, keep)
+    check_out(out, data, KINDS, force=force)
+    options: dict[str, Any] = {"normalize": normalize, "layer": layer, "max_length": max_length}
+    embedder = Embedder.load(model, device, pooling=pooling, **options)
     count, share = 0, 0.0
 
     def told(now: float) -> None:
@@ -83,7 +87,28 @@ def embed(
 
 
 class Embedder:
-    """An encoder with its pooling, ready to turn texts into vectors."""
+    """An encoder with its pooling, ready to turn texts into vectors.
+
+    >>> from bertsmith import Embedder
+    >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+    >>> embedder(["a cat", "a kitten"]).shape  # doctest: +SKIP
+    (2, 384)
+    """
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        device: str | None = None,
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        layer: int = -1,
+        max_length: int | None = None,
+    ) -> Embedder:
+        """Open a model folder, a run or a hub name; what is not asked for is as the folder says."""
+        kind = pooling_kind(pooling) if pooling else None
+        return cls(Predictor.load(name, device), kind, normalize, layer, max_length)
 
     def __init__(
         self,
@@ -95,6 +120,7 @@ class Embedder:
     ) -> None:
         if not isinstance(predictor.engine, TorchEngine):
             raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")
+        self.folder, self.engine = predictor.folder, predictor.engine
         self.encoder: Encoder = predictor.engine.model.encoder
         self.tokenizer, self.device = predictor.tokenizer, predictor.engine.device
         config = self.encoder.config
@@ -106,19 +132,46 @@ class Embedder:
             self.pooling = replace(self.pooling, kind=kind, normalize=False)
         if normalize is not None:
             self.pooling = replace(self.pooling, normalize=normalize)
-        self.max_length = max_length or min(self.pooling.max_length or config.max_positions, config.max_positions)
+        own = min(self.pooling.max_length or config.max_positions, config.max_positions)
+        self.max_length = own if max_length is None else max_length
         if not 2 < self.max_length <= config.max_positions:
             raise UserError(f"--max-length {max_length} is not between 3 and the model's {config.max_positions}")
         self.shortened = 0
+        self.skipped = 0  # tokens at the beginning that are not pooled: [CLS] and a prompt's
+        if self.pooling.prompt and not self.pooling.include_prompt:
+            prompt = self.pooling.prompt.lower() if self.pooling.lowercase else self.pooling.prompt
+            self.skipped = 1 + len(self.tokenizer.encode([prompt])[0])
+
+    def embed(self, texts: str | Iterable[str]) -> Vectors:
+        """The vector of a text (H,), or a row for each of several texts (n, H), in their order.
+
+        >>> embedder.embed("a cat").shape  # doctest: +SKIP
+        (384,)
+        """
+        if isinstance(texts, str):
+            return self.vectors([texts])[0]
+        listed = list(texts)
+        if wrong := [text for text in listed if not isinstance(text, str)]:
+            raise UserError(f"cannot embed {wrong[0]!r}; give a text, or a list of texts")
+        return self.vectors(listed)
+
+    __call__ = embed
+
+    def __repr__(self) -> str:
+        norm = ", vectors of length 1" if self.pooling.normalize else ""
+        what = f"{self.size} dimensions, {self.pooling.kind} pooling{norm}"
+        return f"<Embedder of {self.folder}: {what}; {self.engine!r}>"
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
         """A row a text (n, H), in their order; batches hold texts of similar length."""
+        texts = [self.pooling.prompt + safe_text(text) for text in texts]
         if self.pooling.lowercase:
             texts = [text.lower() for text in texts]
         examples = self._examples(texts)
         found = np.empty((len(examples), self.size), dtype=np.float32)
         for chosen in batches(examples, TOKENS.get(self.device.type, 2048)):
             found[chosen] = self._run(collate([examples[i] for i in chosen], packed=True))
+        refuse_not_finite([found], "vectors", self.folder, self.engine)
         return found
 
     def _examples(self, texts: Sequence[str]) -> list[Example]:
@@ -133,29 +186,25 @@ class Embedder:
         self.encoder.eval()
         batch = batch.to(self.device)
         hidden = hidden_states(self.encoder, batch, [self.layer])[self.layer]
-        pooled = pool(hidden.float(), batch.layout, self.pooling.kind)
+        pooled = pool(hidden.float(), batch.layout, self.pooling.kind, self.skipped)
         return (F.normalize(pooled, dim=-1) if self.pooling.normalize else pooled).cpu().numpy()
 
 
-def pool(hidden: Tensor, layout: Layout, kind: PoolingKind) -> Tensor:
-    """One vector a sequence (B, H): of `[CLS]`, or the mean or the largest over all its tokens."""
+def pool(hidden: Tensor, layout: Layout, kind: PoolingKind, skipped: int = 0) -> Tensor:
+    """One vector a sequence (B, H): of `[CLS]`, or the mean or the largest over its tokens after those `skipped`."""
     if kind == "cls":
         return layout.flat(hidden).index_select(0, layout.firsts)
     if kind == "max":
-        return layout.pad(hidden, float("-inf")).amax(1)
-    lengths = layout.pad(torch.ones_like(hidden[..., :1])).sum(1)
-    return layout.pad(hidden).sum(1) / lengths
+        return layout.pad(hidden, float("-inf"))[:, skipped:].amax(1)
+    lengths = layout.pad(torch.ones_like(hidden[..., :1]))[:, skipped:].sum(1)
+    return layout.pad(hidden)[:, skipped:].sum(1) / lengths.clamp_min(1)
 
 
-def _check_out(out: Path, keep: Sequence[str]) -> None:
-    if out.suffix.lower() not in KINDS:
-        raise UserError(f"--out {out}: unknown kind of file {out.suffix!r}; {', '.join(KINDS)}")
+def _check_keep(out: Path, keep: Sequence[str]) -> None:
     if keep and out.suffix.lower() == ".npy":
         raise UserError(f"--keep {','.join(keep)}: a .npy file holds vectors alone; --out a .parquet or .jsonl file")
     if "vector" in keep:
         raise UserError("--keep vector: the vectors have this name; rename the column")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder; give a file: {', '.join(KINDS)}")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -153,6 +154,15 @@ class Together:
 
     def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
         return np.mean([engine.masked_words(example, places) for engine in self.engines], axis=0, dtype=np.float32)
+
+
+def refuse_not_finite(scores: Sequence[NDArray[Any]], what: str, folder: Path, engine: Engine) -> None:
+    """Refuse scores or vectors with NaN or infinity in them: they are no answer, and no JSON either."""
+    if not all(np.isfinite(each).all() for each in scores):
+        raise UserError(
+            f"{folder} gives {what} that are not finite numbers ({engine!r}): its weights are damaged, or too large "
+            "for this precision"
+        )
 
 
 def batches(examples: Sequence[Example], tokens: int, padding: float = 1.0) -> Iterator[list[int]]:

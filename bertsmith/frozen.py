@@ -21,7 +21,7 @@ from bertsmith.tasks.records import Told
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.tagging import check
 from bertsmith.training import distributed
-from bertsmith.word_features import Extractor, write_parts
+from bertsmith.word_features import PARTS, Extractor, write_parts
 
 STATES = "states"  # in a run's folder, while it goes on
 
@@ -72,3 +72,4 @@ def _write(extractor: Extractor, rows: Sequence[Row], folder: Path) -> None:
 
     with new_folder(folder) as work:
         write_index(work, write_parts(extractor, extractor.described, work, told_rows))
+        (work / PARTS).unlink(missing_ok=True)

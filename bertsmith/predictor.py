@@ -14,7 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.batch import Example
-from bertsmith.engines import Engine, EngineName, OnnxEngine, Precision, Together, TorchEngine, check_settings
+from bertsmith.engines import (
+    Engine,
+    EngineName,
+    OnnxEngine,
+    Precision,
+    Together,
+    TorchEngine,
+    check_settings,
+    refuse_not_finite,
+)
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
@@ -94,6 +103,8 @@ class Predictor:
         if not names:
             raise UserError("no model is given; name a model folder, a run or a hub name")
         members = [cls._open(each, device, engine, threads, precision) for each in names]
+        if combine is not None:
+            _check_combine(combine, members[0])
         return members[0] if len(members) == 1 else together(members, combine)
 
     @classmethod
@@ -217,14 +228,20 @@ class Predictor:
 
     def logits(self, examples: Sequence[Example]) -> list[NDArray[np.float32]]:
         """Scores of each example, in their order: (K,), or (n, K) for its tokens."""
-        return self.engine.run(examples)
+        scores = self.engine.run(examples)
+        refuse_not_finite(scores, "scores", self.folder, self.engine)
+        return scores
 
     def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
         """The likeliest words for each `[MASK]` of a text, with their probabilities."""
-        if not self._fills:
-            why = "was fine-tuned" if self._head is not None else "reads in one direction"
-            raise UserError(f"{self.folder} {why} and cannot fill masks; take a model of masked words")
-        self._refuse_random("masked_lm.")
+        if top < 1:
+            raise UserError(f"--top {top} must be at least 1")
+        if not self._fills or any(name.startswith("masked_lm.") for name in self.missing):
+            trained = f" (it was fine-tuned for {self.task.name})" if self._head is not None else ""
+            raise UserError(
+                f"{self.folder} has no masked-word head{trained}, so it cannot fill masks; give a model that was "
+                "pre-trained on masked words"
+            )
         ids = self.tokenizer.encode([text], special=True)[0]
         if len(ids) > self.positions:
             limit = self.positions
@@ -233,6 +250,7 @@ class Predictor:
         if not masked.size:
             raise UserError(f"no [MASK] in {text!r}; write [MASK] where a word is to be filled in")
         scores = self.engine.masked_words(Example(np.array(ids), np.zeros(len(ids), dtype=np.int64)), masked)
+        refuse_not_finite([scores], "scores", self.folder, self.engine)
         probabilities = torch.from_numpy(scores).softmax(-1)
         best = probabilities.topk(min(top, probabilities.shape[-1]))
         return [
@@ -248,8 +266,6 @@ def together(members: Sequence[Predictor], combine: Combine | None = None) -> Pr
     the probabilities of their answers to a question, whatever their tokenizers. By default the first where it can be.
     A threshold for no answer is the mean of theirs.
     """
-    if combine is not None and combine not in get_args(Combine):
-        raise UserError(f"unknown way to combine models {combine!r}; one of: {', '.join(get_args(Combine))}")
     first = members[0]
     for other in members[1:]:
         _refuse_unlike(first, other)
@@ -261,8 +277,6 @@ def together(members: Sequence[Predictor], combine: Combine | None = None) -> Pr
             f"{strange.folder} and {first.folder} encode texts differently (tokenizer, max_length or windows), so that "
             f"their scores have no mean{hint}"
         )
-    if combine == "nbest" and not is_span:
-        raise UserError(f"nbest is for answers in a text, and {first.folder} gives none; combine by logits")
     result = copy.copy(first)
     result.folders = tuple(folder for member in members for folder in member.folders)
     if is_span and first.task.no_answer:
@@ -274,6 +288,14 @@ def together(members: Sequence[Predictor], combine: Combine | None = None) -> Pr
     else:
         result.engine = Together([member.engine for member in members])
     return result
+
+
+def _check_combine(combine: str, first: Predictor) -> None:
+    """Refuse a way to combine that is unknown, or that is not for this kind of model."""
+    if combine not in get_args(Combine):
+        raise UserError(f"unknown way to combine models {combine!r}; one of: {', '.join(get_args(Combine))}")
+    if combine == "nbest" and first.head.kind != "span":
+        raise UserError(f"nbest is for answers in a text, and {first.folder} gives none; combine by logits")
 
 
 def _refuse_unlike(first: Predictor, other: Predictor) -> None:

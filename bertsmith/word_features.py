@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertsmith.answers import facts_of, partial_folder
+from bertsmith.answer_files import facts_of, partial_folder
 from bertsmith.batch import Example, collate
 from bertsmith.config import read_json
 from bertsmith.engines import TOKENS, Precision, TorchEngine, batches
 from bertsmith.errors import UserError
-from bertsmith.folders import new_file, refuse_existing, sync, writes
-from bertsmith.formats.feature_store import Align, Described, Features, part_file, read_part, write_index, write_part
+from bertsmith.folders import file_hash, new_file, refuse_existing, sync, writes
+from bertsmith.formats.feature_store import Align, Described, Features, part_file, read_index, write_index, write_part
 from bertsmith.model.states import hidden_states, parse_layers
 from bertsmith.predictor import Predictor
 from bertsmith.progress import progress_bar, say
@@ -39,7 +39,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 __all__ = ["Features", "features"]
 
-FACTS = "facts.json"
+FACTS, PARTS = "facts.json", "parts.json"
 PART_BYTES = 256 * 2**20  # of vectors: what memory holds at once
 PASSAGES = 1024  # encoded together
 WORDS = {"text": ("tokens", "words", *NAMES["text"])}
@@ -98,8 +98,15 @@ def write_parts(
     rows = islice(read(told), sum(described.texts), None)
     with progress_bar("extracting", 1.0) as advance:
         for part in extractor.parts(rows):
-            texts, words = extractor.write(part_file(work, len(described.texts)), part)
-            described = replace(described, texts=(*described.texts, texts), words=(*described.words, words))
+            path = part_file(work, len(described.texts))
+            texts, words = extractor.write(path, part)
+            described = replace(
+                described,
+                texts=(*described.texts, texts),
+                words=(*described.words, words),
+                hashes=(*described.hashes, file_hash(path)),
+            )
+            write_index(work, described, PARTS)
             advance(share, f"{sum(described.texts):,} texts, {sum(described.words):,} vectors")
     return described
 
@@ -236,7 +243,7 @@ class Extractor:
         numbers = parse_layers(layers, config.num_layers)
         name = str(predictor.folder)
         self.described = Described(name, numbers, align, dtype, config.hidden_size)  # type: ignore[arg-type]
-        length = max_length or config.max_positions
+        length = config.max_positions if max_length is None else max_length
         if not 3 < length <= config.max_positions:
             raise UserError(f"--max-length {max_length} is not between 4 and the model's {config.max_positions}")
         self.room = length - 2
@@ -332,24 +339,30 @@ def _begin(work: Path, facts: dict[str, Any], described: Described) -> Described
             raise UserError(f"{work} was begun with another {', '.join(changed)}; remove it to begin anew")
         for left in work.glob(".*"):  # what a killed process was writing
             left.unlink()
-        texts: list[int] = []
-        words: list[int] = []
-        while (path := part_file(work, len(texts))).exists():
-            table = read_part(path)
-            texts.append(table.num_rows)
-            words.append(len(table.column("vectors").values))
-        say(f"going on after {sum(texts):,} texts")
-        return replace(described, texts=tuple(texts), words=tuple(words))
+        written = read_index(work / PARTS) if (work / PARTS).exists() else described
+        good = 0
+        while good < len(written.hashes) and _is_whole(part_file(work, good), written.hashes[good]):
+            good += 1
+        if good < len(written.hashes):
+            say(f"note: {part_file(work, good)} is damaged; it and what follows are extracted again")
+        say(f"going on after {sum(written.texts[:good]):,} texts")
+        parts = {"texts": written.texts[:good], "words": written.words[:good], "hashes": written.hashes[:good]}
+        return replace(described, **parts)  # type: ignore[arg-type]
     with new_file(work / FACTS) as file:
         file.write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return described
+
+
+def _is_whole(path: Path, expected: str) -> bool:
+    return path.exists() and file_hash(path) == expected
 
 
 def _finish(work: Path, out: Path, described: Described) -> dict[str, Any]:
     """Give the folder its name; what it holds, and how large it is."""
     size = sum(path.stat().st_size for path in work.glob("part-*"))
     write_index(work, described)
-    (work / FACTS).unlink()
+    for name in (FACTS, PARTS):
+        (work / name).unlink(missing_ok=True)
     if out.exists():
         out.rmdir()  # an empty one; anything else was refused
     os.replace(work, out)

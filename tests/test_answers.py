@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bertsmith import answers
+from bertsmith import answer_files, answers
 from bertsmith import predictor as predicting
-from bertsmith.answers import partial_folder, predict, predict_file
+from bertsmith.answer_files import partial_folder
+from bertsmith.answers import predict, predict_file
 from bertsmith.errors import UserError
 from bertsmith.tasks.rows import Columns, read_rows
 from bertsmith.tasks.task import find_task
@@ -29,6 +30,7 @@ class Stub:
     """Answers by the length of the text, and remembers how many rows each window had."""
 
     columns, shortened, max_length, task, members = Columns(), 0, 16, find_task("classify"), ()
+    engine = "stub"
 
     def __init__(self, folder: Path, fail_after: int | None = None) -> None:
         self.folders, self.fail_after, self.windows = (folder,), fail_after, []
@@ -57,7 +59,7 @@ class Stub:
 def stub(tmp_path, monkeypatch):
     """Puts a stub where a model is opened; windows hold ten rows."""
     monkeypatch.setattr(predicting, "WINDOW", 10)
-    monkeypatch.setattr(answers, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(answer_files, "ROWS_AT_ONCE", 7)
 
     def put(**options):
         made = Stub(tmp_path / "model", **options)
@@ -152,7 +154,7 @@ def test_a_stopped_run_goes_on_to_the_same_file(kind, rows, cut, stub, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         predict("m", data, out, keep=["id"])
     assert not out.exists()
-    partial = partial_folder(out) / answers.ANSWERS
+    partial = partial_folder(out) / answer_files.ANSWERS
     assert len(partial.read_text().splitlines()) == 10
     lines = partial.read_bytes().splitlines(keepends=True)
     partial.write_bytes(b"".join(lines) + b"".join(lines[:cut]) + lines[0][:9])  # a half window, and a line cut off
@@ -183,7 +185,7 @@ def test_resume_refuses_what_was_begun_otherwise(stub, tmp_path):
         predict("m", data, out, resume=True)
     (tmp_path / "model" / "config.json").unlink()
     os.utime(data, (1, 1))
-    with pytest.raises(UserError, match="begun with another written"):
+    with pytest.raises(UserError, match="begun with another input_file"):
         predict("m", data, out, resume=True)
 
 
@@ -236,7 +238,7 @@ MEMORY = """
     from bertsmith.tasks.rows import Columns
     for data in {data!r}:
         out = Path(data).with_name("out-" + Path(data).name).with_suffix({out!r})
-        count = predict_file(Stub(Path({folder!r})), data, out, Columns(), ["id"], resume=False)
+        count = predict_file(Stub(Path({folder!r})), data, out, Columns(), ["id"])
         print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
@@ -273,7 +275,7 @@ KILLED = """
         def _answers(self, window):
             time.sleep(0.05)
             yield from super()._answers(window)
-    predict_file(Slow(Path({folder!r})), {data!r}, Path({out!r}), Columns(), ["id"], resume=True)
+    predict_file(Slow(Path({folder!r})), {data!r}, Path({out!r}), Columns(), ["id"])
 """
 
 
@@ -281,7 +283,7 @@ def test_kill_9_in_the_middle_and_again(tmp_path, monkeypatch):
     data, out = write(tmp_path / "in.jsonl", table(1033)), tmp_path / "out.csv"
     (tmp_path / "model").mkdir()
     names = {"tests": str(Path(__file__).parent), "folder": str(tmp_path / "model"), "data": str(data), "out": str(out)}
-    partial, sizes = partial_folder(out) / answers.ANSWERS, [0]
+    partial, sizes = partial_folder(out) / answer_files.ANSWERS, [0]
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED).format(**names)])
         deadline = time.monotonic() + 60
@@ -295,7 +297,88 @@ def test_kill_9_in_the_middle_and_again(tmp_path, monkeypatch):
         sizes.append(partial.stat().st_size)
     monkeypatch.setattr(predicting, "WINDOW", 50)
     rest = Stub(tmp_path / "model")
-    assert predict_file(rest, str(data), out, Columns(), ["id"], resume=True) == 1033
+    assert predict_file(rest, str(data), out, Columns(), ["id"]) == 1033
     assert 0 < sum(rest.windows) < 1033
-    predict_file(Stub(tmp_path / "model"), str(data), tmp_path / "whole.csv", Columns(), ["id"], resume=False)
+    predict_file(Stub(tmp_path / "model"), str(data), tmp_path / "whole.csv", Columns(), ["id"])
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def test_an_output_that_is_there_is_overwritten_with_force_alone(stub, tmp_path):
+    data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
+    out.write_text("mine\n")
+    for resume in (False, True):
+        with pytest.raises(UserError, match="is there already; add --force"):
+            predict("m", data, out, resume=resume)
+    assert out.read_text() == "mine\n"
+    assert predict("m", data, out, force=True) == 25
+    whole = out.read_bytes()
+    assert len(whole.splitlines()) == 25
+    stub(fail_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        predict("m", data, out, force=True)
+    stub()
+    with pytest.raises(UserError, match="add --resume to continue it, or --force"):
+        predict("m", data, out)
+    assert predict("m", data, out, resume=True) == 25
+    assert out.read_bytes() == whole
+
+
+def test_one_file_does_not_mix_engines(stub, tmp_path):
+    data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
+    stub(fail_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        predict("m", data, out)
+    stub().engine = "onnxruntime, int8"
+    with pytest.raises(UserError, match="begun with another engine"):
+        predict("m", data, out, resume=True)
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_a_flipped_byte_of_a_stopped_run_is_answered_again(window, stub, tmp_path, capsys):
+    data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
+    predict("m", data, tmp_path / "whole.jsonl")
+    stub(fail_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        predict("m", data, out)
+    path = partial_folder(out) / answer_files.ANSWERS
+    damaged = bytearray(path.read_bytes())
+    damaged[window * len(damaged) // 2 + 20] ^= 1
+    path.write_bytes(damaged)
+    again = stub()
+    assert predict("m", data, out, resume=True) == 25
+    assert sum(again.windows) == 25 - 10 * window
+    assert "is damaged after byte" in capsys.readouterr().err
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_damaged_facts_of_a_stopped_run_are_a_line(stub, tmp_path):
+    data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
+    stub(fail_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        predict("m", data, out)
+    (partial_folder(out) / answer_files.FACTS).write_text('{"model": ')
+    with pytest.raises(UserError, match=r"facts\.json is not valid JSON"):
+        predict("m", data, out, resume=True)
+
+
+def test_an_input_that_is_cut_while_it_is_read_is_noticed(stub, tmp_path):
+    data, out = write(tmp_path / "in.jsonl", table(4000)), tmp_path / "out.jsonl"
+
+    class Cuts(Stub):
+        def _answers(self, window):
+            os.truncate(data, 100_000)
+            return super()._answers(window)
+
+    made = Cuts(tmp_path / "model")
+    answers.Predictor.load = lambda name, device=None, **options: made  # undone by the fixture
+    with pytest.raises(UserError, match=r"in\.jsonl was changed while it was read|in\.jsonl, line"):
+        predict("m", data, out)
+    assert not out.exists()
+
+
+def test_the_likeliest_labels_alone(stub, tmp_path):
+    data = write(tmp_path / "in.jsonl", table())
+    predict("m", data, tmp_path / "out.jsonl", n_best=1)
+    assert all(list(row["scores"].values()) == [max(row["scores"].values())] for row in read(tmp_path / "out.jsonl"))
+    with pytest.raises(UserError, match="--n-best 0 must be at least 1"):
+        predict("m", data, tmp_path / "other.jsonl", n_best=0)

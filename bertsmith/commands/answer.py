@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,6 +13,7 @@ from bertsmith.commands.options import (
     Combine,
     Device,
     Engine,
+    Force,
     Json,
     Keep,
     MaxLength,
@@ -24,6 +25,7 @@ from bertsmith.commands.options import (
     TextColumn,
     Threads,
     show,
+    show_answer,
     show_scores,
 )
 from bertsmith.errors import UserError
@@ -102,11 +104,15 @@ def predict(
     data: Rows,
     out: Annotated[
         str, typer.Option("--out", help="A .jsonl, .csv or .parquet file, - for JSON lines here; a folder for a folder")
-    ],
+    ] = "",
     keep: Keep = "",
     text: TextColumn = "",
-    pair: Annotated[str, typer.Option("--pair", help="The column of the second text, as --text")] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a file that was not finished")] = False,
+    pair: Annotated[str, typer.Option("--pair", help="The column of the second text; of one text, that text")] = "",
+    n_best: Annotated[
+        int | None, typer.Option("--n-best", help="How many labels or answers to give with their scores")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a file that was not finished")] = False,
+    force: Force = False,
     combine: Combine = None,
     engine: Engine = None,
     threads: Threads = None,
@@ -114,21 +120,32 @@ def predict(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Answer every row of a file, in order: label, score and scores.
+    """Answer every row of a file, in order, or one text: label, score and scores.
 
     \b
     Example: bertsmith predict run2 input.csv --out out.jsonl
+    One text: bertsmith predict run2 "I was charged twice"
+    One question: bertsmith predict squad "Who wrote it?" --pair "It was written by Ada."
     Columns of the input beside the answers: --keep id,text
     What GLUE's server or SQuAD's script takes: bertsmith predict rte glue/RTE --out submission
     Several models as one: bertsmith predict runs/seed-1 runs/seed-2 input.csv --out out.jsonl
     Out of a pipe: cat texts.txt | bertsmith predict run2 - --out - > answers.jsonl
     """
     from bertsmith.answers import predict as function
+    from bertsmith.answers import predict_text
+    from bertsmith.tasks.given import looks_like_text
 
-    rows = function(
-        models, data, out, keep=listed(keep), text=text, pair=pair, resume=resume, device=device,
-        engine=engine, threads=threads, precision=precision, combine=combine,  # type: ignore[arg-type]
-    )  # fmt: skip
+    options: dict[str, Any] = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
+    options |= {"device": device, "n_best": n_best}
+    if looks_like_text(data):
+        if out or keep or text or resume or force:
+            raise UserError("--out, --keep, --text, --resume and --force are for files; one text is answered here")
+        show_answer(predict_text(models, data, pair, **options), as_json)
+        return
+    if not out:
+        raise UserError(f"--out is missing: where to write the answers to {data}, as .jsonl, .csv or .parquet; or -")
+    given: dict[str, Any] = {"keep": listed(keep), "text": text, "pair": pair, "resume": resume, "force": force}
+    rows = function(models, data, out, **given, **options)
     if out != "-":
         show({"predictions": out, "rows": rows}, as_json)
 
@@ -145,6 +162,7 @@ def embed(
     max_length: MaxLength = None,
     keep: Keep = "",
     text: TextColumn = "",
+    force: Force = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -157,7 +175,7 @@ def embed(
 
     found = function(
         model, data, out, pooling=pooling, normalize=normalize, layer=layer, max_length=max_length,
-        keep=listed(keep), text=text or "text", device=device,
+        keep=listed(keep), text=text or "text", force=force, device=device,
     )  # fmt: skip
     show(found, as_json)
 

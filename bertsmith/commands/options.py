@@ -49,6 +49,7 @@ Rows = Annotated[
     str, typer.Argument(metavar="INPUT", help="Rows: .csv, .tsv, .jsonl, .parquet, .txt (a text a line), - for a pipe")
 ]
 Keep = Annotated[str, typer.Option("--keep", metavar="A,B", help="Columns of the input to write as well")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite --out if it is there")]
 TextColumn = Annotated[str, typer.Option("--text", help="The column of the text, where it is not the model's")]
 Pooling = Annotated[
     str | None, typer.Option("--pooling", help="mean, cls or max; default: what the folder says, else mean")
@@ -79,6 +80,31 @@ def show_groups(groups: dict[str, dict[str, str]]) -> None:
         console.print(title, style="bold", markup=False)
         console.print(table)
         console.print()
+
+
+def show_answer(answer: dict[str, Any], as_json: bool) -> None:
+    """The answer to one text; for people, what there are several of is a table of its own."""
+    if as_json:
+        show(answer, as_json)
+        return
+    lists = {name: value for name, value in answer.items() if isinstance(value, dict | list) and name != "labels"}
+    show({name: value for name, value in answer.items() if name not in lists}, as_json)
+    if "words" in lists:
+        words = zip(answer["words"], answer["tags"], answer["scores"], strict=True)
+        show_rows([{"word": word, "tag": tag, "score": score} for word, tag, score in words])
+    elif isinstance(lists.get("scores"), dict):
+        show_rows([{"label": label, "score": score} for label, score in answer["scores"].items()])
+    for name in ("entities", "nbest"):
+        show_rows(answer.get(name, []))
+
+
+def show_rows(rows: list[dict[str, Any]]) -> None:
+    """Records of the same fields as a table."""
+    if rows:
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*(Text(_cell(value, name)) for name, value in row.items()))
+        Console().print(table)
 
 
 def show_scores(found: dict[str, Any], as_json: bool) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError
-from bertsmith.folders import new_file
+from bertsmith.folders import file_hash, new_file
 
 Dtype = Literal["float16", "float32"]
 Align = Literal["first", "mean", "none"]
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Described:
-    """What `features.json` says: the layers in the order of the vectors, and the texts and words of each part."""
+    """What `features.json` says: the layers in the order of the vectors; of each part the texts, words and checksum."""
 
     model: str
     layers: tuple[int, ...]
@@ -46,6 +46,7 @@ class Described:
     hidden_size: int
     texts: tuple[int, ...] = ()
     words: tuple[int, ...] = ()
+    hashes: tuple[str, ...] = ()  # SHA-256; older stores have none
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -76,10 +77,7 @@ class Features:
             raise UserError(
                 f"{folder} holds no features: {INDEX} is missing; `bertsmith features` writes it at the end"
             )
-        values = read_json(folder / INDEX)
-        if values.get("version") != VERSION:
-            raise UserError(f"{folder / INDEX}: version {values.get('version')!r} is not {VERSION}; extract them again")
-        return cls(folder, from_dict(Described, values, str(folder / INDEX)))
+        return cls(folder, read_index(folder / INDEX))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -107,7 +105,10 @@ class Features:
     def _part(self, number: int) -> tuple[Any, NDArray[Any]]:
         """A part's columns and its vectors (W, layers, H), both still in the file."""
         if number not in self._parts:
-            table = read_part(part_file(self.folder, number))
+            path = part_file(self.folder, number)
+            if self.described.hashes and file_hash(path) != self.described.hashes[number]:
+                raise UserError(f"{path} is damaged: its checksum is not that of {INDEX}; extract the features again")
+            table = read_part(path)
             flat = table.column("vectors").values.values.to_numpy(zero_copy_only=True)
             self._parts[number] = table, flat.reshape(-1, len(self.layers), self.described.hidden_size)
         return self._parts[number]
@@ -152,7 +153,18 @@ def write_part(
         writer.write_batch(batch)
 
 
-def write_index(folder: Path, described: Described) -> None:
-    """Say what the folder holds; it is one from here on."""
-    with new_file(folder / INDEX) as work:
+def read_index(path: Path) -> Described:
+    """What an index says of its parts."""
+    values = read_json(path)
+    if values.get("version") != VERSION:
+        raise UserError(f"{path}: version {values.get('version')!r} is not {VERSION}; extract them again")
+    described = from_dict(Described, values, str(path))
+    if len({len(described.texts), len(described.words), len(described.hashes) or len(described.texts)}) != 1:
+        raise UserError(f"{path} is damaged: it does not say the same number of parts everywhere")
+    return described
+
+
+def write_index(folder: Path, described: Described, name: str = INDEX) -> None:
+    """Say what the folder holds; with the index under its own name it is one from here on."""
+    with new_file(folder / name) as work:
         work.write_text(json.dumps(asdict(described), indent=1) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
@@ -10,6 +11,8 @@ from bertsmith.model.heads import HeadKind
 from bertsmith.tasks.rows import Row
 from bertsmith.text.safe import SafeTexts
 
+SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".parquet", ".txt", ".gz", ".xz", ".bz2", ".zst", ".zip")
+ENDS = (".", "!", "?", "…")
 FORMS = {
     "tags": "a text or a list of its words",
     "span": "a tuple (question, context)",
@@ -36,6 +39,13 @@ def _rows(texts: Iterable[Any], kind: HeadKind) -> Iterator[Row]:
     for item in texts:
         yield row_given(safe.value(item), kind)
     safe.say()
+
+
+def looks_like_text(value: str) -> bool:
+    """Whether an argument that could name a file is a text: nothing of this name is there, and it is no file's name."""
+    if value == "-" or Path(value[:255]).exists() or Path(value).suffix.lower() in SUFFIXES:
+        return False
+    return any(sign.isspace() for sign in value.strip()) or value.endswith(ENDS) or not value.isascii()
 
 
 def row_given(item: Any, kind: HeadKind) -> Row:

@@ -92,11 +92,16 @@ def _records(path: Source, form: Form) -> Iterator[Placed]:
 
 def _opened(path: Path, told: Told, records: Callable[[Iterator[str]], Iterator[Placed]]) -> Iterator[Placed]:
     """The records of a file of lines, with word of how far it has been read."""
-    size = max(1, path.stat().st_size)
+    before = path.stat()
+    size = max(1, before.st_size)
     with path.open("rb") as file:
         for record in records(decoded(file, str(path))):
             told(min(1.0, file.tell() / size))
             yield record
+    after = path.stat() if path.exists() else None
+    if path.is_fifo() or (after and (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)):
+        return
+    raise UserError(f"{path} was changed while it was read ({before.st_size:,} bytes at first); run the command again")
 
 
 def decoded(file: BinaryIO, name: str) -> Iterator[str]:
