@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,9 @@ def test_mistakes_are_named(folder, texts, tmp_path):
         ({"layer": -5}, r"layers 0 \(embeddings\) to 3"),
         ({"keep": ["id"]}, "holds vectors alone"),
         ({"max_length": 49}, "--max-length 49 is not between 3 and the model's 48"),
+        ({"max_length": 0}, "--max-length 0 is not between 3 and the model's 48"),
+        ({"out": "texts.jsonl"}, "is the input"),
+        ({"out": "texts.jsonl", "force": True}, "is the input"),
         ({"text": "txt"}, "no column 'txt'"),
     ):
         options = {"out": "v.npy", **options}
@@ -190,3 +194,64 @@ def test_the_vectors_of_sentence_transformers(tmp_path):
     assert (found["pooling"], found["normalize"]) == ("mean", True)
     theirs = library.SentenceTransformer(str(REAL), device="cpu").encode(texts)
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), theirs, atol=1e-5, rtol=0)
+
+
+@real_weights
+@pytest.mark.parametrize("include", [True, False])
+def test_prompts_and_lower_case_of_a_folder_are_applied(include, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    folder = shutil.copytree(REAL, tmp_path / "model")
+    facts = {"prompts": {"query": "Query: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(facts))
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "include_prompt": include}))
+    texts = ["where is the cat", "", "many words " * 200]
+    theirs = library.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    found = Embedder.load(folder, "cpu")(texts)
+    np.testing.assert_allclose(found, theirs, atol=1e-5, rtol=0)
+    plain = Embedder.load(REAL, "cpu")(texts)
+    assert np.abs(plain - found).max() > 0.05
+
+
+def test_lower_case_of_a_folder_is_applied(tmp_path):
+    from bertsmith.text.tokenizer import train_wordpiece
+
+    cased = train_wordpiece(["The Dogs bark at the dogs and THE FOX"] * 4, 60, cased=True)
+    reference("mlm", cased.vocab_size).save_pretrained(tmp_path)
+    cased.save(tmp_path)
+    texts = ["The Dogs bark", "THE FOX"]
+    write_pooling(tmp_path, Pooling(), 64)
+    as_written = Embedder.load(tmp_path, "cpu")(texts)
+    lowered = Embedder.load(tmp_path, "cpu")([text.lower() for text in texts])
+    write_pooling(tmp_path, Pooling(lowercase=True), 64)
+    np.testing.assert_array_equal(Embedder.load(tmp_path, "cpu")(texts), lowered)
+    assert np.abs(as_written - lowered).max() > 1e-3
+
+
+def test_an_embedder_is_loaded_and_called(folder):
+    embedder = Embedder.load(folder, "cpu", pooling="cls", normalize=True)
+    many = embedder(TEXTS)
+    assert many.shape == (5, embedder.size)
+    np.testing.assert_allclose(np.linalg.norm(many, axis=1), 1, atol=1e-5)
+    one = embedder.embed(TEXTS[0])
+    assert one.shape == (embedder.size,)
+    np.testing.assert_allclose(one, many[0], atol=1e-5)
+    assert f"{embedder.size} dimensions, cls pooling, vectors of length 1" in repr(embedder)
+    with pytest.raises(UserError, match="cannot embed 3"):
+        embedder([3])
+
+
+def test_vectors_that_are_no_numbers_are_refused(folder, texts, tmp_path):
+    embedder = Embedder.load(folder, "cpu")
+    with torch.no_grad():
+        embedder.encoder.layers[-1].feed_forward.outer.bias[3] = float("nan")
+    with pytest.raises(UserError, match="vectors that are not finite numbers"):
+        embedder(TEXTS)
+
+
+def test_an_output_that_is_there_is_kept(folder, texts, tmp_path):
+    (tmp_path / "v.npy").write_bytes(b"mine")
+    with pytest.raises(UserError, match="is there already; add --force"):
+        embed(folder, texts, tmp_path / "v.npy", device="cpu")
+    assert embed(folder, texts, tmp_path / "v.npy", device="cpu", force=True)["rows"] == 25
+    assert np.load(tmp_path / "v.npy").shape[0] == 25

@@ -14,7 +14,7 @@ from conftest import reference
 from variants import VARIANTS, their_model
 
 from bertsmith import word_features as module
-from bertsmith.answers import partial_folder
+from bertsmith.answer_files import partial_folder
 from bertsmith.errors import UserError
 from bertsmith.formats.feature_store import part_file
 from bertsmith.model.states import parse_layers
@@ -342,3 +342,39 @@ def test_the_command(folder, tmp_path):
     found = json.loads(done.stdout)
     assert found["layers"] == [3]
     assert found["bytes_per_word"] > 128
+
+
+def test_a_flipped_byte_is_noticed_on_a_resume_and_on_opening(folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "t.txt").write_text("".join(f"the fox {i} barks\n" for i in range(30)))
+    monkeypatch.setattr(module, "PART_BYTES", 4000)
+    monkeypatch.setattr(module, "PASSAGES", 4)
+    features(folder, tmp_path / "t.txt", tmp_path / "whole", device="cpu")
+    real, done = module.Extractor.write, []
+
+    def write(self, path, part):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(path)
+        return real(self, path, part)
+
+    monkeypatch.setattr(module.Extractor, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        features(folder, tmp_path / "t.txt", tmp_path / "out", device="cpu")
+    monkeypatch.setattr(module.Extractor, "write", real)
+    damaged = bytearray(done[1].read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    done[1].write_bytes(damaged)
+    features(folder, tmp_path / "t.txt", tmp_path / "out", device="cpu", resume=True)
+    assert "part-00001.arrow is damaged" in capsys.readouterr().err
+    names = {path.name for path in (tmp_path / "whole").iterdir()}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    for name in names:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    (tmp_path / "out" / "part-00001.arrow").write_bytes(damaged)
+    store = Features.open(tmp_path / "out")
+    assert store[0].words
+    with pytest.raises(UserError, match=r"part-00001\.arrow is damaged: its checksum"):
+        list(store)
+    (tmp_path / "out" / "features.json").write_text('{"version": 1, "texts"')
+    with pytest.raises(UserError, match="not valid JSON"):
+        Features.open(tmp_path / "out")

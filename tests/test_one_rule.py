@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from conftest import reference
 from test_onnx import make
 
-from bertsmith.answers import evaluate, predict
+from bertsmith.answers import evaluate, fill, predict
+from bertsmith.cli import main
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Notes, save_folder
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -174,3 +178,75 @@ def test_questions_and_endings_from_python(model) -> None:
         assert "nbest" in predictor([("the fox", "a dog barks")])[0]
     with pytest.raises(UserError, match="each item has to be a tuple"):
         predictor("the fox")
+
+
+@pytest.mark.parametrize("model", ["classify", "answer"], indirect=True)
+def test_scores_that_are_no_numbers_are_refused(model, tmp_path: Path, monkeypatch) -> None:
+    _, folder, data = model
+    predictor = Predictor.load(folder, "cpu")
+    with torch.no_grad():
+        for parameter in predictor.engine.model.head.parameters():
+            parameter.fill_(float("inf"))
+    monkeypatch.setattr(Predictor, "load", lambda *names, **options: predictor)
+    for call in (lambda: evaluate(folder, data), lambda: predict(folder, data, tmp_path / "out.jsonl")):
+        with pytest.raises(UserError, match="scores that are not finite numbers"):
+            call()
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_fill_says_what_is_missing(tmp_path: Path, tiny_tokenizer) -> None:
+    for kind, words in (("single", r"no masked-word head \(it was fine-tuned for classify\)"), ("mlm", "")):
+        loaded = make(kind, tiny_tokenizer)
+        save_folder(tmp_path / kind, loaded.model, tiny_tokenizer, Notes())
+        if words:
+            with pytest.raises(UserError, match=words):
+                fill(tmp_path / kind, "the [MASK]", device="cpu")
+    reference("encoder", tiny_tokenizer.vocab_size).save_pretrained(tmp_path / "bare")
+    tiny_tokenizer.save(tmp_path / "bare")
+    with pytest.raises(UserError, match="has no masked-word head, so it cannot fill masks"):
+        fill(tmp_path / "bare", "the [MASK]", device="cpu")
+    for top in (0, -1):
+        with pytest.raises(UserError, match=f"--top {top} must be at least 1"):
+            fill(tmp_path / "mlm", "the [MASK]", top=top, device="cpu")
+    assert len(fill(tmp_path / "mlm", "the [MASK]", top=3, device="cpu")[0]) == 3
+
+
+@pytest.fixture
+def run_command(monkeypatch, capfd):
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return (stop.value.code or 0, *capfd.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("model", ["classify"], indirect=True)
+def test_one_text_on_the_command_line(model, run_command, tmp_path: Path) -> None:
+    _, folder, data = model
+    code, out, _ = run_command("predict", folder, "the quick fox", "--device", "cpu", "--json")
+    assert code == 0
+    expected = Predictor.load(folder, "cpu")("the quick fox")
+    assert json.loads(out) == expected
+    code, out, _ = run_command("predict", folder, "the quick fox", "--n-best", 1, "--device", "cpu")
+    assert code == 0
+    assert expected["label"] in out
+    assert len([line for line in out.splitlines() if any(label in line for label in ("red", "green", "blue"))]) == 2
+    for wrong, words in (
+        ("dev.csv", "--out is missing"),
+        ("my rows.csv", "--out is missing"),
+        ("fox", "--out is missing"),
+    ):
+        code, _, err = run_command("predict", folder, wrong, "--device", "cpu")
+        assert (code, words in err) == (2, True)
+    code, _, err = run_command(
+        "predict", folder, tmp_path / "div.csv", "--out", tmp_path / "o.jsonl", "--device", "cpu"
+    )
+    assert (code, "no such file" in err) == (2, True)
+    code, _, err = run_command("predict", folder, data, "--out", tmp_path / "o.jsonl", "--combine", "nbest")
+    assert (code, "nbest is for answers in a text" in err) == (2, True)
+    code, out, _ = run_command("evaluate", folder, "--data", data, "--device", "cpu")
+    assert code == 0
+    assert all(word in out for word in ("precision", "recall", "green"))
