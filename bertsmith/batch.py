@@ -199,6 +199,7 @@ class Batch:
     counts: dict[str, int] = field(default_factory=dict)
     num_tokens: int = 0  # real ones
     indices: NDArray[np.int64] | None = None  # (B,)
+    largest: tuple[int, int] = (0, 0)  # token id and segment, where they are known: a device would have to be asked
 
     def pin_memory(self) -> Batch:
         """In memory that a GPU reads without the CPU's help."""
@@ -246,14 +247,19 @@ def lay_out(
     starts = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=starts[1:])
     positions = np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)
-    longest = int(max(lengths))
+    longest, largest = int(max(lengths)), (largest_id(tokens), largest_id(segments))
     if packed:
         t, s, p = (torch.from_numpy(np.asarray(c, dtype=np.int64)) for c in (tokens, segments, positions))
-        return Batch(t, s, p, Packed(torch.from_numpy(starts), longest), num_tokens=len(tokens))
+        return Batch(t, s, p, Packed(torch.from_numpy(starts), longest), num_tokens=len(tokens), largest=largest)
     mask = np.arange(longest) < np.asarray(lengths)[:, None]
     t, s = (torch.from_numpy(fill_grid(mask, c, fill)) for c, fill in ((tokens, pad), (segments, 0)))
     p = torch.arange(longest).expand(len(lengths), longest)
-    return Batch(t, s, p, Padded(torch.from_numpy(mask)), num_tokens=len(tokens))
+    return Batch(t, s, p, Padded(torch.from_numpy(mask)), num_tokens=len(tokens), largest=largest)
+
+
+def largest_id(ids: NDArray[Any]) -> int:
+    """The largest id; a negative one counts as larger than all others."""
+    return int(np.asarray(ids, dtype=np.int64).view(np.uint64).max(initial=0))
 
 
 def rounded(batch: Batch) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -30,6 +31,39 @@ SHORT = {
     "skip_bad": "data.skip_bad",
 }
 LENGTHS = ("train.steps", "train.epochs", "train.hours")  # each says how long a run is
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """The numbers that a setting may have; `ends` says which ends belong to them, as in `[0, 1)`."""
+
+    least: float
+    most: float
+    ends: str = "[]"
+
+    def refusal(self, value: float) -> str:
+        """What a number outside would have to be, in words; nothing for one inside."""
+        if not math.isfinite(value):
+            return "a finite number"
+        low = f"at least {self.least:,}" if self.ends[0] == "[" else f"above {self.least:,}"
+        high = f"at most {self.most:,}" if self.ends[1] == "]" else f"under {self.most:,}"
+        too_low = value < self.least or (value == self.least and self.ends[0] == "(")
+        too_high = value > self.most or (value == self.most and self.ends[1] == ")")
+        if (too_low or too_high) and self.most <= 1:
+            return f"{low} and {high}"
+        return low if too_low else high if too_high else ""
+
+
+def check_bounds(config: Any, section: str = "") -> None:
+    """Refuse numbers of a configuration outside the `BOUNDS` of its class; `section` is what stands before their names.
+
+    What is not set is not looked at; of a table of numbers all have to lie inside.
+    """
+    for name, bounds in type(config).BOUNDS.items():
+        value = getattr(config, name)
+        for number in value.values() if isinstance(value, Mapping) else () if value is None else (value,):
+            if words := bounds.refusal(number):
+                raise UserError(f"{section}{name} must be {words}, not {number}")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -86,8 +120,8 @@ def read_json_value(path: str | Path) -> Any:
 def override(config: Config, changes: Iterable[str], option: str = "--set") -> Config:
     """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them, all of them at once.
 
-    `option` is what errors call the place that they were given at. A class may name what a setting takes the place of
-    (`UNSETS`); it can be given again after it.
+    `option` is what errors call the place that they were given at. A class may name settings of which one alone can
+    stand (`ONE_OF`): the last one given takes the others away; and settings that something else decides (`DECIDED`).
     """
     values = to_dict(config)
     for change in changes:
@@ -116,7 +150,7 @@ def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, hint in typing.get_type_hints(cls).items():
         keys += dotted_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [prefix + name]
-    return keys
+    return [key for key in keys if key.removeprefix(prefix) not in getattr(cls, "DECIDED", {})]
 
 
 def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: str) -> None:
@@ -127,6 +161,8 @@ def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: st
         depth = whole.split(".")[: len(whole.split(".")) - len(path)]
         known = [".".join([*depth, key]) for key in dotted_keys(cls)]
         raise UserError(f"{where}: unknown setting{suggestion(whole, known) or '; one of: ' + ', '.join(known)}")
+    if reason := getattr(cls, "DECIDED", {}).get(name):
+        raise UserError(f"{where}: {reason}; leave it out")
     nested = dataclasses.is_dataclass(hints[name])
     if bool(rest) != nested:
         options = (
@@ -137,8 +173,8 @@ def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: st
         _put(hints[name], values[name], rest, text, where)
         return
     values[name] = _convert(hints[name], _parse(text), where)
-    if values[name] is not None and (other := getattr(cls, "UNSETS", {}).get(name)):
-        values[other] = None
+    if values[name] is not None and name in (one_of := getattr(cls, "ONE_OF", ())):
+        values |= dict.fromkeys(set(one_of) - {name})
 
 
 def _parse(text: str) -> Any:

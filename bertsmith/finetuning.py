@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bertsmith import draws
-from bertsmith.batch import Batch, share
-from bertsmith.config import to_dict
+from bertsmith.batch import Batch, largest_id, share
+from bertsmith.config import Bounds, check_bounds, to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
@@ -65,12 +65,16 @@ class FinetuneData:
     balanced: bool = False
     partial: bool = False
     skip_bad: bool = False
+    BOUNDS = {
+        "max_length": Bounds(8, 2**24),
+        "stride": Bounds(1, 2**24),
+        "max_query": Bounds(1, 2**24),
+        "max_answer": Bounds(1, 2**24),
+        "class_weights": Bounds(0, 10**9),
+    }
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "stride", "max_query", "max_answer"):
-            value = getattr(self, name)
-            if value is not None and value < (8 if name == "max_length" else 1):
-                raise UserError(f"data.{name} must be at least {8 if name == 'max_length' else 1}, not {value}")
+        check_bounds(self, "data.")
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,16 @@ class FinetuneConfig:
     bilstm_layers: int = 0
     beside: str = ""
     dropout: float | None = None
+    BOUNDS = {
+        "restarts": Bounds(0, 1000),
+        "reinit_layers": Bounds(0, 1000),
+        "frozen_layers": Bounds(0, 1000),
+        "bilstm_layers": Bounds(0, 100),
+        "dropout": Bounds(0, 1, "[)"),
+    }
 
     def __post_init__(self) -> None:
-        for name in ("restarts", "reinit_layers", "frozen_layers", "bilstm_layers"):
-            if (getattr(self, name) or 0) < 0:
-                raise UserError(f"{name} must not be negative: {getattr(self, name)}")
-        if not 0 <= (self.dropout or 0) < 1:
-            raise UserError(f"dropout must be at least 0 and under 1, not {self.dropout}")
+        check_bounds(self)
         if self.features.variant and (self.bilstm_layers or self.beside):
             name = "bilstm_layers" if self.bilstm_layers else "beside"
             raise UserError(f"--features trains a BiLSTM on a frozen encoder, and {name} is for one that is trained")
@@ -164,6 +171,7 @@ def _finetune(
         said.append(line)
     weights = class_weights(rows, head, config.data.class_weights, config.data.balanced)
     encoded = encode_once(rows, loaded.tokenizer, limits, head, labelled=True)
+    loaded.model.encoder.check_ids(largest_id(encoded.examples.tokens), largest_id(encoded.examples.segments))
     if encoded.shortened:
         said.append(
             f"{encoded.shortened} of {len(rows)} texts did not fit whole into {max_length} tokens; see data.max_length"

@@ -19,8 +19,9 @@ from bertsmith.data.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
+from bertsmith.micro_batches import MicroBatches
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.cost import training_flops, training_memory
+from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fast import can_fuse
 from bertsmith.objectives.causal_lm import CausalLM
@@ -29,14 +30,14 @@ from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
-from bertsmith.training.run import final_scores, finish_run, open_run
+from bertsmith.training.run import add_facts, facts_of, final_scores, finish_run, open_run
 from bertsmith.training.schedule import rate_share
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
-from bertsmith.training.speed import free_memory
 
 WEIGHTS = 104  # a stream of draws
 NOT_LEARNT = 0.3  # so much more loss on long sequences than on short ones says that their positions are not learnt
 MOVED = 4.0  # times their start is how far positions have to be able to move in a phase to be learnt in it
+SIZES = "micro_batch_sizes"  # by the length of the sequences, in run.json
 FULL = 0.6  # long sequences that are emptier than this do not teach the last positions
 Objective = MaskedLM | CausalLM
 
@@ -53,8 +54,14 @@ class PretrainConfig:
     data: DataConfig
     train: TrainConfig
     next_sentence: bool = True  # the pair loss: next sentence, or sentence order where data.pairs says so
+    DECIDED = {"recipe": "the command names the recipe"}
 
     def __post_init__(self) -> None:
+        if self.data.pairs != "full" and self.model.num_segments < 2:
+            raise UserError(
+                f"data.pairs={self.data.pairs} needs two segments, and model.num_segments is "
+                f"{self.model.num_segments}; set it to 2, or data.pairs=full with next_sentence=false"
+            )
         if self.next_sentence and self.data.pairs == "full":
             raise UserError("data.pairs=full has no pairs to learn from: set next_sentence=false")
         if self.next_sentence and self.model.direction != "both":
@@ -100,7 +107,9 @@ def _pretrain(
     train, kept = split_documents(corpus.manifest.documents, config.data.held_out)
     if not len(kept):
         config.train.refuse_without_scores("raise data.held_out")
-    phases = _phases(config, corpus, train, tokenizer, where)
+    kept_sizes = distributed.by_main(lambda: facts_of(run).get(SIZES, {})) if resume else {}
+    phases = _phases(config, corpus, train, tokenizer, where, kept_sizes)
+    sizes = {str(phase.loader.source.max_length): phase.micro_batch_size for phase in phases}
     first = phases[0].loader
     steps = config.train.num_steps(len(first.source))
     _check_length_of_run(config, steps, phases)
@@ -108,9 +117,12 @@ def _pretrain(
         _say_what_will_not_be_learnt(config, steps)
     facts = {"corpus": {**_counts(corpus), "tokenizer": corpus.manifest.tokenizer}, "start": str(start or "")}
     notes = {"model": _model_facts(objective), "data": _data_facts(first, len(kept)), "machine": _machine(where)}
+    notes[SIZES] = sizes
     found, finished = open_run(run, to_dict(config), facts, resume, notes)
     if finished:
         return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **final_scores(run)}
+    if resume and sizes != kept_sizes:
+        add_facts(run, **{SIZES: sizes})
     if found is not None and distributed.is_main():
         loaded = load_folder(found[0], next_sentence=config.next_sentence).model
         assert isinstance(loaded, Objective)
@@ -230,17 +242,27 @@ def _check_length_of_run(config: PretrainConfig, steps: int | None, phases: list
 
 
 def _phases(
-    config: PretrainConfig, corpus: Corpus, documents: np.ndarray[Any, Any], tokenizer: Tokenizer, where: torch.device
+    config: PretrainConfig,
+    corpus: Corpus,
+    documents: np.ndarray[Any, Any],
+    tokenizer: Tokenizer,
+    where: torch.device,
+    sizes: Mapping[str, int],
 ) -> list[Phase]:
-    """The phases of a run: one, or short sequences and then long ones (BERT paper, appendix A.2)."""
+    """The phases of a run: one, or short sequences and then long ones (BERT paper, appendix A.2).
+
+    `sizes` are the micro-batches that the run was started with, by the length of the sequences.
+    """
     data = config.data
     lengths = [(1.0, data.max_length)]
     if data.long_length is not None:
         lengths = [(1.0 - data.long_share, data.max_length), (1.0, data.long_length)]
-    return [
-        Phase(end, _loader(config, corpus, documents, tokenizer, length), _micro_batch_size(config, length, where))
-        for end, length in lengths
-    ]
+    masked = data.masking.rate if config.model.direction == "both" else 1.0
+    phases = []
+    for end, length in lengths:
+        size = MicroBatches(config.model, config.train, where, length, masked).size(sizes.get(str(length)))
+        phases.append(Phase(end, _loader(config, corpus, documents, tokenizer, length), size))
+    return phases
 
 
 def _number(phases: list[Phase], share: float) -> int:
@@ -286,50 +308,6 @@ def _loader(
     data = config.data
     source = segment_source(data.pairs, corpus, documents, max_length, data.short_share, config.train.seed)
     return Loader.of(source, tokenizer, data, direction=config.model.direction)
-
-
-def _micro_batch_size(config: PretrainConfig, length: int, where: torch.device) -> int:
-    """How many sequences go through the model at once: as set, or what fits; what cannot fit is refused."""
-    train, most = config.train, -(-config.train.batch_size // distributed.ranks())
-    room = free_memory(where)
-    if train.micro_batch_size is not None:
-        size = min(train.micro_batch_size, train.batch_size)
-        need = _memory(config, size, length, where)
-        if need <= room:
-            return size
-        raise UserError(_does_not_fit(config, size, length, where, need, room))
-    size = min(train.micro_size(length), most)
-    while where.type == "cuda" and size * 2 <= most and _memory(config, size * 2, length, where) <= 0.6 * room:
-        size *= 2
-    while size > 1 and _memory(config, size, length, where) > 0.9 * room:
-        size //= 2
-    if (need := _memory(config, size, length, where)) > room:
-        raise UserError(_does_not_fit(config, size, length, where, need, room))
-    return size
-
-
-def _memory(config: PretrainConfig, size: int, length: int, where: torch.device) -> float:
-    rate = config.data.masking.rate if config.model.direction == "both" else 1.0
-    masked = int(rate * size * length) + size
-    half = autocast_dtype(config.train.precision, where) is not None
-    checkpointing, divided = config.train.gradient_checkpointing, config.train.parallel == "fsdp"
-    processes = distributed.ranks() if divided else 1
-    return training_memory(
-        config.model, size * length, length, masked, half=half, checkpointing=checkpointing, processes=processes
-    )
-
-
-def _does_not_fit(config: PretrainConfig, size: int, length: int, where: torch.device, need: float, room: float) -> str:
-    """Why a micro-batch is refused, and what would do."""
-    smaller = next((s for s in range(size - 1, 0, -1) if _memory(config, s, length, where) <= 0.9 * room), 0)
-    text = (
-        f"{size} sequences of {length} tokens at once need about {need / 1e9:.1f} GB; {where} has {room / 1e9:.1f} GB"
-    )
-    if smaller:
-        turns = -(-config.train.batch_size // (smaller * distributed.ranks()))
-        return f"{text}; set train.micro_batch_size={smaller}: {turns} of them make a batch, and the result is equal"
-    more = [] if config.train.gradient_checkpointing else ["set train.gradient_checkpointing=true"]
-    return f"{text}; {', '.join([*more, 'set train.parallel=fsdp on several GPUs, or take a smaller model'])}"
 
 
 def _flops(model: EncoderConfig, batch: Batch) -> float:

@@ -16,6 +16,7 @@ LAYERS = [
     {"tasks", "formats"},
     {
         "pretraining",
+        "micro_batches",
         "held_out",
         "finetuning",
         "predictor",
@@ -42,6 +43,7 @@ SAME_LAYER = {
     ("predictor", "engines"),
     ("pretraining", "predictor"),
     ("pretraining", "held_out"),
+    ("pretraining", "micro_batches"),
     ("finetuning", "predictor"),
     ("finetuning", "pretraining"),
     ("answers", "predictor"),

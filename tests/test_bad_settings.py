@@ -1,17 +1,24 @@
 """What cannot work is refused before the first step, with the bad value and a way out, and nothing is written."""
 
+import dataclasses
 import re
+import typing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_training import settings
 
-from bertsmith import pretraining as module
-from bertsmith.config import override
+from bertsmith import micro_batches
+from bertsmith.config import dotted_keys, override, read_json
+from bertsmith.data.build import BuildConfig
 from bertsmith.errors import UserError
 from bertsmith.finetuning import FinetuneConfig, finetune
-from bertsmith.pretraining import pretrain
+from bertsmith.micro_batches import MicroBatches
+from bertsmith.pretraining import PretrainConfig, pretrain
 from bertsmith.recipes import recipe
+from bertsmith.training.settings import pick_device
 
 REFUSED = [
     (["train.steps=0"], "train.steps must be at least 1, not 0"),
@@ -24,28 +31,73 @@ REFUSED = [
     (["train.micro_batch_size=0"], "train.micro_batch_size must be at least 1"),
     (["train.keep=0"], "train.keep must be at least 1"),
     (["train.save_minutes=0"], "train.save_minutes must be above 0"),
-    (["train.save_every=-1"], "train.save_every must not be negative"),
-    (["train.learning_rate=-1"], "train.learning_rate must not be negative"),
+    (["train.save_every=-1"], "train.save_every must be at least 0, not -1"),
+    (["train.learning_rate=-1"], "train.learning_rate must be at least 0, not -1"),
     (["train.learning_rate=Infinity"], "train.learning_rate must be a finite number"),
-    (["train.adam_eps=-1"], "train.adam_eps must not be negative"),
-    (["train.warmup=1.5"], "train.warmup is a share of the run, from 0 to 1, not 1.5"),
-    (["train.decay=-0.1"], "train.decay is a share of the run"),
+    (["train.adam_eps=-1"], "train.adam_eps must be at least 0"),
+    (["train.warmup=1.5"], "train.warmup must be at least 0 and at most 1, not 1.5"),
+    (["train.decay=-0.1"], "train.decay must be at least 0 and at most 1"),
     (["train.schedule=stable", "train.warmup=0.5", "train.decay=0.6"], "are together longer than the run"),
     (["train.schedule=linar"], "train.schedule: 'linar' is not one of"),
     (["train.optimizer=adam"], "train.optimizer: 'adam' is not one of 'adamw', 'lamb', 'muon'"),
     (["train.beta2=1"], "train.beta2 must be at least 0 and under 1"),
-    (["train.seed=-1"], "train.seed must not be negative"),
+    (["train.seed=-1"], "train.seed must be at least 0"),
     (["data.long_length=1024"], "data.long_length 1024 is longer than the encoder's 512 positions"),
     (["data.long_length=null", "data.max_length=513"], "data.max_length 513 is longer than the encoder's 512"),
     (["data.long_length=32"], "data.long_length 32 is not longer than data.max_length 32"),
-    (["data.long_length=64", "data.long_share=0"], "data.long_share must lie between 0 and 1"),
-    (["data.long_length=64", "data.long_share=1"], "data.long_share must lie between 0 and 1"),
+    (["data.long_length=64", "data.long_share=0"], "data.long_share must be above 0 and under 1"),
+    (["data.long_length=64", "data.long_share=1"], "data.long_share must be above 0 and under 1"),
     (["train.batch_size=100000"], r"the corpus gives \d+ sequences of 32 tokens, fewer than a batch: set train.batch"),
     (["data.pairs=full"], "data.pairs=full has no pairs to learn from: set next_sentence=false"),
     (["data.held_out=1"], "data.held_out must be at least 0 and under 1"),
     (["model.num_heads=5"], "num_heads"),
     (["model.num_heads=0"], "num_heads must be at least 1, not 0"),
+    (["model.hidden_size=1e30"], "hidden_size must be at most 131,072"),
+    (["model.init_std=-1"], "init_std must be above 0, not -1"),
+    (["model.init_std=NaN"], "init_std must be a finite number, not nan"),
+    (["model.num_segments=0"], "num_segments must be at least 1, not 0"),
+    (["model.num_segments=1"], "data.pairs=next needs two segments, and model.num_segments is 1; set it to 2"),
+    (["model.norm_eps=-1"], "norm_eps must be above 0 and at most 1, not -1"),
+    (["model.pad_token_id=-1"], "pad_token_id must be at least 0, not -1"),
+    (["model.pad_token_id=999999"], "pad_token_id 999999 is not in a vocabulary of 30,522 entries"),
+    (["model.vocab_size=10"], "--set model.vocab_size: the tokenizer of the corpus decides it; leave it out"),
+    (["recipe=foo"], "--set recipe: the command names the recipe; leave it out"),
 ]
+
+
+def numbers(cls: Any, prefix: str = "") -> list[str]:
+    """The dotted keys of all settings that are numbers."""
+    found: list[str] = []
+    for name, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            found += numbers(hint, f"{prefix}{name}.")
+        elif {int, float} & {hint, *typing.get_args(hint)}:
+            found.append(prefix + name)
+    return found
+
+
+CONFIGS: list[tuple[Any, Any]] = [
+    (PretrainConfig, recipe("bert-tiny")),
+    (FinetuneConfig, FinetuneConfig("classify")),
+    (BuildConfig, BuildConfig()),
+]
+NUMBERS = [(start, key) for cls, start in CONFIGS for key in numbers(cls) if key in dotted_keys(cls)]
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1e30", "1e30"])
+@pytest.mark.parametrize(("start", "key"), NUMBERS, ids=[f"{type(s).__name__}-{k}" for s, k in NUMBERS])
+def test_every_number_has_bounds(start: Any, key: str, value: str) -> None:
+    """A setting without them is found here when it is added."""
+    given = f'{{"a": {value}}}' if key == "data.class_weights" else value
+    with pytest.raises(UserError, match=re.escape(key.split(".")[-1])):
+        override(start, [f"{key}={given}"])
+
+
+def test_there_are_numbers_in_all_of_them() -> None:
+    assert len(NUMBERS) > 60
+    assert {"train.learning_rate", "model.norm_eps", "data.masking.rate", "clean.min_length", "dropout"} <= {
+        key for _, key in NUMBERS
+    }
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[c[-1] for c, _ in REFUSED])
@@ -82,7 +134,12 @@ def test_a_model_sets_the_positions_of_continued_pre_training(world: Path, tmp_p
 
 def room(monkeypatch: pytest.MonkeyPatch, megabytes: float) -> None:
     """As if the machine had this much memory."""
-    monkeypatch.setattr(module, "free_memory", lambda device: megabytes * 1e6)
+    monkeypatch.setattr(micro_batches, "free_memory", lambda device: megabytes * 1e6)
+
+
+def planned(*changes: str, length: int = 128) -> MicroBatches:
+    config = override(recipe("bert-tiny"), [*BASE, *changes])
+    return MicroBatches(replace(config.model, vocab_size=1000), config.train, pick_device("cpu"), length, 0.15)
 
 
 BASE = ["train.steps=2", "train.batch_size=256", "data.max_length=128", "data.long_length=null"]
@@ -108,9 +165,9 @@ def test_a_micro_batch_that_does_not_fit_is_refused_with_one_that_does(
     need, size, turns = float(found[1]), int(found[2]), int(found[3])
     assert need > 0.2
     assert turns == -(-256 // size)
-    config = override(recipe("bert-tiny"), [*BASE, f"train.micro_batch_size={size}", "model.vocab_size=1000"])
-    assert module._micro_batch_size(config, 128, module.pick_device("cpu")) == size
-    assert module._memory(config, size + 1, 128, module.pick_device("cpu")) > 0.9 * 200e6  # no smaller than it must be
+    plan = planned(f"train.micro_batch_size={size}")
+    assert plan.size() == size
+    assert plan.memory(size + 1) > 0.9 * 200e6  # no smaller than it must be
 
 
 def test_the_later_phase_has_to_fit_too(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +193,11 @@ def test_where_nothing_fits_there_is_advice(world: Path, tmp_path: Path, monkeyp
 
 
 def test_unset_the_micro_batch_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = override(recipe("bert-tiny"), [*BASE, "model.vocab_size=1000"])
-    where = module.pick_device("cpu")
-    sizes = []
+    plan, sizes = planned(), []
     for megabytes in (1e6, 100, 30):
         room(monkeypatch, megabytes)
-        sizes.append(module._micro_batch_size(config, 128, where))
-        assert module._memory(config, sizes[-1], 128, where) <= 0.9 * megabytes * 1e6
+        sizes.append(plan.size())
+        assert plan.memory(sizes[-1]) <= 0.9 * megabytes * 1e6
     assert sizes[0] == 64
     assert sizes[0] > sizes[1] > sizes[2] >= 1
 
@@ -157,7 +212,8 @@ def test_a_run_with_the_chosen_micro_batch_is_the_same(
     large = pretrain(config, world / "shards", tmp_path / "large", device="cpu")
     room(monkeypatch, 2.5)
     small = pretrain(config, world / "shards", tmp_path / "small", device="cpu")
-    assert module._micro_batch_size(override(config, ["model.vocab_size=1000"]), 32, module.pick_device("cpu")) < 32
+    assert read_json(tmp_path / "large" / "run.json")["micro_batch_sizes"] == {"32": 32}
+    assert read_json(tmp_path / "small" / "run.json")["micro_batch_sizes"]["32"] < 32
     assert small["mlm_loss"] == pytest.approx(large["mlm_loss"], abs=1e-6)
 
 
@@ -167,7 +223,7 @@ def test_a_run_with_the_chosen_micro_batch_is_the_same(
         (["train.batch_size=0"], "train.batch_size must be at least 1"),
         (["train.batch_size=99999999999"], "train.batch_size must be at most 1,048,576"),
         ([f"train.seed={10**25}"], "train.seed must be at most"),
-        (["train.workers=-2"], "train.workers must not be negative"),
+        (["train.workers=-2"], "train.workers must be at least 0, not -2"),
         (['data.class_weights={"nmbers":2}'], "data.class_weights: label 'nmbers' is not one of"),
         (["data.max_length=600"], "data.max_length 600 is longer than the encoder's 512 positions"),
     ],

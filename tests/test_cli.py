@@ -382,7 +382,7 @@ def test_label_not_in_the_list(refused, run_command, world: Path, tmp_path: Path
         ("train=3", "not a single setting"),
         ("train.schedule=cosin", "is not one of"),
         ("model.num_heads=7", "cannot be divided among 7 heads"),
-        ("data.masking.rate=1.5", "must lie between 0 and 1"),
+        ("data.masking.rate=1.5", "must be above 0 and under 1"),
     ],
 )
 def test_set_with_a_typo(refused, world: Path, tmp_path: Path, setting: str, message: str) -> None:

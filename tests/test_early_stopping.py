@@ -120,6 +120,33 @@ def test_the_last_model_stays_where_it_is_the_best(world, tmp_path, scored) -> N
     assert found["accuracy"] == 0.9
 
 
+def test_the_best_model_does_not_depend_on_when_checkpoints_are_written(world, tmp_path, monkeypatch) -> None:
+    """Scores that no evaluation is due for are the highest, and two that are due are equally good."""
+    real = finetuning.fit
+    course = {3: 0.95, 6: 0.8, 7: 0.9, 12: 0.8, 19: 0.99}
+
+    def fit(*arguments, **options):
+        def evaluate():
+            options["evaluate"]()
+            return {"accuracy": course.get(len([r for r in runlog.read(arguments[4]) if "loss" in r]), 0.5)}
+
+        return real(*arguments, **{**options, "evaluate": evaluate})
+
+    monkeypatch.setattr(finetuning, "fit", fit)
+    found = {}
+    for name, changes in {
+        "seldom": [],
+        "clock": ["train.save_minutes=1e-9", "train.keep=20"],
+        "steps": ["train.save_every=3"],
+    }.items():
+        scores = tune(world, tmp_path / name, EVERY, "train.keep_best=true", *changes)
+        weights = (tmp_path / name / "model" / "model.safetensors").read_bytes()
+        found[name] = (scores["best_step"], scores["accuracy"], steps(tmp_path / name), weights)
+    assert found["seldom"] == found["clock"] == found["steps"]
+    assert found["clock"][:2] == (6, 0.8)  # of the two the earlier one, though step 12 is on the disk as well
+    assert (tmp_path / "clock" / "checkpoints" / "step-00000012").is_dir()
+
+
 def test_a_threshold_of_no_answer_goes_back_with_its_model(world, tmp_path, monkeypatch) -> None:
     answers = [{"text": [], "answer_start": []}, {"text": ["a file"], "answer_start": [6]}]
     asked = [{"question": "what is it", "context": f"it is a file of {n} numbers", "id": str(n)} for n in range(16)]

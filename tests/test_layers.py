@@ -120,7 +120,7 @@ def test_frozen_layers_stay_as_they_are(world, tmp_path, layers: int, kept: list
         (["frozen_layers=3"], "the model has 2 layers"),
         (["reinit_layers=1", "frozen_layers=2"], "never be trained"),
         (["random_start=true", "frozen_layers=0"], "never be trained"),
-        (["frozen_layers=-1"], "must not be negative"),
+        (["frozen_layers=-1"], "frozen_layers must be at least 0, not -1"),
         (["train.layer_decay=0"], "above 0 and at most 1"),
         (["train.layer_decay=1.1"], "above 0 and at most 1"),
     ],

@@ -362,9 +362,9 @@ def test_spans_leave_longer_runs_than_words(data):
     ("values", "reason"),
     [
         ({"unit": "sentence"}, r"data\.masking\.unit must be one of token, word, span, not 'sentence'"),
-        ({"span_p": 0.0}, r"data\.masking\.span_p must be over 0 and at most 1, not 0\.0"),
+        ({"span_p": 0.0}, r"data\.masking\.span_p must be above 0 and at most 1, not 0\.0"),
         ({"span_p": 1.1}, r"data\.masking\.span_p must be"),
-        ({"span_max": 0}, r"data\.masking\.span_max must be at least 1 word, not 0"),
+        ({"span_max": 0}, r"data\.masking\.span_max must be at least 1, not 0"),
     ],
 )
 def test_policies_out_of_range(values, reason):

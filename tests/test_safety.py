@@ -122,9 +122,11 @@ def test_several_bad_steps_in_a_row_end_the_run_also_across_a_resume(poison, wor
 
 
 def test_a_rate_that_is_far_too_high_is_diagnosed(world: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"first bad tensor: (parameter|output of|gradient of).*Lower train\.learning"):
+    with pytest.raises(
+        UserError, match=r"first bad tensor: .*(parameter|output of|gradient of).*Lower train\.learning"
+    ):
         pretrain(
-            settings("train.steps=20", "train.learning_rate=1e30"), world / "shards", tmp_path / "run", device="cpu"
+            settings("train.steps=20", "train.learning_rate=1000"), world / "shards", tmp_path / "run", device="cpu"
         )
 
 
@@ -293,7 +295,7 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(world: Path,
 def test_the_best_checkpoint_is_kept(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([math.nan, 3.0, 4.0, 4.2, 4.5])
     monkeypatch.setattr(held_out, "evaluate", lambda *a: {"mlm_loss": next(found)})
-    often = ("train.save_every=2", "train.keep=2", "train.evaluate_every=100")
+    often = ("train.save_every=2", "train.keep=2", "train.evaluate_every=2")
     config = settings("train.steps=10", "data.long_length=null", *often)
     assert pretrain(config, world / "shards", tmp_path / "run", device="cpu")["mlm_loss"] == 4.5
     assert names(tmp_path / "run") == [4, 8, 10]

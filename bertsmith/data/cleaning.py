@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError, suggestion
 from bertsmith.text.sentences import unwrap
 
@@ -48,13 +49,18 @@ class CleanConfig:
     min_length: int = 0
     script: str = ""
     near_duplicates: float = 0.0
+    BOUNDS = {
+        "paragraph_length": Bounds(0, 10**9),
+        "boilerplate": Bounds(0, 10**9),
+        "min_length": Bounds(0, 10**9),
+        "near_duplicates": Bounds(0, 1),
+    }
 
     def __post_init__(self) -> None:
+        check_bounds(self, "clean.")
         if self.script and self.script not in SCRIPTS:
             near = suggestion(self.script, SCRIPTS) or "; one of: " + ", ".join(SCRIPTS)
             raise UserError(f"clean.script: unknown script {self.script!r}{near}")
-        if not 0 <= self.near_duplicates <= 1:
-            raise UserError(f"clean.near_duplicates is a similarity from 0 (off) to 1, not {self.near_duplicates}")
 
     @property
     def compares(self) -> bool:

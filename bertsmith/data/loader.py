@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bertsmith import draws
 from bertsmith.batch import Batch, Packed, lay_out, share
+from bertsmith.config import Bounds, check_bounds
 from bertsmith.data.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.data.segments import PairKind, SegmentSource
 from bertsmith.errors import UserError
@@ -40,23 +41,22 @@ class DataConfig:
     copies: int = 10
     held_out: float = 0.01
     pairs: PairKind = "next"
+    BOUNDS = {
+        "max_length": Bounds(5, 2**24),  # two segments of one token
+        "short_share": Bounds(0, 1),
+        "long_length": Bounds(5, 2**24),
+        "long_share": Bounds(0, 1, "()"),
+        "copies": Bounds(0, 10**9),  # 0: masks drawn anew in every epoch
+        "held_out": Bounds(0, 1, "[)"),
+    }
 
     def __post_init__(self) -> None:
-        if self.max_length < 5:
-            raise UserError(f"data.max_length must be at least 5, two segments of one token, not {self.max_length}")
+        check_bounds(self, "data.")
         if self.long_length is not None and self.long_length <= self.max_length:
             raise UserError(
                 f"data.long_length {self.long_length} is not longer than data.max_length {self.max_length}; "
                 "set data.long_length=null for one length"
             )
-        if not 0 < self.long_share < 1:
-            raise UserError(f"data.long_share must lie between 0 and 1, not {self.long_share}")
-        if not 0 <= self.short_share <= 1:
-            raise UserError(f"data.short_share must lie between 0 and 1, not {self.short_share}")
-        if self.copies < 0:
-            raise UserError(f"data.copies must be 0 (masks drawn anew in every epoch) or more, not {self.copies}")
-        if not 0 <= self.held_out < 1:
-            raise UserError(f"data.held_out must be at least 0 and under 1, not {self.held_out}")
         if self.pairs not in get_args(PairKind):
             raise UserError(f"data.pairs must be one of {', '.join(get_args(PairKind))}, not {self.pairs!r}")
 
@@ -105,6 +105,11 @@ class Loader:
         cls_id, sep_id = np.array([self.tokenizer.id("[CLS]")]), np.array([self.tokenizer.id("[SEP]")])
         rows = [(cls_id, *(ids for part in s.parts for ids in (part, sep_id))) for s in samples]
         tokens = np.concatenate([ids for row in rows for ids in row]).astype(np.int64)
+        if (largest := int(tokens.max())) >= self.tokenizer.vocab_size:  # which a GPU would look up all the same
+            raise UserError(
+                f"the corpus holds the token id {largest}, and its vocabulary {self.tokenizer.vocab_size:,} entries: a "
+                "shard is damaged; build the corpus again"
+            )
         sizes = [len(part) + 1 + (i == 0) for s in samples for i, part in enumerate(s.parts)]  # [CLS] to the first
         segments = np.repeat([segment for s in samples for segment in s.segments], sizes)
         lengths = np.array([sum(map(len, row)) for row in rows])

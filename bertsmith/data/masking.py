@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith import draws
+from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 
 Unit = Literal["token", "word", "span"]
@@ -36,20 +37,22 @@ class MaskPolicy:
     unit: Unit = "token"
     span_p: float = 0.2
     span_max: int = 10
+    BOUNDS = {
+        "rate": Bounds(0, 1, "()"),
+        "mask_share": Bounds(0, 1),
+        "random_share": Bounds(0, 1),
+        "span_p": Bounds(0, 1, "(]"),
+        "span_max": Bounds(1, 10**6),  # words
+    }
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UserError(f"data.masking.rate must lie between 0 and 1, not {self.rate}")
-        if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1 + 1e-9:
+        check_bounds(self, "data.masking.")
+        if self.mask_share + self.random_share > 1 + 1e-9:
             raise UserError(
-                f"data.masking: mask_share {self.mask_share} + random_share {self.random_share} must lie in [0, 1]"
+                f"data.masking: mask_share {self.mask_share} and random_share {self.random_share} are more than all"
             )
         if self.unit not in get_args(Unit):
             raise UserError(f"data.masking.unit must be one of {', '.join(get_args(Unit))}, not {self.unit!r}")
-        if not 0 < self.span_p <= 1:
-            raise UserError(f"data.masking.span_p must be over 0 and at most 1, not {self.span_p}")
-        if self.span_max < 1:
-            raise UserError(f"data.masking.span_max must be at least 1 word, not {self.span_max}")
 
 
 @dataclass(frozen=True)

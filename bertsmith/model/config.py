@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError, suggestion
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
@@ -36,20 +37,31 @@ class EncoderConfig:
     norm_first: bool = False
     bias: bool = True
     direction: Direction = "both"
+    DECIDED = {"vocab_size": "the tokenizer of the corpus decides it"}
+    BOUNDS = {
+        "vocab_size": Bounds(1, 2**26),
+        "hidden_size": Bounds(1, 2**17),
+        "num_layers": Bounds(1, 1000),
+        "num_heads": Bounds(1, 2**17),
+        "intermediate_size": Bounds(1, 2**20),
+        "max_positions": Bounds(1, 2**24),
+        "num_segments": Bounds(1, 2**16),
+        "hidden_dropout": Bounds(0, 1, "[)"),
+        "attention_dropout": Bounds(0, 1, "[)"),
+        "norm_eps": Bounds(0, 1, "(]"),
+        "init_std": Bounds(0, 10, "(]"),
+        "pad_token_id": Bounds(0, 2**26),
+    }
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_bounds(self)
+        if self.pad_token_id >= self.vocab_size:
+            raise UserError(f"pad_token_id {self.pad_token_id} is not in a vocabulary of {self.vocab_size:,} entries")
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"hidden_size {self.hidden_size} cannot be divided among {self.num_heads} heads; "
                 f"set num_heads to a divisor of {self.hidden_size}"
             )
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 0 and under 1, not {getattr(self, name)}")
-
         if self.direction not in get_args(Direction):
             near = suggestion(self.direction, get_args(Direction))
             raise UserError(f"direction {self.direction!r} is not one of {', '.join(get_args(Direction))}{near}")

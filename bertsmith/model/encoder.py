@@ -146,6 +146,7 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
         """All states, or those of the given `rows` (R,) of the flat form: (R, H), with less work in the last layer."""
+        self.check_ids(*batch.largest)
         self._check_length(batch)
         x = self.embeddings(batch.tokens, batch.segments, batch.positions, batch.layout)
         for number, layer in enumerate(self.layers, 1):
@@ -167,6 +168,20 @@ class Encoder(nn.Module):
 
             return norm_beside(x, self.final_norm)[0]
         return self.final_norm(x)
+
+    def check_ids(self, token: int, segment: int) -> None:
+        """Refuse the largest ids that the tables have no row for: on a GPU nobody would notice the wrong lookup."""
+        config = self.config
+        if token >= config.vocab_size:
+            raise UserError(
+                f"the token id {token} is not one of the model's {config.vocab_size:,}: this is not the tokenizer that "
+                "the model was made with"
+            )
+        if segment >= config.num_segments:
+            raise UserError(
+                f"the input has {segment + 1} segments, as a pair has 2, and the encoder's num_segments is "
+                f"{config.num_segments}; take single texts, or a model with more segments"
+            )
 
     def _check_length(self, batch: Batch) -> None:
         length = batch.layout.max_length

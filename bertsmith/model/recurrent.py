@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bertsmith.batch import Batch, Layout, Packed, Padded
+from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
@@ -40,14 +41,13 @@ class FeatureConfig:
     variant: str = ""
     hidden_size: int = 768
     num_layers: int = 2
+    BOUNDS = {"hidden_size": Bounds(1, 2**17), "num_layers": Bounds(1, 100)}
 
     def __post_init__(self) -> None:
         if self.variant and self.variant not in VARIANTS:
             near = suggestion(self.variant, VARIANTS) or "; one of: " + ", ".join(VARIANTS)
             raise UserError(f"--features: unknown variant {self.variant!r}{near}")
-        for name in ("hidden_size", "num_layers"):
-            if getattr(self, name) < 1:
-                raise UserError(f"features.{name} must be at least 1, not {getattr(self, name)}")
+        check_bounds(self, "features.")
 
     @property
     def layers(self) -> str:

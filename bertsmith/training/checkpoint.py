@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,12 @@ def step_of(path: Path) -> int:
 
 
 def best_checkpoint(found: Sequence[Path]) -> Path | None:
-    """The checkpoint with the best evaluation, where any was evaluated; of equal ones the newest."""
-    scored = [(score, path) for path in found if (score := _score(path)) is not None]
-    return max(scored)[1] if scored else None
+    """The checkpoint with the best evaluation, where any was evaluated; of equally good ones the earliest.
+
+    The earliest is the one that `keep_best` wrote; whether a later one is there depends on the clock.
+    """
+    scored = [(score, path) for path in sorted(found) if (score := _score(path)) is not None]
+    return max(scored, key=itemgetter(0))[1] if scored else None
 
 
 def latest_checkpoint(run: Path) -> tuple[Path, TrainerState] | None:

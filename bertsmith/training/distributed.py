@@ -114,6 +114,15 @@ def agree(value: float) -> float:
     return float(told)
 
 
+def smallest(value: float) -> float:
+    """The smallest of all processes' numbers."""
+    if ranks() == 1:
+        return value
+    told = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(told, dist.ReduceOp.MIN)
+    return float(told)
+
+
 def tell(value: Any) -> Any:
     """The first process's value, anything that JSON can hold, for all."""
     if ranks() == 1:

@@ -156,7 +156,7 @@ class _Loop:
                 word = self._agree(micro_batches, request)
                 before, self.done = self.done, word.done
                 if course.step > start and self._due(self.config.evaluate_every, before, self.done):
-                    self._evaluate(due=True)
+                    self._evaluate()
                 if word.save and course.step > start:
                     self._save()
                 if word.stop:
@@ -166,7 +166,7 @@ class _Loop:
                 self._step(micro_batches, word)
                 advance(course.done(), self.meter.words())
         if self.evaluated_at != course.step:
-            self._evaluate(due=True)
+            self._evaluate()
         if self.saved is not None:  # so that a run whose model cannot be written goes on from its end
             self._save()
         return {"steps": course.step, **self.scores}
@@ -265,10 +265,11 @@ class _Loop:
         add_facts(self.run, best_step=found[1])
         return {**scores, **found[2], "best_step": found[1]}
 
-    def _evaluate(self, *, due: bool = False) -> None:
-        """Score the model as it is.
+    def _evaluate(self) -> None:
+        """Score the model as it is, and keep it where it is the best so far.
 
-        Only an evaluation that is due tries the run's patience: when others happen depends on the clock.
+        Evaluations come at steps that the settings name, never with a checkpoint: when those are written depends on
+        the clock, and the best model must not.
         """
         if self.evaluate is None:
             return
@@ -281,22 +282,19 @@ class _Loop:
             self.score = -reached if self.goal.startswith("-") else reached
         self.scores = {name: value for name, value in scores.items() if isinstance(value, (int, float))}
         self.evaluated_at = self.course.step
-        if due:
-            better = self.score is not None and (self.best is None or self.score > self.best)
-            self.best, self.since_best = (self.score, 0) if better else (self.best, self.since_best + 1)
-            if better and self.config.keep_best:
-                self._save()
+        better = self.score is not None and (self.best is None or self.score > self.best)
+        self.best, self.since_best = (self.score, 0) if better else (self.best, self.since_best + 1)
+        if better and self.config.keep_best:
+            self._save()
 
-    def _save(self, *, in_haste: bool = False) -> Path | None:
-        """A checkpoint of this step, scored unless in haste, so that there is a best one.
+    def _save(self) -> Path | None:
+        """A checkpoint of this step, with its score where it has been evaluated.
 
         Where there is one already it stays as it is: while it was written again, it would be in danger.
         """
         course, guard = self.course, self.guard
         if self.saved is not None and self.saved[0] == course.step:
             return self.saved[1]
-        if self.config.evaluate_every and self.evaluated_at != course.step and not in_haste:
-            self._evaluate()
         self.saved_at = course.elapsed
         counts = {"first_loss": guard.first, "skipped": guard.skipped, "in_a_row": guard.in_a_row}
         evaluations = {"score": self.score, "best": self.best, "since_best": self.since_best}
@@ -308,7 +306,7 @@ class _Loop:
 
     def _stop(self, request: Request) -> None:
         """Save and leave, all processes together: when one is gone, the launcher ends the others."""
-        path, step = self._save(in_haste=True), self.course.step
+        path, step = self._save(), self.course.step
         distributed.wait()
         saved = f"saved {path}" if path else "this step could not be saved, earlier ones are untouched"
         number = request.signal or signal.SIGTERM

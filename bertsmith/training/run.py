@@ -18,7 +18,7 @@ from bertsmith.folders import new_file, new_folder, refuse_existing
 from bertsmith.progress import say
 from bertsmith.training import checkpoint, distributed, runlog
 from bertsmith.training.checkpoint import Save, TrainerState, latest_checkpoint
-from bertsmith.training.settings import MAY_CHANGE
+from bertsmith.training.settings import MAY_CHANGE, TrainConfig
 
 CONFIG, FACTS, MODEL = "config.json", "run.json", "model"
 Found = tuple[Path, TrainerState]
@@ -120,7 +120,12 @@ def finish_run(run: Path, model: nn.Module, save: Save) -> None:
 def same_settings(
     stored: dict[str, Any], given: dict[str, Any], where: Path, option: str = "--resume: ", prefix: str = ""
 ) -> None:
-    """Refuse to go on with a run with other settings than it was started with; `option` is what asked for that."""
+    """Refuse to go on with a run with other settings than it was started with; `option` is what asked for that.
+
+    Of several lengths (steps, epochs, hours) that an older run was given, the one that decides counts.
+    """
+    if prefix == "train.":
+        stored, given = _with_one_length(stored), _with_one_length(given)
     for key in sorted({*stored, *given}):
         old, new = stored.get(key), given.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
@@ -130,3 +135,8 @@ def same_settings(
                 f"{option}{prefix}{key} is {old!r} in {where} and {new!r} now; "
                 "give the settings that the run was started with, or another --out"
             )
+
+
+def _with_one_length(train: Mapping[str, Any]) -> dict[str, Any]:
+    deciding = next((name for name in TrainConfig.ONE_OF if train.get(name) is not None), None)
+    return {**train, **{name: None for name in TrainConfig.ONE_OF if name != deciding}}

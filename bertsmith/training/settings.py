@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 
 Optimizer = Literal["adamw", "lamb", "muon"]
@@ -27,9 +27,10 @@ MAY_CHANGE = frozenset(
 class TrainConfig:
     """How long, how large, how fast. Defaults are the paper's pre-training (appendix A.2).
 
-    A run is `steps` long or, where that is not set, `epochs` times through the data; `hours` ends it, and its schedule,
-    by the clock instead. `batch_size` counts the sequences of a step; `micro_batch_size` how many of them go through
-    the model at once (unset: as many as fit into 8,192 tokens at the full length, at most 64).
+    A run is `steps` long, or `epochs` times through the data, or `hours` end it, and its schedule, by the clock: of
+    several that are set (`--set`) the last one stands. `batch_size` counts the sequences of a step; `micro_batch_size`
+    how many of them go through the model at once (unset: as many as fit into 8,192 tokens at the full length, at most
+    64, on a GPU more where there is memory).
 
     `optimizer` is adamw, lamb (You et al. 2020) or muon (Jordan 2024: the encoder's matrices by Muon at
     `learning_rate`, everything else by AdamW at `rest_learning_rate`). The rate rises during the share `warmup` of the
@@ -37,11 +38,11 @@ class TrainConfig:
     Every layer below the top one has `layer_decay` times the rate of the one above it, the embeddings the lowest.
 
     A checkpoint is written every `save_minutes` and, where it is set, every `save_every` steps; the last `keep` of them
-    stay on the disk, and the best one. `evaluate_every` counts steps or, under 1, is a share of the run; 0 evaluates at
-    the end alone. A run ends early after `patience` evaluations that were not better than the best before them; with
-    `keep_best` its model is that of the best evaluation instead of the last. `workers` processes make batches ahead
-    (unset: up to 4 for a GPU, none for a CPU). With several processes (`torchrun`) the model is copied (`parallel` ddp)
-    or divided (fsdp).
+    stay on the disk, and the best one of those that were written at an evaluation. `evaluate_every` counts steps or,
+    under 1, is a share of the run; 0 evaluates at the end alone. A run ends early after `patience` evaluations that
+    were not better than the best before them; with `keep_best` its model is that of the best evaluation, of equally
+    good ones the earliest, instead of the last. `workers` processes make batches ahead (unset: up to 4 for a GPU, none
+    for a CPU). With several processes (`torchrun`) the model is copied (`parallel` ddp) or divided (fsdp).
     """
 
     steps: int | None = None
@@ -71,42 +72,43 @@ class TrainConfig:
     evaluate_every: float = 0.0
     patience: int | None = None
     keep_best: bool = False
-    keep: int = 2  # and the best: checkpoints are scored where evaluate_every is not 0
+    keep: int = 2  # and the best
     tensorboard: bool = False
     seed: int = 1
-    UNSETS = {"epochs": "steps"}  # to set the first takes the second away, which would else go before it
+    ONE_OF = ("hours", "steps", "epochs")  # where several are set, the first of them decides
+    BOUNDS = {
+        "steps": Bounds(1, 10**12),
+        "epochs": Bounds(0, 10**9, "(]"),
+        "hours": Bounds(0, 10**6, "(]"),
+        "batch_size": Bounds(1, 2**20),
+        "micro_batch_size": Bounds(1, 2**20),
+        "learning_rate": Bounds(0, 1000),
+        "rest_learning_rate": Bounds(0, 1000, "(]"),
+        "warmup": Bounds(0, 1),
+        "decay": Bounds(0, 1),
+        "layer_decay": Bounds(0, 1, "(]"),
+        "weight_decay": Bounds(0, 1000),
+        "beta1": Bounds(0, 1, "[)"),
+        "beta2": Bounds(0, 1, "[)"),
+        "adam_eps": Bounds(0, 1),
+        "momentum": Bounds(0, 1, "[)"),
+        "clip_norm": Bounds(0, 10**9),
+        "workers": Bounds(0, 1024),
+        "save_every": Bounds(0, 10**12),
+        "save_minutes": Bounds(0, 10**9, "(]"),
+        "evaluate_every": Bounds(0, 10**12),
+        "patience": Bounds(1, 10**9),
+        "keep": Bounds(1, 10**6),
+        "seed": Bounds(0, 2**62),
+    }
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UserError(f"train.{name} must be a finite number, not {value}")
-        for name in ("steps", "batch_size", "micro_batch_size", "keep", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"train.{name} must be at least 1, not {value}")
-        for name, most in (("seed", 2**62), ("batch_size", 2**20)):
-            if getattr(self, name) > most:
-                raise UserError(f"train.{name} must be at most {most:,}, not {getattr(self, name):,}")
-        for name in "save_every evaluate_every learning_rate weight_decay adam_eps clip_norm seed workers".split():
-            if (getattr(self, name) or 0) < 0:
-                raise UserError(f"train.{name} must not be negative: {getattr(self, name)}")
-        for name in ("epochs", "hours", "rest_learning_rate", "save_minutes"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UserError(f"train.{name} must be above 0, not {value}")
-        for name in ("warmup", "decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"train.{name} is a share of the run, from 0 to 1, not {getattr(self, name)}")
-        for name in ("beta1", "beta2", "momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"train.{name} must be at least 0 and under 1, not {getattr(self, name)}")
+        check_bounds(self, "train.")
         if (self.patience is not None or self.keep_best) and not self.evaluate_every:
             name = "keep_best" if self.keep_best else "patience"
             raise UserError(
                 f"train.{name} compares evaluations: set train.evaluate_every, 0.1 for every tenth of the run"
             )
-        if not 0 < self.layer_decay <= 1:
-            raise UserError(f"train.layer_decay must be above 0 and at most 1, not {self.layer_decay}")
         if self.schedule == "stable" and self.warmup + self.decay > 1:
             raise UserError(f"train.warmup {self.warmup} and train.decay {self.decay} are together longer than the run")
 

@@ -1,0 +1,85 @@
+"""How many sequences go through a model at once: as set, or what the device's memory has room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bertsmith.errors import UserError
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.cost import training_memory
+from bertsmith.progress import say
+from bertsmith.training import distributed
+from bertsmith.training.settings import TrainConfig, autocast_dtype
+from bertsmith.training.speed import free_memory
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """What the memory of a micro-batch depends on, apart from its size."""
+
+    model: EncoderConfig
+    train: TrainConfig
+    device: torch.device
+    length: int  # of a sequence, in tokens
+    masked: float  # the share of the tokens that the vocabulary head scores
+
+    def size(self, kept: int | None = None) -> int:
+        """The size that is set, else the one that the run was started with (`kept`), else the largest that fits.
+
+        All processes choose the same one, by the process with the least memory. A run keeps its size when it is
+        resumed, since another one draws other dropout masks. What cannot fit is refused.
+        """
+        train, most = self.train, -(-self.train.batch_size // distributed.ranks())
+        room = distributed.smallest(free_memory(self.device))
+        if train.micro_batch_size is not None:
+            size = min(train.micro_batch_size, train.batch_size)
+            if self.memory(size) > room:
+                raise UserError(self._refusal(size, room))
+            return size
+        if kept is not None and self.memory(kept) <= room:
+            return kept
+        size = self._largest(most, room)
+        if kept is not None:
+            say(
+                f"note: the run was started with {kept} sequences of {self.length} tokens at once, which do not fit "
+                f"here; with {size} it goes on, but not to the bit where there is dropout"
+            )
+        return size
+
+    def _largest(self, most: int, room: float) -> int:
+        size = min(self.train.micro_size(self.length), most)
+        while self.device.type == "cuda" and size * 2 <= most and self.memory(size * 2) <= 0.6 * room:
+            size *= 2
+        while size > 1 and self.memory(size) > 0.9 * room:
+            size //= 2
+        if self.memory(size) > room:
+            raise UserError(self._refusal(size, room))
+        return size
+
+    def memory(self, size: int) -> float:
+        """The bytes that a step with micro-batches of this size needs, about."""
+        words = int(self.masked * size * self.length) + size
+        half = autocast_dtype(self.train.precision, self.device) is not None
+        checkpointing, divided = self.train.gradient_checkpointing, self.train.parallel == "fsdp"
+        processes = distributed.ranks() if divided else 1
+        return training_memory(
+            self.model, size * self.length, self.length, words,
+            half=half, checkpointing=checkpointing, processes=processes,
+        )  # fmt: skip
+
+    def _refusal(self, size: int, room: float) -> str:
+        """Why a micro-batch is refused, and what would do."""
+        smaller = next((s for s in range(size - 1, 0, -1) if self.memory(s) <= 0.9 * room), 0)
+        text = (
+            f"{size} sequences of {self.length} tokens at once need about {self.memory(size) / 1e9:.1f} GB; "
+            f"{self.device} has {room / 1e9:.1f} GB"
+        )
+        if smaller:
+            turns = -(-self.train.batch_size // (smaller * distributed.ranks()))
+            return (
+                f"{text}; set train.micro_batch_size={smaller}: {turns} of them make a batch, and the result is equal"
+            )
+        more = [] if self.train.gradient_checkpointing else ["set train.gradient_checkpointing=true"]
+        return f"{text}; {', '.join([*more, 'set train.parallel=fsdp on several GPUs, or take a smaller model'])}"
