@@ -17,6 +17,10 @@ from bertsmith import __version__
 from bertsmith.commands import answer, convert, paper, states, text, train
 from bertsmith.errors import Interrupted, UserError
 
+LOST = (
+    "error: process {} has lost another process of the run, which was killed or has failed. "
+    "The same command with --resume goes on from the last checkpoint"
+)
 COMMANDS: dict[str, Callable[..., None]] = {
     "tokenizer train": text.tokenizer_train,
     "tokenizer extend": text.tokenizer_extend,
@@ -145,6 +149,12 @@ def main() -> None:
         os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
 
 
+def _lost_a_process(error: RuntimeError) -> bool:
+    """Whether a process of `torchrun` failed because another one is gone: by the names of torch's errors, or gloo's."""
+    told = type(error).__name__.startswith("Dist") or "gloo" in str(error) or "Connection" in str(error)
+    return told and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def _run() -> None:
     """Run a command; what the user can mend is one line and exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -164,6 +174,9 @@ def _run() -> None:
         print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
+        if _lost_a_process(error):
+            print(LOST.format(os.environ.get("RANK")), file=sys.stderr)
+            sys.exit(1)
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which not every command imports
             raise
         told = str(error).split(" Process ")[0].splitlines()[0]  # without the list of all who use the device

@@ -28,11 +28,14 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
 
 
 class Interrupted(Exception):
-    """A run was asked to stop, and was saved: the message says how to go on. `code` is the program's exit status."""
+    """A run was asked to stop, and was saved. `code` is the program's exit status, `advice` says how to resume."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int, advice: str = "The same command with --resume goes on") -> None:
         super().__init__(message)
-        self.code = code
+        self.code, self.advice = code, advice
 
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
-        return Interrupted, (str(self), self.code)  # it may come from another process
+    def __str__(self) -> str:
+        return f"{self.args[0]}. {self.advice}"
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int, str]]:
+        return Interrupted, (self.args[0], self.code, self.advice)  # it may come from another process

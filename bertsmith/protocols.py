@@ -25,7 +25,16 @@ from bertsmith.tasks.glue_average import LEADERBOARD, PRE_TRAINED, GlueScore, av
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import distributed, runlog
-from bertsmith.training.run import CONFIG, MODEL, facts_of, final_scores, is_finished, same_settings, write_json
+from bertsmith.training.run import (
+    CONFIG,
+    MODEL,
+    facts_of,
+    final_scores,
+    is_finished,
+    read_checked,
+    same_settings,
+    write_checked,
+)
 from bertsmith.training.settings import pick_device
 
 PROTOCOL, SUMMARY = "protocol.json", "summary.json"
@@ -170,10 +179,10 @@ def _is_done(run: Path) -> bool:
 def _open(out: Path, facts: dict[str, Any], resume: bool) -> None:
     """Begin a protocol, or go on with the same one."""
     if resume and (out / PROTOCOL).exists():
-        same_settings(read_json(out / PROTOCOL), facts, out / PROTOCOL)
+        same_settings(read_checked(out / PROTOCOL), facts, out / PROTOCOL)
         return
     refuse_existing(out, hint="add --resume to go on with it, or choose another --out")
-    write_json(out / PROTOCOL, facts)
+    write_checked(out / PROTOCOL, facts)
 
 
 def _runs_in(folder: Path, out: Path) -> list[dict[str, Any]]:
@@ -183,8 +192,12 @@ def _runs_in(folder: Path, out: Path) -> list[dict[str, Any]]:
 
 
 def _run(folder: Path, seed: int, out: Path) -> dict[str, Any]:
-    collapsed = facts_of(folder).get("collapsed", [])
-    values = {"seed": seed, "folder": str(folder.relative_to(out)), "scores": final_scores(folder)}
+    collapsed, scores = facts_of(folder).get("collapsed", []), final_scores(folder)
+    if not scores:
+        raise UserError(
+            f"{folder / runlog.FILE} has no scores of a finished run; remove {folder}, and --resume runs it again"
+        )
+    values = {"seed": seed, "folder": str(folder.relative_to(out)), "scores": scores}
     return {**values, **({"collapsed": collapsed} if collapsed else {})}
 
 
@@ -194,13 +207,13 @@ def _finish(out: Path, task: Task, rows: list[dict[str, Any]], failed: list[dict
         raise UserError(f"no run has reached its end; {failed[-1]['folder']}: {failed[-1]['why']}")
     summary = {**summarise(task, rows), **({"failed": failed} if failed else {})}
     best = summary["best"]["folder"]
-    before = read_json(out / SUMMARY)["best"]["folder"] if (out / SUMMARY).exists() else None
+    before = read_checked(out / SUMMARY)["best"]["folder"] if (out / SUMMARY).exists() else None
     if best != before or not (out / MODEL).exists():
         (out / SUMMARY).unlink(missing_ok=True)  # a kill from here on is mended by --resume
         shutil.rmtree(out / MODEL, ignore_errors=True)
         with new_folder(out / MODEL) as folder:
             shutil.copytree(out / best / MODEL, folder, dirs_exist_ok=True)
-    write_json(out / SUMMARY, summary)
+    write_checked(out / SUMMARY, summary)
     return summary
 
 
@@ -270,7 +283,7 @@ def _runs_under(folder: Path) -> list[Path]:
 
 def _task_of(run: Path) -> str:
     if (run / SUMMARY).exists():
-        return str(read_json(run / SUMMARY)["task"])
+        return str(read_checked(run / SUMMARY)["task"])
     return str(read_json(run / CONFIG).get("task", "")) if (run / CONFIG).exists() else ""
 
 
@@ -278,7 +291,7 @@ def _glue_score(run: Path) -> tuple[GlueScore, int]:
     """The scores of a run, or the means of a protocol's chosen setting, and how many seeds they are of."""
     runs = [run]
     if (run / SUMMARY).exists():
-        summary = read_json(run / SUMMARY)
+        summary = read_checked(run / SUMMARY)
         chosen = next(s for s in summary["settings"] if s["name"] == summary["best"]["setting"])
         runs = [run / entry["folder"] for entry in chosen["runs"]]
     scores = [final_scores(each) for each in runs]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import Interrupted, UserError, suggestion
 from bertsmith.folders import locked
 from bertsmith.formats.hub import find_model
 from bertsmith.paper.findings import judged
@@ -64,11 +64,15 @@ def reproduce(
     _check_settings(work, tables)
     if dry_run:
         return [estimate(work, table, seeds) for table in tables]
-    with locked(out):
-        _check_rows(work, tables)
-        if jobs > 1:
-            _run_side_by_side(work, tables, seeds, jobs)
-        return [run_table(work, table, seeds) for table in tables]
+    try:
+        with locked(out):
+            _check_rows(work, tables)
+            if jobs > 1:
+                _run_side_by_side(work, tables, seeds, jobs)
+            return [run_table(work, table, seeds) for table in tables]
+    except Interrupted as stop:
+        stop.advice = "The same command goes on"
+        raise
 
 
 def find_tables(names: Sequence[str]) -> list[Table]:

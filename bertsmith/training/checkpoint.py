@@ -72,7 +72,7 @@ def save_checkpoint(
             save_file(moments, folder / OPTIMIZER)
             values = asdict(state)
             sums = {file.name: file_hash(file) for file in sorted(folder.iterdir())}
-            (folder / STATE).write_text(json.dumps({**values, "sha256": {**sums, STATE: _sum_of(values)}}) + "\n")
+            (folder / STATE).write_text(json.dumps({**values, "sha256": {**sums, STATE: sum_of(values)}}) + "\n")
     except (OSError, SafetensorError, UserError) as error:
         say(f"warning: no checkpoint after step {state.step}: {error}; earlier ones are untouched")
         return None
@@ -115,7 +115,7 @@ def _read_state(path: Path) -> TrainerState:
     """The state of a checkpoint whose files are all as they were written."""
     values = read_json(path / STATE)
     sums = values.pop("sha256", None)
-    if not isinstance(sums, dict) or sums.pop(STATE, None) != _sum_of(values):
+    if not isinstance(sums, dict) or sums.pop(STATE, None) != sum_of(values):
         raise UserError(f"{STATE} does not match its checksum")
     for name, expected in sums.items():
         if file_hash(path / name) != expected:
@@ -139,7 +139,8 @@ def _score(path: Path) -> float | None:
         return None
 
 
-def _sum_of(values: Mapping[str, Any]) -> str:
+def sum_of(values: Mapping[str, Any]) -> str:
+    """The checksum of values that JSON can hold."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

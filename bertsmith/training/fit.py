@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from bertsmith.batch import Batch, rounded
-from bertsmith.errors import Interrupted
+from bertsmith.errors import Diverged, Interrupted
 from bertsmith.progress import progress_bar, say
 from bertsmith.training import checkpoint, distributed, runlog
 from bertsmith.training.ahead import made_ahead
@@ -165,11 +165,26 @@ class _Loop:
                     break
                 self._step(micro_batches, word)
                 advance(course.done(), self.meter.words())
+        self._say_skipped()
         if self.evaluated_at != course.step:
             self._evaluate()
         if self.saved is not None:  # so that a run whose model cannot be written goes on from its end
             self._save()
         return {"steps": course.step, **self.scores}
+
+    def _say_skipped(self) -> None:
+        """Tell people of steps that taught nothing; a run that has no others is an error."""
+        skipped, steps = self.guard.skipped, self.course.step
+        if skipped and skipped >= steps:
+            raise Diverged(
+                f"all {steps} steps were skipped, since their losses or gradients were not finite: nothing was learnt. "
+                "Lower train.learning_rate, raise train.warmup, or look at the data and the weights"
+            )
+        if skipped:
+            say(
+                f"warning: {skipped} of {steps} steps were skipped, since their losses or gradients were not finite or "
+                "far above the first ones"
+            )
 
     def _agree(self, micro_batches: list[Batch], request: Request) -> _Word:
         """Tell the other processes what this one knows; all get the same answer."""
@@ -310,4 +325,4 @@ class _Loop:
         distributed.wait()
         saved = f"saved {path}" if path else "this step could not be saved, earlier ones are untouched"
         number = request.signal or signal.SIGTERM
-        raise Interrupted(f"stopped after step {step}; {saved}. The same command with --resume goes on", 128 + number)
+        raise Interrupted(f"stopped after step {step}; {saved}", 128 + number)

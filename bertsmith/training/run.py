@@ -20,7 +20,7 @@ from bertsmith.training import checkpoint, distributed, runlog
 from bertsmith.training.checkpoint import Save, TrainerState, latest_checkpoint
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
 
-CONFIG, FACTS, MODEL = "config.json", "run.json", "model"
+CONFIG, FACTS, MODEL, SUM = "config.json", "run.json", "model", "sha256"
 Found = tuple[Path, TrainerState]
 
 
@@ -50,7 +50,7 @@ def _open(
         return _go_on(run, config, facts, notes)
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
     write_json(run / CONFIG, config)
-    write_json(run / FACTS, {**facts, **notes})
+    write_checked(run / FACTS, {**facts, **notes})
     return None
 
 
@@ -60,21 +60,35 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         work.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def write_checked(path: Path, values: Mapping[str, Any]) -> None:
+    """A JSON file with a checksum of its values, for `read_checked`."""
+    write_json(path, {**values, SUM: checkpoint.sum_of(values)})
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """The values of `write_checked`, refused where they are not what was written; older files have no checksum."""
+    values = read_json(path)
+    stored = values.pop(SUM, None)
+    if stored is not None and stored != checkpoint.sum_of(values):
+        raise UserError(f"{path} is damaged: it does not match its checksum; put a copy back, or take another --out")
+    return values
+
+
 def facts_of(run: Path) -> dict[str, Any]:
     """What `run.json` says of a run; nothing where it is not there yet."""
-    return read_json(run / FACTS) if (run / FACTS).exists() else {}
+    return read_checked(run / FACTS) if (run / FACTS).exists() else {}
 
 
 def add_facts(run: Path, **facts: Any) -> None:
     """Write what a run has found out about itself beside the facts that it was started with."""
-    distributed.by_main(lambda: write_json(run / FACTS, {**facts_of(run), **facts}))
+    distributed.by_main(lambda: write_checked(run / FACTS, {**facts_of(run), **facts}))
 
 
 def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
     same_settings(read_json(run / CONFIG), config, run / CONFIG)
     if not (run / FACTS).exists():  # killed between the two
-        write_json(run / FACTS, {**facts, **notes})
-    stored = read_json(run / FACTS)
+        write_checked(run / FACTS, {**facts, **notes})
+    stored = read_checked(run / FACTS)
     known = [key for key in facts if key in stored]  # an older version wrote fewer of them
     same_settings({key: stored[key] for key in known}, {key: facts[key] for key in known}, run / FACTS)
     if is_finished(run):

@@ -90,16 +90,29 @@ def _tensorboard(run: Path, step: int) -> Append:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """All records of a run, with scores from 0 to 100; a line that a crash cut off is left out."""
+    """All records of a run, with scores from 0 to 100.
+
+    A line that a crash cut off is left out, and a damaged one with a warning.
+    """
     path = run / FILE
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        with suppress(json.JSONDecodeError):
-            record = json.loads(line)
-            records.append(rescaled(record, record.pop("scale", None)) if isinstance(record, dict) else record)
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], 1):
+        if (record := _record(line)) is not None:
+            records.append(rescaled(record, record.pop("scale", None)))
+        else:
+            say(f"warning: {path} line {number} is damaged and left out")
     return records
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    """A record, or None where a line is none: all of them have a step."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 def rescaled(values: dict[str, Any], scale: int | None) -> dict[str, Any]:
