@@ -9,12 +9,13 @@ import pytest
 from safetensors.torch import load_file
 
 from bertsmith import protocols
-from bertsmith.config import override, read_json
+from bertsmith.config import override
 from bertsmith.errors import Diverged, UserError
 from bertsmith.finetuning import FinetuneConfig
 from bertsmith.predictor import Predictor
 from bertsmith.protocols import find_grid, finetune_many, settings_of, summarise
 from bertsmith.tasks.task import find_task
+from bertsmith.training.run import read_checked
 
 QUICK = ["train.steps=4", "train.batch_size=8", "train.learning_rate=1e-3", "data.max_length=16"]
 
@@ -61,7 +62,7 @@ def test_a_bad_grid_is_refused_before_anything_is_written(world, tmp_path, grid:
 def test_several_seeds_give_mean_deviation_median_and_a_model_chosen_on_dev(world, tmp_path) -> None:
     out = tmp_path / "out"
     summary = many(world, out, seeds=3)
-    assert summary == read_json(out / "summary.json")
+    assert summary == read_checked(out / "summary.json")
     (setting,) = summary["settings"]
     scores = [run["scores"]["accuracy"] for run in setting["runs"]]
     assert [run["folder"] for run in setting["runs"]] == ["seed-1", "seed-2", "seed-3"]

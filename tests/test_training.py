@@ -29,6 +29,7 @@ from bertsmith.training import checkpoint, fit, runlog
 from bertsmith.training.ahead import made_ahead
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.passes import gradients, update
+from bertsmith.training.run import read_checked, write_checked
 from bertsmith.training.schedule import rate_share
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
 
@@ -309,7 +310,7 @@ def test_how_the_work_is_done_may_change_on_resume_and_what_is_computed_may_not(
         with pytest.raises(UserError, match=f"--resume: .*{name} is .* in .*config.json and .* now"):
             pretrain(settings(*plain, setting), world / "shards", run, device="cpu", resume=True)
     facts = (run / "run.json").read_text()
-    (run / "run.json").write_text(facts.replace('"start": ""', '"start": "elsewhere"'))
+    write_checked(run / "run.json", {**read_checked(run / "run.json"), "start": "elsewhere"})
     with pytest.raises(UserError, match=r"--resume: start is 'elsewhere' in .*run\.json and '' now"):
         pretrain(config, world / "shards", run, device="cpu", resume=True)
     (run / "run.json").write_text(facts)
