@@ -37,7 +37,8 @@ from rich.table import Table
 from benchmarks.finetune_data import OURS, PADDED, PEER, TABLE, Measured, training_file, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, record
-from bertsmith.finetuning import FinetuneConfig, FinetuneData, finetune
+from bertsmith.finetune_settings import FinetuneConfig, FinetuneData
+from bertsmith.finetuning import finetune
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.model.heads import HeadConfig
 from bertsmith.predictor import Predictor

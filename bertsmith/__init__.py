@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bertsmith.embedder import Embedder as Embedder
     from bertsmith.embedder import embed as embed
     from bertsmith.errors import UserError as UserError
-    from bertsmith.finetuning import FinetuneConfig as FinetuneConfig
+    from bertsmith.finetune_settings import FinetuneConfig as FinetuneConfig
     from bertsmith.finetuning import finetune as finetune
     from bertsmith.formats.feature_store import Features as Features
     from bertsmith.model.config import EncoderConfig as EncoderConfig
@@ -46,7 +46,7 @@ _MODULES = {
     "EncoderConfig": "model.config",
     "Embedder": "embedder",
     "Features": "formats.feature_store",
-    "FinetuneConfig": "finetuning",
+    "FinetuneConfig": "finetune_settings",
     "Predictor": "predictor",
     "PretrainConfig": "pretraining",
     "Tokenizer": "text.tokenizer",

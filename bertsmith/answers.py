@@ -33,6 +33,7 @@ from bertsmith.tasks.files import write_answers as write_official
 from bertsmith.tasks.reading import in_folder, read_task
 from bertsmith.tasks.records import STDIN
 from bertsmith.tasks.rows import Columns, Row
+from bertsmith.tasks.tables import as_source
 
 
 def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
@@ -42,7 +43,7 @@ def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = Non
 
 def evaluate(
     model: Names,
-    data: str | Path,
+    data: Any,
     *,
     device: str | None = None,
     engine: EngineName | None = None,
@@ -50,12 +51,12 @@ def evaluate(
     precision: Precision | None = None,
     combine: Combine | None = None,
 ) -> dict[str, Any]:
-    """Score a fine-tuned model, or several that answer together, on a labelled file.
+    """Score a fine-tuned model, or several that answer together, on a labelled file or on rows, as `finetune` takes.
 
     Scores are from 0 to 100; `per_class` has precision, recall and F1 of every class.
     """
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
-    rows = list(read_task(predictor.task, data, predictor.columns, labelled=True))
+    rows = list(read_task(predictor.task, as_source(data), predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
         answers = predictor.answer_all(rows, advance, labelled=True)
     say_shortened(predictor.shortened, predictor.max_length)

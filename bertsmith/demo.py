@@ -18,7 +18,8 @@ from bertsmith import page
 from bertsmith.data.build import build_corpus
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import AREAS, DemoText, Description, collect
-from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.finetuning import finetune
 from bertsmith.folders import refuse_existing, writes
 from bertsmith.predictor import Predictor
 from bertsmith.pretraining import pretrain

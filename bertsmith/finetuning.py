@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 
 from bertsmith import draws
 from bertsmith.batch import Batch, largest_id, share
-from bertsmith.config import Bounds, check_bounds, to_dict
+from bertsmith.config import override, to_dict, with_short
 from bertsmith.errors import UserError
+from bertsmith.finetune_settings import FinetuneConfig
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import head_in, read_config
@@ -21,12 +22,12 @@ from bertsmith.frozen import STATES, FrozenExamples, check_features, frozen_exam
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fast import can_fuse
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.predictor import Predictor
 from bertsmith.pretraining import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.collapse import collapse, guess_loss, same_answer
 from bertsmith.tasks.description import Limits, Task
+from bertsmith.tasks.dev_split import hold_out
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.files import write_answers
 from bertsmith.tasks.judged import write_judged
@@ -46,105 +47,52 @@ from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 HEAD_WEIGHTS, ORDER = 105, 106  # streams of draws
 
 
-@dataclass(frozen=True)
-class FinetuneData:
-    """How rows are read and encoded; `max_length` is the task's own where it is not set.
-
-    Answers are looked for in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer
-    has at most `max_answer`. Rows of a class count `class_weights` times, or, `balanced`, all classes count alike.
-    `partial` says that the rows are only a part of their data set, so that reports mark the scores. With `skip_bad`,
-    rows that cannot be used (an empty text, no label) are left out and counted; else they end the run.
-    """
-
-    max_length: int | None = None
-    columns: Columns = field(default_factory=Columns)
-    stride: int = 128
-    max_query: int = 64
-    max_answer: int = 30
-    class_weights: dict[str, float] = field(default_factory=dict)
-    balanced: bool = False
-    partial: bool = False
-    skip_bad: bool = False
-    BOUNDS = {
-        "max_length": Bounds(8, 2**24),
-        "stride": Bounds(1, 2**24),
-        "max_query": Bounds(1, 2**24),
-        "max_answer": Bounds(1, 2**24),
-        "class_weights": Bounds(0, 10**9),
-    }
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "data.")
-
-
-@dataclass(frozen=True)
-class FinetuneConfig:
-    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
-
-    A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
-    the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
-    they are (0: the embeddings alone). With a variant of `features` the encoder is not trained: a BiLSTM on its states
-    is (section 5.3). `bilstm_layers` puts a random BiLSTM between the encoder and the output layer, trained with them
-    (Table 5); `beside` is a second model that reads the other way, whose states stand beside the first one's. `dropout`
-    is set everywhere instead of the model's own: one that was pre-trained without any may still need some here.
-    """
-
-    task: str
-    data: FinetuneData = field(default_factory=FinetuneData)
-    train: TrainConfig = field(
-        default_factory=lambda: TrainConfig(epochs=3, batch_size=32, learning_rate=5e-5, warmup=0.1)
-    )
-    random_start: bool = False
-    restarts: int = 2
-    reinit_layers: int = 0
-    frozen_layers: int | None = None
-    features: FeatureConfig = field(default_factory=FeatureConfig)
-    bilstm_layers: int = 0
-    beside: str = ""
-    dropout: float | None = None
-    BOUNDS = {
-        "restarts": Bounds(0, 1000),
-        "reinit_layers": Bounds(0, 1000),
-        "frozen_layers": Bounds(0, 1000),
-        "bilstm_layers": Bounds(0, 100),
-        "dropout": Bounds(0, 1, "[)"),
-    }
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-        if self.features.variant and (self.bilstm_layers or self.beside):
-            name = "bilstm_layers" if self.bilstm_layers else "beside"
-            raise UserError(f"--features trains a BiLSTM on a frozen encoder, and {name} is for one that is trained")
-
-
 def finetune(
-    config: FinetuneConfig,
+    task: str | FinetuneConfig,
     model: str | Path,
-    data: str | Path,
-    out: str | Path,
+    data: Any,
+    out: str | Path = "finetuned",
     *,
-    dev: str | Path | None = None,
+    dev: Any = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    learning_rate: float | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    seed: int | None = None,
+    skip_bad: bool | None = None,
     device: str | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Train all parameters with a new output layer; `out/model` is the finished model. Gives the dev scores."""
+    """Train all parameters with a new output layer; `out/model` is the finished model. Gives the dev scores.
+
+    `task` is a task's name or a whole configuration; `data` and `dev` are files, the folder of a data set, or rows in
+    memory: dicts, tuples `(text, label)` or `(text, pair, label)`, a table of pandas, polars, pyarrow or `datasets`.
+    Columns that are not named are guessed. Without `dev`, a tenth of the rows is held out to score on.
+
+        rows = [("The battery died within a week.", "bad"), ("I love this phone.", "good"), ...]
+        finetune("classify", model="bert-base-uncased", data=rows, out="reviews", learning_rate=3e-5, epochs=4)
+        bertsmith.Predictor.load("reviews").predict(["It broke."])
+    """
+    short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
+    short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed, "skip_bad": skip_bad}
+    start = FinetuneConfig(task) if isinstance(task, str) else task
+    config = override(start, with_short([], **short))
+    sources = find_splits(find_task(config.task), data, dev)
     where = pick_device(device, config.train.precision)
     with distributed.processes(where), distributed.locked(out):
         source, scores = find_model(model), None
         while scores is None:
-            scores = _finetune(config, source, data, Path(out), dev, where, resume)
+            scores = _finetune(config, source, sources, Path(out), where, resume)
             resume = True  # a run that has collapsed goes on, from its beginning
         return scores
 
 
 def _finetune(
-    config: FinetuneConfig,
-    source: Path,
-    data: str | Path,
-    run: Path,
-    dev: str | Path | None,
-    where: torch.device,
-    resume: bool,
+    config: FinetuneConfig, source: Path, splits: Splits, run: Path, where: torch.device, resume: bool
 ) -> dict[str, Any] | None:
     """Gives the scores, or None where the run has collapsed and is ready to start again."""
     restarts = config.restarts if config.train.hours is None else 0  # by the clock there is no time for another
@@ -152,14 +100,17 @@ def _finetune(
     config = replace(config, train=replace(config.train, seed=seed))
     task = find_task(config.task)
     check_features(config.features, task)
-    splits = find_splits(task, data, dev)
-    command = f"bertsmith finetune {task.name} --model {source} --data {data} --out {run}"
+    command = f"bertsmith finetune {task.name} --model {source} --data {splits.train[0]} --out {run}"
     columns = guessed_columns(task, splits.train[0], config.data.columns, command)
     rows, said = training_rows(task, splits.train, columns, skip_bad=config.data.skip_bad)
     head = KINDS[task.head].head_for(task, rows)
     head = replace(head, features=config.features if config.features.variant else None)
     head = replace(head, bilstm_layers=config.bilstm_layers, beside=bool(config.beside))
-    dev_rows = _dev_rows(task, splits, columns, head, config.data.skip_bad)
+    dev_rows = _dev_rows(task, splits, columns, config.data.skip_bad)
+    if not dev_rows and config.data.dev_share:
+        rows, dev_rows, what = hold_out(rows, head, config.data.dev_share)
+        said.append(what)
+    _check_dev(dev_rows, head)
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
     loaded = _start(source, head, config)
@@ -382,17 +333,19 @@ def _freeze(network: TaskModel, layers: int | None) -> None:
             encoder.layers[:layers].requires_grad_(False)
 
 
-def _dev_rows(task: Task, splits: Splits, columns: Columns, head: HeadConfig, skip_bad: bool) -> dict[str, list[Row]]:
-    """The dev rows; a label that training has not seen is refused before the first step."""
-    found = {
+def _dev_rows(task: Task, splits: Splits, columns: Columns, skip_bad: bool) -> dict[str, list[Row]]:
+    return {
         name: list(read_task(task, paths, columns, labelled=True, skip_bad=skip_bad))
         for name, paths in splits.dev.items()
     }
-    for rows in found.values():
+
+
+def _check_dev(dev_rows: dict[str, list[Row]], head: HeadConfig) -> None:
+    """Refuse dev rows that cannot be scored, as with a label that training has not seen, before the first step."""
+    for rows in dev_rows.values():
         for row in rows:
             KINDS[head.kind].check(row, head)
-        if task.head == "span":
+        if head.kind == "span":
             keys_of(rows)  # answers are written under them
-    if found and task.head == "tags":
+    if dev_rows and head.kind == "tags":
         seqeval_metrics()
-    return found

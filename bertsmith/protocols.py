@@ -16,7 +16,8 @@ from typing import Any
 
 from bertsmith.config import override, read_json, to_dict
 from bertsmith.errors import Diverged, UserError, suggestion
-from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.finetuning import finetune
 from bertsmith.folders import new_folder, refuse_existing
 from bertsmith.progress import say
 from bertsmith.side_by_side import side_by_side
@@ -118,7 +119,7 @@ def finetune_many(
         raise UserError(f"--grid: {name_of(settings[alike])} is a setting that it has already, written otherwise")
     if "train.epochs" in settings[0] and (config.train.steps or config.train.hours):
         raise UserError("--grid changes train.epochs, and train.steps or train.hours ends the run; leave that out")
-    if not find_splits(task, data, dev).dev:
+    if not find_splits(task, data, dev).dev and not config.data.dev_share:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
     facts = {"start": str(model), "data": str(data), "dev": str(dev or ""), "grid": grid or ""}
     folders = [out / name_of(setting) if setting else out for setting in settings]
@@ -220,6 +221,8 @@ def _finish(out: Path, task: Task, rows: list[dict[str, Any]], failed: list[dict
 def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Each setting with the mean, deviation, median and best of its seeds, and the run to take, chosen on dev."""
     known = next(row["runs"][0]["scores"] for row in rows if row["runs"])
+    if not known:
+        raise UserError("the runs have no scores to compare: there are too few rows to hold some out; give --dev")
     metric = next((name for name in task.metrics if name in known), min(known))
     settings = []
     for row in rows:

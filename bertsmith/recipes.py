@@ -11,7 +11,7 @@ from bertsmith import config as configs
 from bertsmith.data.loader import DataConfig
 from bertsmith.data.masking import MaskPolicy
 from bertsmith.errors import UserError, suggestion
-from bertsmith.finetuning import FinetuneConfig
+from bertsmith.finetune_settings import FinetuneConfig
 from bertsmith.model.config import SIZES, encoder_config
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.pretraining import PretrainConfig

@@ -192,8 +192,8 @@ def test_pre_training_can_keep_its_best(world, tmp_path) -> None:
         (["train.patience=2"], "train.evaluate_every"),
         (["train.keep_best=true"], "train.evaluate_every"),
         (["train.patience=0", EVERY], "at least 1"),
-        (["train.patience=2", EVERY], "--dev"),
-        (["train.keep_best=true", EVERY], "--dev"),
+        (["train.patience=2", EVERY, "data.dev_share=0"], "--dev"),
+        (["train.keep_best=true", EVERY, "data.dev_share=0"], "--dev"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(world, tmp_path, changes: list[str], says: str) -> None:

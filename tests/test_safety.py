@@ -134,7 +134,7 @@ def test_fine_tuning_is_guarded_too(poison, world: Path, tmp_path: Path) -> None
     config = override(FinetuneConfig("classify"), ["train.steps=10", "train.batch_size=8", "data.max_length=32"])
     poison(TaskModel, {4}, math.inf)
     finetune(config, world / "run", world / "train.csv", tmp_path / "one", device="cpu")
-    assert runlog.read(tmp_path / "one")[-1]["skipped"] == 1
+    assert [r["skipped"] for r in runlog.read(tmp_path / "one") if "skipped" in r][-1] == 1
     poison(TaskModel, set(range(4, 10)), math.inf)
     with pytest.raises(UserError, match=r"first bad tensor: the loss itself, in the batch of samples \d+"):
         finetune(config, world / "run", world / "train.csv", tmp_path / "many", device="cpu")

@@ -117,7 +117,7 @@ def finetune(
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
-    from bertsmith.finetuning import FinetuneConfig
+    from bertsmith.finetune_settings import FinetuneConfig
     from bertsmith.finetuning import finetune as function
     from bertsmith.recipes import feature_based
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.data.shards import Corpus
-from bertsmith.finetuning import FinetuneConfig
+from bertsmith.finetune_settings import FinetuneConfig
 from bertsmith.model.cost import training_flops
 from bertsmith.paper.tables import Row, Table
 from bertsmith.paper.work import DEMO_WORDS, SCORES, Data, Work

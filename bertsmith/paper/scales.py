@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from bertsmith.data.loader import DataConfig
 from bertsmith.errors import UserError, suggestion
-from bertsmith.finetuning import FinetuneConfig
+from bertsmith.finetune_settings import FinetuneConfig
 from bertsmith.model.config import EncoderConfig
 from bertsmith.pretraining import PretrainConfig
 from bertsmith.protocols import GLUE, SINGLE

@@ -23,7 +23,8 @@ from bertsmith.data.shards import MANIFEST, read_manifest
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import collect
 from bertsmith.errors import Diverged, UserError
-from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.finetuning import finetune
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.paper.scales import CHECKPOINTS, Scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from bertsmith.progress import say
 from bertsmith.tasks import choice, spans
 from bertsmith.tasks.conll import NAMES as CONLL
 from bertsmith.tasks.conll import is_conll, read_conll, with_documents
-from bertsmith.tasks.description import Task
+from bertsmith.tasks.description import DEV, Task
 from bertsmith.tasks.guessing import LOOKED_AT, guess_columns
 from bertsmith.tasks.records import Record, Source, Table, Told, class_names
 from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_records, listed, read_rows
 from bertsmith.tasks.sequences import label_of, labels_of, named, target
 from bertsmith.tasks.spans import place_answers
+from bertsmith.tasks.tables import as_source
 from bertsmith.tasks.tagging import tags_of
 
 CHECKS: dict[str, Callable[[Row], Any]] = {
@@ -37,32 +38,43 @@ ENDS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt", ".conll", "")
 class Splits:
     """The files of a data set: training, dev by the prefix of their scores, test by the name of their answers."""
 
-    train: list[Path] = field(default_factory=list)
-    dev: dict[str, list[Path]] = field(default_factory=dict)
-    test: dict[str, list[Path]] = field(default_factory=dict)
+    train: Sequence[Source] = ()
+    dev: Mapping[str, Sequence[Source]] = field(default_factory=dict)
+    test: Mapping[str, Sequence[Source]] = field(default_factory=dict)
 
-    def official(self, task: Task) -> dict[str, list[Path]]:
+    def official(self, task: Task) -> Mapping[str, Sequence[Source]]:
         """The files whose answers a data set's server takes: test; of SQuAD its script, dev. A user's own has none."""
         return {} if task.own else self.dev if task.head == "span" else self.test
 
 
-def find_splits(task: Task, data: str | Path, dev: str | Path | None = None) -> Splits:
-    """The files behind `--data` and `--dev`: a file each, or a folder in the form of the data set or of the hub."""
-    data = Path(data)
+def find_splits(task: Task, data: Any, dev: Any = None) -> Splits:
+    """What `--data` and `--dev` name: a file each, a folder in the form of the data set or of the hub, or rows."""
+    if isinstance(data, Mapping) and "train" in data:  # the splits of `datasets`, or a dict of such
+        held = next((data[name] for name in DEV if name in data), None)
+        return find_splits(task, data["train"], held if dev is None else dev)
+    splits = _training_files(task, Path(data)) if isinstance(data, (str, Path)) else Splits([as_source(data)])
+    if dev is None:
+        return splits
+    return replace(splits, dev=_dev_files(task, Path(dev)) if isinstance(dev, (str, Path)) else {"": [as_source(dev)]})
+
+
+def _training_files(task: Task, data: Path) -> Splits:
     if not data.exists():
         raise UserError(f"no such file: {data}")
     splits = in_folder(task, data) if data.is_dir() else Splits([data])
-    if data.is_dir() and not splits.train:
+    if not splits.train:
         there = ", ".join(sorted(path.name for path in data.iterdir())[:20]) or "nothing"
         raise UserError(f"{data} has no training file of {task.name} ({task.train[0]}.*); it holds: {there}")
-    if dev is None:
-        return splits
-    if not Path(dev).exists():
-        raise UserError(f"no such file: {dev}")
-    found = in_folder(task, Path(dev)).dev if Path(dev).is_dir() else {"": [Path(dev)]}
+    return splits
+
+
+def _dev_files(task: Task, dev: Path) -> Mapping[str, Sequence[Source]]:
+    if not dev.exists():
+        raise UserError(f"no such file: {dev}; without --dev, a share of the training rows is held out")
+    found = in_folder(task, dev).dev if dev.is_dir() else {"": [dev]}
     if not found:
         raise UserError(f"{dev} has no dev file of {task.name} ({next(iter(task.dev.values()))[0]}.*)")
-    return replace(splits, dev=found)
+    return found
 
 
 def in_folder(task: Task, folder: Path) -> Splits:
