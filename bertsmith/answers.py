@@ -34,6 +34,7 @@ from bertsmith.tasks.reading import in_folder, read_task
 from bertsmith.tasks.records import STDIN
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.tables import as_source
+from bertsmith.text.unknown import Unknowns
 
 
 def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
@@ -60,6 +61,7 @@ def evaluate(
     with progress_bar("evaluating", len(rows)) as advance:
         answers = predictor.answer_all(rows, advance, labelled=True)
     say_shortened(predictor.shortened, predictor.max_length)
+    say_unknown(predictor.unknowns)
     found = {"task": predictor.task.name, "rows": len(rows), **predictor.score(rows, answers)}
     classes = by_class(predictor.head, rows, answers)
     return {**found, "per_class": classes} if classes else found
@@ -113,6 +115,7 @@ def predict(
             shutil.rmtree(partial_folder(Path(out)), ignore_errors=True)
         count = predict_file(predictor, data, Path(out), columns, keep, n_best)
     say_shortened(predictor.shortened, predictor.max_length)
+    say_unknown(predictor.unknowns)
     return count
 
 
@@ -157,6 +160,12 @@ def say_shortened(count: int, limit: int) -> None:
     """Tell people that texts were cut."""
     if count:
         say(f"note: {count} text(s) were cut to {limit} tokens")
+
+
+def say_unknown(unknowns: Unknowns) -> None:
+    """Warn where the vocabulary does not know the texts, with the likely cause."""
+    if line := unknowns.warning("the texts"):
+        say(f"warning: {line}")
 
 
 def predict_data_set(predictor: Predictor, data: Path, out: Path) -> int:

@@ -38,6 +38,7 @@ from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.sequences import class_weights
 from bertsmith.tasks.spans import answers_of, choose_threshold, keys_of, stride_note
 from bertsmith.tasks.task import KINDS, find_task
+from bertsmith.text.unknown import Unknowns
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
 from bertsmith.training.restarts import seed_now, starts_again
@@ -129,13 +130,17 @@ def _finetune(
         )
     for line in said:
         say(f"note: {line}")
+    unknowns = Unknowns(loaded.tokenizer)
+    unknowns.add_framed(encoded.examples.tokens)
+    if warning := unknowns.warning("the training rows"):
+        say(f"warning: {warning}")
     facts = {"start": str(source), "labels": list(head.labels), "rows": len(rows), "rows_hash": rows_hash(rows)}
     facts |= {"dev_rows_hash": rows_hash(row for part in dev_rows.values() for row in part)}
     endings = max(1, head.num_choices)
     count = len(rows) if head.features is not None else len(encoded.examples) // endings
     steps = config.train.num_steps(count)
     found, finished = open_run(run, to_dict(given), facts, resume, {"start_task": _start_task(loaded)})
-    counts = {"rows": len(rows), "labels": len(head.labels)}
+    counts = {"rows": len(rows), "labels": len(head.labels), "unknown_percent": round(100 * unknowns.share, 2)}
     if finished:
         return {**counts, **final_scores(run)}
     network = load_folder(found[0]).model if found is not None and distributed.is_main() else loaded.model

@@ -36,6 +36,7 @@ from bertsmith.tasks.given import rows_given
 from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.spans import merge
 from bertsmith.tasks.task import KINDS, find_task, plain_task
+from bertsmith.text.unknown import Unknowns
 from bertsmith.training.settings import pick_device
 
 Combine = Literal["logits", "nbest"]
@@ -81,6 +82,7 @@ class Predictor:
         self.positions = self.config.max_positions
         self.max_length = min(loaded.notes.max_length or self.positions, self.positions)
         self.shortened = 0
+        self.unknowns = Unknowns(self.tokenizer)  # of all that was encoded
         self.encode: Callable[..., Encoded] | None = None  # rows to examples, where not as the head's kind does
 
     @classmethod
@@ -201,11 +203,12 @@ class Predictor:
         while window := list(islice(rows, WINDOW)):
             if self.members:
                 found = [list(member.predict_rows(window)) for member in self.members]
-                self.shortened = self.members[0].shortened
+                self.shortened, self.unknowns = self.members[0].shortened, self.members[0].unknowns
                 yield from (merge(answers, limits) for answers in zip(*found, strict=True))
                 continue
             encoded = (self.encode or kind.encode)(window, self.tokenizer, limits, head, labelled=False)
             self.shortened += encoded.shortened
+            self.unknowns.add_framed(encoded.examples.tokens)
             yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:

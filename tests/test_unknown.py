@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bertsmith.answers import evaluate, predict
+from bertsmith.config import override
+from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.finetuning import finetune
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 from bertsmith.text.unknown import Unknowns
 
@@ -53,3 +57,18 @@ def test_another_script(tmp_path: Path) -> None:
     unknowns.add([[7] * 46])
     assert unknowns.share == 0.02
     assert unknowns.warning("the rows") is None
+
+
+def test_fine_tuning_and_answers_report_it(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Half of the training rows are in a script that the vocabulary does not have."""
+    foreign = [("Ж" * 3, "x"), ("the list", "y")] * 6
+    config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
+    scores = finetune(config, world / "run", foreign, tmp_path / "run", device="cpu")
+    assert scores["unknown_percent"] == pytest.approx(100 / 3, abs=0.01)  # one token of three
+    said = " ".join(capfd.readouterr().err.split())
+    assert "warning: 33.3 % of the tokens of the training rows are [UNK]: the vocabulary does not fit" in said
+    (tmp_path / "texts.csv").write_text("text,label\n" + "the list,x\n" * 30 + "ЖЖЖ,x\n" * 20)
+    predict(tmp_path / "run", tmp_path / "texts.csv", tmp_path / "out.jsonl", device="cpu")
+    assert "warning: 25.0 % of the tokens of the texts are [UNK]" in " ".join(capfd.readouterr().err.split())
+    evaluate(tmp_path / "run", [("the list", "y")] * 3, device="cpu")
+    assert "[UNK]" not in capfd.readouterr().err

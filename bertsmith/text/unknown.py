@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -25,6 +29,12 @@ class Unknowns:
         for ids in texts:
             self.tokens += len(ids)
             self.unknown += list(ids).count(unknown)
+
+    def add_framed(self, tokens: NDArray[Any]) -> None:
+        """Count the tokens of encoded examples, without `[CLS]` and `[SEP]`."""
+        text = tokens[~np.isin(tokens, [self.tokenizer.id("[CLS]"), self.tokenizer.id("[SEP]")])]
+        self.tokens += len(text)
+        self.unknown += int((text == self.tokenizer.id("[UNK]")).sum())
 
     @property
     def share(self) -> float:
