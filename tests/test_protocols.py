@@ -158,7 +158,7 @@ def test_the_setting_is_chosen_by_its_mean_and_the_run_inside_it() -> None:
 
 def test_what_cannot_work_is_refused_and_leaves_nothing_behind(world, tmp_path) -> None:
     with pytest.raises(UserError, match="--dev"):
-        many(world, tmp_path / "out", seeds=2, dev=None)
+        many(world, tmp_path / "out", "data.dev_share=0", seeds=2, dev=None)
     with pytest.raises(UserError, match="at least 1"):
         many(world, tmp_path / "out", seeds=0)
     with pytest.raises(UserError, match="the model has 2 layers"):
