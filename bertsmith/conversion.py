@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.errors import UserError, suggestion
@@ -28,7 +27,7 @@ from bertsmith.formats.saved_config import CONFIG, config_in, read_config
 from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling, write_pooling
 from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
-from bertsmith.formats.weights import WEIGHTS, read_weights
+from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.predictor import Predictor, measure_int8
 from bertsmith.tasks.reading import read_task
 from bertsmith.text.tokenizer import Tokenizer
@@ -176,18 +175,28 @@ def _write_model(
     kept = _without_copies(weights)
     values = dict(values)
     if dtype is not None:
-        kept = {n: w.to(DTYPES[dtype]) if w.is_floating_point() else w for n, w in kept.items()}
+        kept = {n: _rounded(w, n, dtype) if w.is_floating_point() else w for n, w in kept.items()}
         values = {**{n: v for n, v in values.items() if n not in ("dtype", "torch_dtype")}, "torch_dtype": dtype}
-    save_file({n: w.contiguous().clone() for n, w in kept.items()}, work / WEIGHTS, metadata={"format": "pt"})
+    write_weights(work / WEIGHTS, kept)
     (work / CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (folder / NOTES).exists():
         shutil.copy(folder / NOTES, work / NOTES)
-    Tokenizer.load(folder).save(work)
-    if (folder / "vocab.txt").exists():  # its empty and double lines hold ids
-        shutil.copy(folder / "vocab.txt", work / "vocab.txt")
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.save(work, tokenizer.length_within(config_in(values, folder).max_positions))
     types = sorted({str(w.dtype).removeprefix("torch.") for w in kept.values() if w.is_floating_point()})
     facts = {"architecture": (values.get("architectures") or [""])[0], "tensors": len(kept)}
     return {**facts, "parameters": sum(w.numel() for w in kept.values()), "dtype": ", ".join(types)}
+
+
+def _rounded(weight: Tensor, name: str, dtype: str) -> Tensor:
+    """A weight in another precision; one that is too large for it is refused."""
+    rounded = weight.to(DTYPES[dtype])
+    if weight.isfinite().all() and not rounded.isfinite().all():
+        raise UserError(
+            f"--dtype {dtype}: {name} has values up to {weight.abs().max():.3g}, and {dtype} ends at "
+            f"{torch.finfo(DTYPES[dtype]).max:.3g}; bfloat16 holds them"
+        )
+    return rounded
 
 
 def _without_copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

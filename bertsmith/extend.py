@@ -6,7 +6,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +56,8 @@ def extend(
             reason = f"; passed over: {_list(passed_over)}" if passed_over else ""
             raise UserError(f"nothing new to add to the vocabulary of {folder}{reason}")
         extended = vocabulary.extended(new)
-        if is_model:
-            _extend_model(folder, work, tokenizer, new, vocabulary.end)
-        extended.save(work)
+        positions = _extend_model(folder, work, tokenizer, new, vocabulary.end) if is_model else None
+        extended.save(work, tokenizer.length_within(positions) if positions else None)
     if passed_over:
         say(f"note: passed over {len(passed_over)} of the given words: {_list(passed_over)}")
     return {
@@ -174,7 +173,7 @@ class _Vocabulary:
         backend = Backend.from_str(json.dumps(values, ensure_ascii=False))
         if any(backend.token_to_id(token) != number for token, number in vocab.items()):
             raise RuntimeError("the ids of the vocabulary have changed")
-        return Tokenizer(backend, self.tokenizer.lowercase)
+        return replace(self.tokenizer, backend=backend)
 
 
 def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
@@ -193,29 +192,29 @@ def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
     return counts
 
 
-def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> None:
-    """Write a model's weights and configuration with rows for new entries; all else stays as it was saved."""
-    from safetensors.torch import save_file
+def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> int:
+    """Write a model's weights and configuration with rows for new entries; all else stays as it was saved.
 
+    Gives the number of the model's positions.
+    """
     from bertsmith.formats import hf
     from bertsmith.formats.families import family_of
     from bertsmith.formats.saved_config import CONFIG, read_config
-    from bertsmith.formats.weights import WEIGHTS, read_weights
+    from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 
     config = hf.load_folder(folder).model.encoder.config  # and what we could not open again is refused
     family, old_rows = family_of(config), config.vocab_size
-    if old_rows < start:
-        raise UserError(f"{folder}: the tokenizer has {start:,} entries, the model embeddings for {old_rows:,} only")
     pieces = old.encode(new)
     tensors = read_weights(folder)
     for key in tensors:
         if key.endswith(_vocabulary_weights(family)):
             tensors[key] = _with_rows(tensors[key], pieces, start)
-    save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+    write_weights(out / WEIGHTS, tensors)
     values = {**read_config(folder), family.config_names["vocab_size"]: max(old_rows, start + len(new))}
     (out / CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (folder / hf.NOTES).exists():
         shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
+    return config.max_positions
 
 
 def _vocabulary_weights(family: Family) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.batch import Example
+from bertsmith.config import from_dict
 from bertsmith.engines import (
     Engine,
     EngineName,
@@ -25,7 +26,7 @@ from bertsmith.engines import (
     refuse_not_finite,
 )
 from bertsmith.errors import UserError
-from bertsmith.formats.hf import Loaded, load_folder
+from bertsmith.formats.hf import NOTES, Loaded, load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import FLOAT32, Exported, is_onnx, open_onnx, require, write_quality
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -145,15 +146,19 @@ class Predictor:
     @property
     def limits(self) -> Limits:
         """How long inputs and answers may be, as in training."""
-        values: dict[str, Any] = {k: v if k == "threshold" else int(v or 0) for k, v in self.notes.limits.items()}
+        values: dict[str, Any] = {**self.notes.limits, "max_length": self.max_length}
         if self.task.no_answer:
             values.setdefault("threshold", 0.0)
-        return Limits(**{**values, "max_length": self.max_length})
+        return from_dict(Limits, values, f"{self._notes_file}: limits")
 
     @property
     def columns(self) -> Columns:
         """The columns that the model was trained on."""
-        return Columns(**self.notes.columns) if self.notes.columns else Columns()
+        return from_dict(Columns, self.notes.columns, f"{self._notes_file}: columns")
+
+    @property
+    def _notes_file(self) -> Path:
+        return self.folder / NOTES
 
     def _refuse_random(self, part: str) -> None:
         """An answer out of weights that were never trained is worse than none."""

@@ -1,16 +1,23 @@
 """Weights in every form in which folders hold them: in one file or several, in half precision, old; never unsafely."""
 
 import json
+import os
+import resource
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from variants import their_model
 
+from bertsmith.cli import main
+from bertsmith.conversion import convert
 from bertsmith.errors import UserError
-from bertsmith.formats.hf import load_folder
+from bertsmith.formats.hf import load_folder, save_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WEIGHTS, INDEX, OLD = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -174,3 +181,93 @@ def test_old_weights_without_names_are_refused(folder):
     (folder / WEIGHTS).unlink()
     torch.save([torch.zeros(3)], folder / OLD)
     refused(folder, OLD, "list")
+
+
+@pytest.fixture
+def old_parts(folder, expected):
+    """The same folder with its weights in several old files."""
+    tensors = load_file(folder / WEIGHTS)
+    names = sorted(tensors)
+    files = {f"pytorch_model-0000{i + 1}-of-00003.bin": names[i::3] for i in range(3)}
+    for file, part in files.items():
+        torch.save({name: tensors[name] for name in part}, folder / file)
+    places = {name: file for file, part in files.items() for name in part}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
+    (folder / WEIGHTS).unlink()
+    return sorted(files)
+
+
+def test_old_weights_in_several_files(folder, old_parts, expected):
+    loaded = load_folder(folder)
+    assert loaded.missing == ()
+    assert_close(loaded.model.state_dict(), expected, atol=0, rtol=0)
+
+
+def test_nothing_in_one_of_several_old_files_is_executed(folder, old_parts, tmp_path):
+    torch.save(Malicious(tmp_path / "owned"), folder / old_parts[1])
+    refused(folder, old_parts[1])
+    assert not (tmp_path / "owned").exists()
+    (folder / old_parts[1]).unlink()
+    refused(folder, old_parts[1], "pytorch_model.bin.index.json")
+
+
+@pytest.fixture
+def ours(folder, tmp_path):
+    """The folder as we save it."""
+    loaded = load_folder(folder)
+    save_folder(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.notes)
+    return tmp_path / "ours"
+
+
+def test_a_flipped_byte_in_our_weights_is_noticed(ours):
+    load_folder(ours)
+    whole = (ours / WEIGHTS).read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    name = whole.index(b"cls.predictions.bias")
+    for place in (header, (header + len(whole)) // 2, len(whole) - 1, name):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        (ours / WEIGHTS).write_bytes(changed)
+        refused(ours, WEIGHTS, "damaged")
+    (ours / WEIGHTS).write_bytes(whole)
+    load_folder(ours)
+
+
+def test_weights_that_another_library_has_changed_open(ours):
+    model = transformers.BertForPreTraining.from_pretrained(ours)
+    with torch.no_grad():
+        model.cls.predictions.bias += 1
+    before = load_folder(ours).model.masked_lm.decoder.bias
+    model.save_pretrained(ours)
+    assert_close(load_folder(ours).model.masked_lm.decoder.bias, before + 1)
+
+
+def test_all_files_of_a_folder_have_the_permissions_that_new_files_get(ours, folder, tmp_path):
+    convert(folder, tmp_path / "converted", "hf")
+    before = os.umask(0o027)
+    try:
+        convert(folder, tmp_path / "umask", "hf")
+    finally:
+        os.umask(before)
+    usual = 0o666 & ~before
+    for place, mode in ((ours, usual), (tmp_path / "converted", usual), (tmp_path / "umask", 0o640)):
+        assert {file.stat().st_mode & 0o777 for file in place.iterdir()} == {mode}
+
+
+def test_a_full_disk_is_an_error_in_a_line_that_names_the_file(folder, tmp_path, monkeypatch, capfd):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    monkeypatch.setattr(sys, "argv", ["bertsmith", "convert", str(folder), str(tmp_path / "out"), "--to", "hf"])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    told = capfd.readouterr().err
+    assert stop.value.code == 2
+    assert len(told.splitlines()) == 1
+    assert told.startswith("error: ")
+    assert str(tmp_path) in told
+    assert not (tmp_path / "out").exists()

@@ -227,7 +227,7 @@ def tokenise_block(work: Work) -> bytes:
     trouble, stats = Trouble(), Counter[str]()
     documents = _kept(_documents(work, trouble, stats), work.drops, stats)
     tokens = tokenise(documents, _backend(work.tokenizer))
-    return pack_shard(tokens, _backend(work.tokenizer).get_vocab_size(), dict(stats), trouble, work.block.origin)
+    return pack_shard(tokens, _vocab_size(work.tokenizer), dict(stats), trouble, work.block.origin)
 
 
 def _documents(work: Work, trouble: Trouble, stats: Counter[str]) -> Iterator[Document]:
@@ -258,6 +258,12 @@ def _kept(documents: Iterable[Document], drops: Drops, stats: Counter[str]) -> I
 def _backend(serialised: str) -> Backend:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one core
     return Backend.from_str(serialised)
+
+
+@lru_cache(maxsize=1)
+def _vocab_size(serialised: str) -> int:
+    """The largest id and one, which decides the type that holds the ids."""
+    return max(_backend(serialised).get_vocab().values()) + 1
 
 
 def tokenise(documents: Iterable[Document], backend: Backend) -> Tokens:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import HeadKind
 
@@ -188,11 +188,18 @@ FAMILIES = {family.model_type: family for family in (BERT, ROBERTA_PRELAYERNORM)
 
 
 def family_named(values: Mapping[str, Any], where: Path) -> Family:
-    """The family of a saved configuration, or an error that lists those that are known."""
-    name = OWN_TYPE.sub("", str(values.get("model_type", BERT.model_type)))
+    """The family of a saved configuration, or an error that lists those that are supported.
+
+    Old releases wrote no `model_type`; then the class says it, and a configuration without either is BERT's.
+    """
+    listed = values.get("architectures") or [BERT.pretraining[0]]
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise UserError(f"{where}: architectures is not a list of names: {listed!r}")
+    stem = listed[0].removeprefix(OWN_CLASS).split("For")[0].removesuffix("Model").removesuffix("LMHead")
+    name = values.get("model_type") or (BERT.model_type if stem in ("Bert", "") else stem)
+    name = OWN_TYPE.sub("", str(name))
     if name not in FAMILIES:
-        near = suggestion(str(name), FAMILIES)
-        raise UserError(f"{where}: model_type {name!r} is not one of {', '.join(map(repr, FAMILIES))}{near}")
+        raise UserError(f"{where}: model_type {name!r} is not supported yet; {' and '.join(map(repr, FAMILIES))} are")
     return FAMILIES[name]
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bertsmith.config import from_dict, read_json
@@ -39,12 +38,13 @@ from bertsmith.formats.saved_config import (
     pools_last,
     read_config,
 )
-from bertsmith.formats.weights import WEIGHTS, read_weights
+from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 
 NOTES = "bertsmith.json"
@@ -97,7 +97,7 @@ def save_folder(
     """Write a model folder; `tensors` is the state to write where it is not the model's own (gathered elsewhere)."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    write_weights(folder / WEIGHTS, weights)
     _write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
     differs = own_type(model) or ("last token" if pools_last(model) else "")
     notes = replace(notes, remark=REMARKS.get(differs, ""))
@@ -123,6 +123,7 @@ def load_folder(
     if dropout is not None:
         config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     weights = _read_weights(folder, family_of(config))
+    _refuse_other_sizes(config, weights, folder)
     names = dict(expand(_saved_names(family_of(config), values), range(config.num_layers)))
     if saved is not None and saved.is_own and (head is None or saved.own_form == head.own_form):
         names |= {name: (name,) for name in weights if name.startswith(OWN_NAMES)}
@@ -143,7 +144,20 @@ def load_folder(
         else:
             model = MaskedLM(encoder, has_pair_head if next_sentence is None else next_sentence)
     missing = _fill(model, weights, names, folder)
-    return Loaded(folder, model, Tokenizer.load(folder), _read_notes(folder, values), missing)
+    if head == saved and pools_last(model) and "transformers_version" in values:  # which we do not write
+        say(f"note: {folder} was saved by transformers, whose class pools the first token; here the last one is pooled")
+    return Loaded(folder, model, fitting_tokenizer(folder, config), read_notes(folder, values), missing)
+
+
+def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
+    """The tokenizer of a folder, or an error where the model has no embeddings for all of its tokens."""
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise UserError(
+            f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1:,}, and {CONFIG} has vocab_size = "
+            f"{config.vocab_size:,}; it is the tokenizer of another model"
+        )
+    return tokenizer
 
 
 def names_of(model: Model) -> dict[str, tuple[str, ...]]:
@@ -192,7 +206,6 @@ def _fill(
     model: Model, weights: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]], folder: Path
 ) -> tuple[str, ...]:
     """Give a model without weights those of a folder; what the folder lacks starts at random, and is named."""
-    _refuse_surplus_layers(model.encoder.config, weights, folder)
     parameters, tensors, missing = model.state_dict(), {}, []
     for ours, written in names_of(model).items():
         theirs = names.get(ours, ())
@@ -231,14 +244,32 @@ def _fitted(config: EncoderConfig, ours: str, parameter: Tensor, value: Tensor, 
 def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
     if not value.is_floating_point():
         raise UserError(f"{folder}: {name} holds {value.dtype}, not floating-point numbers")
-    return value.float()
+    value = value.float()
+    if not value.sum().isfinite() and not value.isfinite().all():  # the sum alone is fast, and may overflow
+        raise UserError(f"{folder}: {name} holds NaN or infinite values; the weights are damaged or training diverged")
+    return value
 
 
-def _refuse_surplus_layers(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
-    extra = config.num_layers
-    rows = {ours: theirs for ours, theirs in family_of(config).encoder.items() if "{i}" in ours}
-    if any(name in weights for _, theirs in expand(rows, range(extra, extra + 1)) for name in theirs):
-        raise UserError(f"{folder}: the weights have a layer {extra}, which {CONFIG} does not; mend num_hidden_layers")
+def _refuse_other_sizes(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse sizes that are not those of the weights before anything so large is built."""
+    family, layers = family_of(config), config.num_layers
+    rows = {ours: theirs for ours, theirs in family.encoder.items() if "{i}" in ours}
+    if any(name in weights for _, theirs in expand(rows, range(layers, layers + 1)) for name in theirs):
+        raise UserError(f"{folder}: the weights have a layer {layers}, which {CONFIG} does not; fix num_hidden_layers")
+    last = [name for _, theirs in expand(rows, range(layers - 1, layers)) for name in theirs]
+    if not any(name in weights for name in last):
+        raise UserError(f"{folder}: the weights lack {last[0]}; fix num_hidden_layers in {CONFIG}")
+    sizes = {
+        "encoder.embeddings.tokens.weight": config.vocab_size,
+        "encoder.embeddings.segments.weight": config.num_segments,
+        POSITIONS: config.max_positions + family.unused_positions(config.pad_token_id),
+        "encoder.layers.0.feed_forward.inner.weight": config.intermediate_size,
+    }
+    for ours, (theirs, *_) in expand(family.encoder, range(1)):
+        asked = (sizes.get(ours), config.hidden_size)
+        if ours in sizes and theirs in weights and weights[theirs].shape != asked:
+            shape = tuple(weights[theirs].shape)
+            raise UserError(f"{folder}: {theirs} has shape {shape}, and {CONFIG} asks for {asked}")
 
 
 def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
@@ -247,7 +278,8 @@ def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
     return {f"{family.prefix}{name}": value for name, value in weights.items()} if bare else weights
 
 
-def _read_notes(folder: Path, values: Mapping[str, Any]) -> Notes:
+def read_notes(folder: Path, values: Mapping[str, Any]) -> Notes:
+    """`bertsmith.json` of a folder, where it has one, with the fields of its `config.json` that are kept."""
     path = folder / NOTES
     notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
     return replace(notes, kept={name: values[name] for name in sorted(KEPT & values.keys())})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.progress import say
 
 FILES = ["*.json", "*.safetensors", "vocab.txt"]
+OLD_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -31,9 +34,14 @@ def _in_folder(path: Path) -> Path:
     if saved := sorted((path / "checkpoints").glob("step-*")):
         say(f"note: {path} is not finished; taking its last checkpoint, {saved[-1].name}")
         return saved[-1]
-    if (path / "config.json").exists() and "model_type" in read_json(path / "config.json"):
+    if (path / "config.json").exists() and _is_model(read_json(path / "config.json")):
         return path
     raise UserError(f"{path} holds no model: no config.json of a model in it, nor in {path / 'model'}")
+
+
+def _is_model(values: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is a model's and not a run's; old releases wrote no `model_type`."""
+    return "model_type" in values or {"hidden_size", "num_hidden_layers"} <= values.keys()
 
 
 def _download(name: str) -> Path:
@@ -42,7 +50,7 @@ def _download(name: str) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=FILES))
         if not any(folder.glob("*.safetensors")):  # an old repository
-            snapshot_download(name, allow_patterns=["pytorch_model.bin"])
+            snapshot_download(name, allow_patterns=OLD_FILES)
         return folder
     except Exception as error:  # offline, unknown name, no permission: the hub's errors share no class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

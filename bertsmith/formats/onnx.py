@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch, Padded
-from bertsmith.config import from_dict, read_json
+from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder
-from bertsmith.formats.hf import NOTES, Loaded, Notes
+from bertsmith.formats.hf import NOTES, Loaded, Notes, fitting_tokenizer, read_notes
 from bertsmith.formats.saved_config import CONFIG, Model, config_in, config_out, head_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -145,10 +145,12 @@ def open_onnx(folder: str | Path) -> Exported:
     """The description of an ONNX folder: everything but the graph."""
     folder = Path(folder)
     values = read_config(folder)
-    path = folder / NOTES
-    notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
-    outputs = tuple(read_json(folder / REPORT)["outputs"]) if (folder / REPORT).exists() else ()
-    return Exported(folder, config_in(values, folder), head_in(values, folder), Tokenizer.load(folder), notes, outputs)
+    config, notes = config_in(values, folder), read_notes(folder, values)
+    outputs = read_json(folder / REPORT).get("outputs") if (folder / REPORT).exists() else []
+    if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
+        raise UserError(f"{folder / REPORT}: outputs is not a list of names; export the model again")
+    tokenizer = fitting_tokenizer(folder, config)
+    return Exported(folder, config, head_in(values, folder), tokenizer, notes, tuple(outputs))
 
 
 def is_onnx(folder: Path) -> bool:
@@ -321,7 +323,8 @@ def _write_description(loaded: Loaded, folder: Path, encoder_alone: bool) -> Non
         values["architectures"] = [values["architectures"][0].split("For")[0] + "Model"]
     _write_json(folder / CONFIG, values)
     _write_json(folder / NOTES, {name: value for name, value in asdict(loaded.notes).items() if name != "kept"})
-    loaded.tokenizer.save(folder)
+    positions = loaded.model.encoder.config.max_positions
+    loaded.tokenizer.save(folder, loaded.tokenizer.length_within(positions))
 
 
 @contextmanager

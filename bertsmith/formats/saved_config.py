@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +28,7 @@ from bertsmith.objectives.masked_lm import MaskedLM
 
 Model = MaskedLM | CausalLM | TaskModel
 CONFIG = "config.json"
+LARGEST_COUNT = 1_000_000  # labels or layers of a head
 PROBLEM_TYPES: dict[str, HeadKind] = {
     "single_label_classification": "single",
     "multi_label_classification": "multi",
@@ -55,8 +58,11 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     ours = {name: values[theirs] for name, theirs in names.items() if values.get(theirs) is not None}
     if values.get("is_decoder"):
         ours["direction"] = "left-to-right"
+    for name, value in ours.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{where}: {names[name]} is {value}; give a finite number")
     activation = ours.get("activation", "gelu")
-    if activation not in ACTIVATIONS_IN:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS_IN:
         raise UserError(f"{where}: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS_IN)}")
     ours = {**family.defaults, **ours, **family.settles, "activation": ACTIVATIONS_IN[activation]}
     config = from_dict(EncoderConfig, ours, str(where))
@@ -112,10 +118,9 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
     if saved not in heads and saved != FEATURE_TAGGER:
         return None
     kind, _ = heads.get(saved, ("tags", {}))
-    names = values.get("id2label") or {str(i): f"LABEL_{i}" for i in range(values.get("num_labels", 2))}
-    labels = tuple(str(names[key]) for key in sorted(names, key=int))
+    labels = _labels(values, folder / CONFIG)
     if kind == "single":
-        problem = values.get("problem_type")
+        problem = str(values.get("problem_type"))
         kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
     if values.get("is_decoder") and kind not in ("tags", "span") and values.get("pooled") != "last":
         raise UserError(
@@ -123,16 +128,34 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
             "is not supported: a left-to-right encoder is classified from its last token"
         )
     needs_labels = kind in ("single", "multi", "tags")
-    choices = int(values.get("num_choices") or 0)
+    choices = _whole(values, "num_choices", 0, folder / CONFIG)
     features = None
     if saved == FEATURE_TAGGER:
         features = from_dict(FeatureConfig, values.get("features", {}), f"{folder / CONFIG}: features")
     own = {
         "features": features,
-        "bilstm_layers": int(values.get("bilstm_layers", 0)),
+        "bilstm_layers": _whole(values, "bilstm_layers", 0, folder / CONFIG),
         "beside": bool(values.get("beside")),
     }
     return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), **own)  # type: ignore[arg-type]
+
+
+def _labels(values: Mapping[str, Any], where: Path) -> tuple[str, ...]:
+    """The names of the labels in the order of their numbers."""
+    names = values.get("id2label")
+    if not names:
+        return tuple(f"LABEL_{i}" for i in range(_whole(values, "num_labels", 2, where)))
+    if not isinstance(names, dict) or not all(re.fullmatch(r"\d{1,9}", str(number)) for number in names):
+        raise UserError(f"{where}: id2label is not an object of names by number: {str(names)[:80]}")
+    return tuple(str(names[number]) for number in sorted(names, key=int))
+
+
+def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> int:
+    """A count, which nobody gives beyond a million; memory would be taken for each."""
+    value = default if values.get(name) is None else values[name]
+    if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
+        raise UserError(f"{where}: {name} must be a whole number between 0 and {LARGEST_COUNT:,}, not {value!r}")
+    return value
 
 
 def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 from tokenizers import models
 
@@ -27,7 +25,7 @@ from bertsmith.formats.tf1 import (
     write_checkpoint,
     write_json,
 )
-from bertsmith.formats.weights import WEIGHTS
+from bertsmith.formats.weights import WEIGHTS, write_safetensors
 from bertsmith.text.tokenizer import FILES, SPECIAL_TOKENS, Tokenizer
 
 CAPITALS = 1 / 100  # from this share of entries with a capital letter on, a vocabulary is cased
@@ -53,9 +51,11 @@ def tf1_to_hf(
     lowercase, reason = guess_lowercase(folder.resolve().name, tokens, cased, checkpoint.lowercase)
     config_in(settings, folder)  # what is written has to open
     with new_folder(target) as work:
-        tokenizer = _write_tokenizer(work, tokens, lowercase)
+        tokenizer = _write_tokenizer(work, tokens, lowercase, settings["max_position_embeddings"])
         write_json(work / CONFIG, {**settings, "pad_token_id": tokenizer.id("[PAD]")})
-        _write_safetensors(work / WEIGHTS, checkpoint.weights)
+        weights = checkpoint.weights
+        forms = {name: ("float32", list(shape)) for name, shape in weights.shapes.items()}
+        write_safetensors(work / WEIGHTS, forms, lambda name: weights[name].astype("<f4", copy=False).data)
     notes = [*checkpoint.report["notes"], f"do_lower_case is {str(lowercase).lower()}: {reason}"]
     return {**checkpoint.report, "do_lower_case": lowercase, "notes": notes}
 
@@ -117,13 +117,13 @@ def _read_vocab(path: Path, vocab_size: int) -> list[str]:
     return tokens
 
 
-def _write_tokenizer(folder: Path, tokens: list[str], lowercase: bool) -> Tokenizer:
+def _write_tokenizer(folder: Path, tokens: list[str], lowercase: bool, positions: int) -> Tokenizer:
     """The tokenizer of a released vocabulary; `vocab.txt` keeps its empty and double lines, which hold ids."""
     vocab = "".join(f"{token}\n" for token in tokens).encode("utf-8")
     (folder / VOCAB).write_bytes(vocab)
     write_json(folder / FILES[2], {"do_lower_case": lowercase})
     tokenizer = Tokenizer.load(folder)
-    tokenizer.save(folder)
+    tokenizer.save(folder, positions)
     (folder / VOCAB).write_bytes(vocab)
     return tokenizer
 
@@ -152,21 +152,6 @@ def _clean_up(tokenizer: Tokenizer) -> tuple[bool, list[str]]:
         return lowercase, []
     names = ", ".join(str(step.get("type")) for step in steps)
     return lowercase, [f"texts are cleaned up otherwise than by the released code ({names}); vocab.txt cannot say so"]
-
-
-def _write_safetensors(path: Path, weights: Weights) -> None:
-    """Write weights one by one; the library's own writer would have to hold them all."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in weights.shapes.items():
-        begin, end = end, end + 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for array in weights.values():
-            file.write(array.astype("<f4", copy=False).data)
 
 
 def _open_safetensors(path: Path) -> Weights:

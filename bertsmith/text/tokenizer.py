@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
+from bertsmith.folders import regular_file
 from bertsmith.text.alphabet import alphabet, inner_pieces
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import safe_text
@@ -28,6 +29,12 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD = 100  # characters; a longer word is [UNK], as in `transformers`
 _LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD + 1},}}")  # without spaces and signs
 FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
+TOKEN_FIELDS = {token: f"{token[1:-1].lower()}_token" for token in SPECIAL_TOKENS}  # which may give them other names
+KEPT = (  # of tokenizer_config.json: what we do not use and `transformers` does
+    *TOKEN_FIELDS.values(),
+    *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
+    *("padding_side", "truncation_side", "clean_up_tokenization_spaces"),
+)
 
 
 def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
@@ -48,6 +55,7 @@ class Tokenizer:
 
     backend: Backend
     lowercase: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the tokenizer_config.json that it was opened with
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -55,43 +63,51 @@ class Tokenizer:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"no such folder: {folder}; `bertsmith tokenizer train TEXT --out {folder}` makes one")
-        settings = read_json(folder / FILES[2]) if (folder / FILES[2]).exists() else {}
+        settings: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", FILES[2]):  # older releases had a file for the names of the tokens
+            settings |= read_json(folder / name) if (folder / name).exists() else {}
         if (folder / "tokenizer.json").exists():
-            backend = _read_backend(folder / "tokenizer.json")
+            backend = _read_backend(regular_file(folder / "tokenizer.json"))
         elif (folder / "vocab.txt").exists():
-            backend = _from_vocab(folder / "vocab.txt", settings)
+            backend = _from_vocab(regular_file(folder / "vocab.txt"), settings)
         else:
             raise UserError(f"{folder} holds no tokenizer.json and no vocab.txt")
         backend.no_padding()
         backend.no_truncation()
-        missing = [t for t in SPECIAL_TOKENS if backend.token_to_id(t) is None]
+        missing = [name for name in _names(settings).values() if backend.token_to_id(name) is None]
         if missing:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
-        return cls(backend, _lowercases(backend))
+        return cls(backend, _lowercases(backend), settings)
 
-    def save(self, folder: str | Path, max_length: int = 512) -> None:
+    def save(self, folder: str | Path, max_length: int | None = None) -> None:
         """Write the three files of a tokenizer folder; `max_length` is for other programs, which cut texts by it."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in self.files(max_length).items():
             (folder / name).write_bytes(data)
 
-    def files(self, max_length: int = 512) -> dict[str, bytes]:
-        """The files of a tokenizer folder, by name."""
-        vocab = sorted(self.backend.get_vocab(), key=self.backend.get_vocab().__getitem__)
+    def files(self, max_length: int | None = None) -> dict[str, bytes]:
+        """The files of a tokenizer folder, by name; in `vocab.txt` an id that no token has is an empty line."""
+        tokens = {number: token for token, number in self.backend.get_vocab().items()}
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
-            "model_max_length": max_length,
+            "model_max_length": max_length or self.settings.get("model_max_length") or 512,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-            **{f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS},
+            **{name: token for token, name in TOKEN_FIELDS.items()},
+            **{name: self.settings[name] for name in KEPT if self.settings.get(name) is not None},
         }
         texts = (
             self.backend.to_str(pretty=True),
-            "".join(f"{t}\n" for t in vocab),
+            "".join(f"{tokens.get(number, '')}\n" for number in range(self.vocab_size)),
             json.dumps(settings, indent=2) + "\n",
         )
         return {name: text.encode("utf-8") for name, text in zip(FILES, texts, strict=True)}
+
+    def length_within(self, positions: int) -> int:
+        """Where other programs are to cut texts: as the folder said, and at most at the last position of a model."""
+        said = self.settings.get("model_max_length")
+        return min(int(said), positions) if isinstance(said, (int, float)) and said > 0 else positions
 
     @cached_property
     def hash(self) -> str:
@@ -100,7 +116,12 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        return self.backend.get_vocab_size()
+        """The largest id and one: a model has as many embeddings, also where lines of `vocab.txt` are empty."""
+        return max(self.backend.get_vocab().values()) + 1
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return _names(self.settings)
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:
@@ -113,8 +134,8 @@ class Tokenizer:
         return tuple(sorted(i for token, i in self.backend.get_vocab().items() if token.startswith("##")))
 
     def id(self, token: str) -> int:
-        """The id of a token that is known to be there."""
-        number = self.backend.token_to_id(token)
+        """The id of a token that is known to be there; special ones go by BERT's names for them."""
+        number = self.backend.token_to_id(self._names.get(token, token))
         if number is None:
             raise UserError(f"token {token!r} is not in the vocabulary")
         return number
@@ -173,7 +194,7 @@ def train_wordpiece(
     )
     backend.train_from_iterator(_short_words(texts), trainer)
     trained = models.WordPiece(backend.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=MAX_WORD)
-    return Tokenizer(_with_special_tokens(_backend(trained, backend.normalizer)), lowercase=not cased)
+    return Tokenizer(_with_special_tokens(_backend(trained, backend.normalizer), _names({})), lowercase=not cased)
 
 
 def _short_words(texts: Iterable[str]) -> Iterator[str]:
@@ -190,13 +211,23 @@ def _backend(model: models.Model, normal: normalizers.Normalizer) -> Backend:
     return backend
 
 
-def _with_special_tokens(backend: Backend) -> Backend:
+def _names(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What a tokenizer's settings call the special tokens; some write a token with all of its properties."""
+    given = {token: settings.get(field) for token, field in TOKEN_FIELDS.items()}
+    told = {token: name.get("content") if isinstance(name, dict) else name for token, name in given.items()}
+    return {token: name if isinstance(name, str) and name else token for token, name in told.items()}
+
+
+def _with_special_tokens(backend: Backend, names: Mapping[str, str]) -> Backend:
     """Mark the special tokens, and put `[CLS]` and `[SEP]` around texts and pairs."""
-    backend.add_special_tokens([t for t in SPECIAL_TOKENS if backend.token_to_id(t) is not None])
-    ids = {t: backend.token_to_id(t) for t in ("[CLS]", "[SEP]")}
+    backend.add_special_tokens([t for t in names.values() if backend.token_to_id(t) is not None])
+    ids = {names[t]: backend.token_to_id(names[t]) for t in ("[CLS]", "[SEP]")}
     if None not in ids.values():
+        first, last = ids
         backend.post_processor = processors.TemplateProcessing(
-            single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=list(ids.items())
+            single=[f"{first}:0", "$A:0", f"{last}:0"],
+            pair=[f"{first}:0", "$A:0", f"{last}:0", "$B:1", f"{last}:1"],
+            special_tokens=list(ids.items()),
         )
     return backend
 
@@ -226,5 +257,6 @@ def _from_vocab(path: Path, settings: dict[str, Any]) -> Backend:
         strip_accents=lowercase if strip is None else strip,
         lowercase=lowercase,
     )
-    model = models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD)
-    return _with_special_tokens(_backend(model, normal))
+    names = _names(settings)
+    model = models.WordPiece(vocab, unk_token=names["[UNK]"], max_input_chars_per_word=MAX_WORD)
+    return _with_special_tokens(_backend(model, normal), names)
