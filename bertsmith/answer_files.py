@@ -58,7 +58,8 @@ def facts_of(predictor: Predictor, data: str | Path, columns: Columns, keep: Seq
     """What the answers depend on: the model, the input, and what is read of it."""
     digest = hashlib.sha256()
     folders = [Path(folder) for folder in predictor.folders]
-    for path in (path for folder in folders for path in sorted(p for name in FILES for p in folder.glob(name))):
+    kinds = (*FILES, "**/*.onnx")
+    for path in (path for folder in folders for path in sorted(p for kind in kinds for p in folder.glob(kind))):
         digest.update(path.name.encode() + bytes.fromhex(file_hash(path)))
     digest.update(b"nbest" if predictor.members else b"")
     found = Path(data).stat() if str(data) != STDIN and Path(data).is_file() else None

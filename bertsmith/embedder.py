@@ -21,12 +21,11 @@ from torch import Tensor
 
 from bertsmith.answer_files import check_out
 from bertsmith.answers import say_shortened
-from bertsmith.batch import Batch, Example, Layout, collate
-from bertsmith.engines import TOKENS, TorchEngine, batches, refuse_not_finite
+from bertsmith.batch import Example, Layout, collate
+from bertsmith.engines import TOKENS, OnnxEngine, TorchEngine, batches, refuse_not_finite
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, writes
 from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
-from bertsmith.model.encoder import Encoder
 from bertsmith.model.states import hidden_states, layer_number
 from bertsmith.predictor import WINDOW, Predictor
 from bertsmith.progress import progress_bar
@@ -118,12 +117,10 @@ class Embedder:
         layer: int = -1,
         max_length: int | None = None,
     ) -> None:
-        if not isinstance(predictor.engine, TorchEngine):
-            raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")
-        self.folder, self.engine = predictor.folder, predictor.engine
-        self.encoder: Encoder = predictor.engine.model.encoder
-        self.tokenizer, self.device = predictor.tokenizer, predictor.engine.device
-        config = self.encoder.config
+        self.folder, self.engine, self.tokenizer = predictor.folder, predictor.engine, predictor.tokenizer
+        config = predictor.config
+        if isinstance(self.engine, OnnxEngine) and layer not in (-1, config.num_layers):
+            raise UserError(f"--layer {layer}: an ONNX graph gives the last layer alone; leave --layer out")
         self.size = config.hidden_size
         self.layer = layer_number(layer, config.num_layers)
         saved = read_pooling(predictor.folder)
@@ -169,8 +166,8 @@ class Embedder:
             texts = [text.lower() for text in texts]
         examples = self._examples(texts)
         found = np.empty((len(examples), self.size), dtype=np.float32)
-        for chosen in batches(examples, TOKENS.get(self.device.type, 2048)):
-            found[chosen] = self._run(collate([examples[i] for i in chosen], packed=True))
+        for chosen in batches(examples, TOKENS.get(self._device.type, 2048)):
+            found[chosen] = self._run([examples[i] for i in chosen])
         refuse_not_finite([found], "vectors", self.folder, self.engine)
         return found
 
@@ -181,11 +178,19 @@ class Embedder:
         tokens = [np.array([first, *ids[:room], last]) for ids in encoded]
         return [Example(ids, np.zeros(len(ids), dtype=np.int64)) for ids in tokens]
 
+    @property
+    def _device(self) -> torch.device:
+        return self.engine.device if isinstance(self.engine, TorchEngine) else torch.device("cpu")
+
     @torch.inference_mode()
-    def _run(self, batch: Batch) -> Vectors:
-        self.encoder.eval()
-        batch = batch.to(self.device)
-        hidden = hidden_states(self.encoder, batch, [self.layer])[self.layer]
+    def _run(self, examples: Sequence[Example]) -> Vectors:
+        batch = collate(examples, packed=True).to(self._device)
+        if isinstance(self.engine, TorchEngine):
+            encoder = self.engine.model.encoder.eval()
+            hidden = hidden_states(encoder, batch, [self.layer])[self.layer]
+        else:
+            assert isinstance(self.engine, OnnxEngine)
+            hidden = torch.from_numpy(np.concatenate(self.engine.states(examples)))
         pooled = pool(hidden.float(), batch.layout, self.pooling.kind, self.skipped)
         return (F.normalize(pooled, dim=-1) if self.pooling.normalize else pooled).cpu().numpy()
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from bertsmith.batch import Batch, Example, Packed, collate
 from bertsmith.errors import UserError, suggestion
-from bertsmith.formats.onnx import FLOAT32, INPUTS, INT8, Exported, has_vnni, session
+from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, graph_file, graph_inputs, score_outputs, state_output
+from bertsmith.formats.onnx import Exported, has_vnni, session
 from bertsmith.formats.saved_config import Model
 from bertsmith.model.encoder import Block
 from bertsmith.model.heads import TaskModel
@@ -100,10 +101,11 @@ class OnnxEngine:
         if precision == "bfloat16":
             raise UserError("onnxruntime computes in float32 or int8, not in bfloat16; choose another precision")
         self.head, self.pad = exported.head, exported.config.pad_token_id
-        self.session, self.precision = (
-            session(exported.folder / (INT8 if precision == "int8" else FLOAT32), threads),
-            precision,
-        )
+        self.precision, self.path = precision, graph_file(exported.folder, INT8 if precision == "int8" else FLOAT32)
+        self.session = session(self.path, threads)
+        self.inputs = graph_inputs(self.session, self.path)
+        self.outputs = [output.name for output in self.session.get_outputs()]
+        self.scores = score_outputs(self.outputs, exported.head)
 
     def __repr__(self) -> str:
         return f"onnxruntime, {self.precision}"
@@ -126,14 +128,28 @@ class OnnxEngine:
             return self._call(examples + examples[:1] * missing).reshape(-1, 1)[:count]
         return self._call(examples)
 
-    def _call(self, examples: Sequence[Example]) -> Scores:
+    def states(self, examples: Sequence[Example]) -> list[Scores]:
+        """The last layer's states (n, H) of each example's tokens, in order."""
+        results: list[Any] = [None] * len(examples)
+        output = state_output(self.outputs, self.path)
+        for chosen in batches(examples, TOKENS["cpu"], LARGEST_PADDING):
+            for i, row in zip(chosen, self._call([examples[i] for i in chosen], [output]), strict=True):
+                results[i] = row[: len(examples[i].tokens)]
+        return results
+
+    def _call(self, examples: Sequence[Example], outputs: Sequence[str] = ()) -> Scores:
+        """The scores of a rectangle, or other outputs of the graph; several are put side by side."""
         longest = max(len(e.tokens) for e in examples)
         tokens, mask, segments = (np.zeros((len(examples), longest), dtype=np.int64) for _ in range(3))
         tokens.fill(self.pad)
         for row, example in enumerate(examples):
             size = len(example.tokens)
             tokens[row, :size], segments[row, :size], mask[row, :size] = example.tokens, example.segments, 1
-        return self.session.run(None, dict(zip(INPUTS, (tokens, mask, segments), strict=True)))[0]
+        arrays = dict(zip(INPUTS, (tokens, mask, segments), strict=True))
+        feed = {name: arrays[name].astype(kind, copy=False) for name, kind in self.inputs.items()}
+        found = self.session.run(list(outputs or self.scores), feed)
+        joined = np.stack(found, -1) if len(found) > 1 else found[0]
+        return joined.astype(np.float32, copy=False)
 
     def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
         return self._call([example])[0][places]

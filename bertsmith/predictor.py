@@ -26,9 +26,10 @@ from bertsmith.engines import (
     refuse_not_finite,
 )
 from bertsmith.errors import UserError
+from bertsmith.formats.graphs import FLOAT32, is_onnx
 from bertsmith.formats.hf import NOTES, Loaded, load_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.formats.onnx import FLOAT32, Exported, is_onnx, open_onnx, require, write_quality
+from bertsmith.formats.onnx import Exported, open_onnx, require, write_quality
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance

@@ -26,6 +26,7 @@ from bertsmith.batch import Batch, Padded
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder
+from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, in_terms_of_bert
 from bertsmith.formats.hf import NOTES, Loaded, Notes, fitting_tokenizer, read_notes
 from bertsmith.formats.saved_config import CONFIG, Model, config_in, config_out, head_in, read_config
 from bertsmith.model.config import EncoderConfig
@@ -33,8 +34,7 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
-FLOAT32, INT8, REPORT = "model.onnx", "model_int8.onnx", "onnx.json"
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+REPORT = "onnx.json"
 TOLERANCE = {FLOAT32: 1e-4, INT8: 1.0}  # the largest difference from PyTorch, as a share of the largest output
 OPSET = 20
 LARGEST = 1_800_000_000  # bytes of weights in one file; a protobuf message ends at 2 GiB
@@ -145,17 +145,14 @@ def open_onnx(folder: str | Path) -> Exported:
     """The description of an ONNX folder: everything but the graph."""
     folder = Path(folder)
     values = read_config(folder)
+    if not (folder / REPORT).exists():  # of another program: the graph says how it computes
+        values = in_terms_of_bert(values)
     config, notes = config_in(values, folder), read_notes(folder, values)
     outputs = read_json(folder / REPORT).get("outputs") if (folder / REPORT).exists() else []
     if not isinstance(outputs, list) or not all(isinstance(name, str) for name in outputs):
         raise UserError(f"{folder / REPORT}: outputs is not a list of names; export the model again")
     tokenizer = fitting_tokenizer(folder, config)
     return Exported(folder, config, head_in(values, folder), tokenizer, notes, tuple(outputs))
-
-
-def is_onnx(folder: Path) -> bool:
-    """Whether a model folder holds an exported graph."""
-    return (folder / FLOAT32).exists()
 
 
 def session(path: Path, threads: int | None = None) -> Any:
