@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+VERY_CLOSE = 0.75  # of difflib's ratio
 
 
 class UserError(ValueError):
@@ -22,9 +25,23 @@ class Diverged(UserError):
 
 
 def suggestion(name: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where one of the allowed names is close, else nothing."""
-    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """`; did you mean 'x'?` where one of the allowed names is close, else nothing.
+
+    A name that has the given one as a whole word comes first (`steps`: `train.steps`). Of dotted names in the same
+    section the last parts are compared. Names that begin with another letter have to be very close.
+    """
+    names = list(allowed)
+    section, _, last = name.rpartition(".")
+    by_part = {each.removeprefix(f"{section}."): each for each in names}
+    words = [each for each in names if name.lower() in re.split(r"[^a-z0-9]+", each.lower())]
+    close = [
+        each
+        for each in difflib.get_close_matches(last, by_part, n=3, cutoff=0.6)
+        if each[:1] == last[:1] or difflib.SequenceMatcher(None, last, each).ratio() >= VERY_CLOSE
+    ]
+    close = [by_part[each] for each in close] or difflib.get_close_matches(name, names, n=1, cutoff=VERY_CLOSE)
+    found = sorted(words, key=len) or close
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 class Interrupted(Exception):

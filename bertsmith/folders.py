@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import inspect
 import os
@@ -25,6 +26,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+DISK_ERRORS = {"ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS"}
 PATIENCE = 2.0  # seconds: a process that was killed, or the workers of one, may still be on their way out
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,12 +46,14 @@ def locked(path: str | Path, option: str = "--out") -> Iterator[None]:
     lock = key[0].with_name(f".{key[0].name}.lock") if key[0].name else key[0]
     handle = None if key in _held else _take(lock, key[0], f"{option} {path}")
     if handle is None:
-        yield
+        with naming(path):
+            yield
         return
     _held[key] = handle
     try:
         _sweep(key[0])
-        yield
+        with naming(path):
+            yield
     finally:
         with suppress(OSError):  # before it is released: a process that has opened this file looks again
             lock.unlink()
@@ -143,6 +147,22 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Name the output in the error of a full or failing disk: a write to an open file does not say which it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and errno.errorcode.get(error.errno or 0) in DISK_ERRORS:
+            error.filename = str(path)
+        raise
+    except Exception as error:  # safetensors has an error of its own, which it writes the system's number into
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if type(error).__name__ != "SafetensorError" or found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+
+
+@contextmanager
 def new_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
     """A folder under a temporary name that takes its own name, synced to disk, when the block ends without an error."""
     path = Path(path)
@@ -152,15 +172,16 @@ def new_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
-        yield work
-        for file in work.rglob("*"):
-            if file.is_file():
-                sync(file)
-        sync(work)
-        if path.exists():
-            path.rmdir()  # an empty one; anything else was refused
-        work.rename(path)
-        sync(path.parent)
+        with naming(path):
+            yield work
+            for file in work.rglob("*"):
+                if file.is_file():
+                    sync(file)
+            sync(work)
+            if path.exists():
+                path.rmdir()  # an empty one; anything else was refused
+            work.rename(path)
+            sync(path.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -172,10 +193,11 @@ def new_file(path: str | Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     work = path.parent / f".{path.name}.{os.getpid()}.partial"
     try:
-        yield work
-        sync(work)
-        work.replace(path)
-        sync(path.parent)
+        with naming(path):
+            yield work
+            sync(work)
+            work.replace(path)
+            sync(path.parent)
     finally:
         work.unlink(missing_ok=True)
 

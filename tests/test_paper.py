@@ -321,7 +321,18 @@ def test_tables_without_data_say_so(tmp_path, folder, world, monkeypatch) -> Non
     monkeypatch.setattr(works, "pretrain", None)  # nothing is pre-trained for a table that has no figure
     (two,) = run("table2", tmp_path, None, world)
     assert two["rows"][1]["not_run"] == "no column has data"
-    assert not run("table2", tmp_path, None, world, dry_run=True)[0]["runs"]
+
+
+def test_dry_run_without_data_or_corpus(tmp_path) -> None:
+    """What a table would take can be asked before anything is downloaded."""
+    (plan,) = reproduce(["table2"], tmp_path / "new", dry_run=True, device="cpu")
+    assert plan["hours"] > 0
+    assert any("tuned" in run["run"] and "squad1" in run["run"] for run in plan["runs"])
+    assert any("pretrained" in run["run"] for run in plan["runs"])
+    assert "every data set is taken to have its published size" in plan["note"]
+    (base,) = reproduce(["table2"], tmp_path / "new", scale="base", dry_run=True, device="cpu")
+    assert base["hours"] > 100 * plan["hours"]
+    assert not (tmp_path / "new").exists()
 
 
 def test_dry_run(tmp_path, folder, tasks, world) -> None:

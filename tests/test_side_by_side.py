@@ -54,8 +54,12 @@ def test_an_error_stops_the_others(tmp_path: Path) -> None:
     assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
 
 
-def test_a_signal_ends_all(tmp_path: Path) -> None:
-    """Ctrl-C comes to every process of a terminal."""
+@pytest.mark.parametrize(
+    ("number", "to_all"),
+    [(signal.SIGINT, True), pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow), (signal.SIGTERM, False)],
+)
+def test_a_signal_ends_all(number: signal.Signals, to_all: bool, tmp_path: Path) -> None:
+    """Ctrl-C comes to every process of a terminal, SIGTERM to the first one or, on a cluster, to all."""
     code = (
         "from pathlib import Path; from tests.test_side_by_side import wait_for_ever; "
         "from bertsmith.side_by_side import side_by_side; "
@@ -64,9 +68,10 @@ def test_a_signal_ends_all(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"if __name__ == '__main__': {code}"]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as parent:
         assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
-        os.killpg(parent.pid, signal.SIGINT)
+        (os.killpg if to_all else os.kill)(parent.pid, number)
         _, said = parent.communicate(timeout=20)
     assert said.splitlines()[-1].startswith("bertsmith.errors.Interrupted: stopped; runs that had begun are saved")
+    assert "leaked semaphore" not in said
     assert said.count("Traceback") == 1
     assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
 

@@ -12,6 +12,7 @@ from bertsmith.model.cost import training_flops
 from bertsmith.paper.tables import Row, Table
 from bertsmith.paper.work import DEMO_WORDS, SCORES, Data, Work
 from bertsmith.pretraining import PretrainConfig
+from bertsmith.reports.paper_figures import SIZES
 from bertsmith.tasks.reading import find_splits, training_rows
 from bertsmith.tasks.rows import Columns
 from bertsmith.tasks.rows import Row as TaskRow
@@ -33,7 +34,7 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     where = pick_device(work.device)
     speed = SHARE * matrix_ceiling(where, autocast_dtype(work.scale.train.precision, where))
     corpus = Corpus.open(work.corpus) if work.corpus is not None else None
-    words = Tokenizer.load(corpus.folder).vocab_size if corpus else DEMO_WORDS
+    words = Tokenizer.load(corpus.folder).vocab_size if corpus else DEMO_WORDS if work.scale.name == "tiny" else None
     runs: dict[str, dict[str, Any]] = {}
 
     def add(run: Path, flops: float, steps: float, done: bool, step: float = STEP) -> None:
@@ -45,7 +46,7 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
         if chosen.train.steps is None and corpus:
             sequences = corpus.manifest.tokens // chosen.data.max_length
             chosen = replace(chosen, train=replace(chosen.train, steps=chosen.train.num_steps(sequences)))
-        add(run, pretraining_flops(chosen, words), chosen.train.steps or 0, is_finished(run))
+        add(run, pretraining_flops(chosen, words or chosen.model.vocab_size), chosen.train.steps or 0, is_finished(run))
     for run, (row, column, config, _, data) in work.finetunings(table, seeds):
         lengths = row_lengths(column.task, data)
         steps = config.train.num_steps(len(lengths)) or 0
@@ -58,6 +59,8 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
         f"({1000 * (STEP + BILSTM):.0f} with a BiLSTM) and {RUN:.0f} s a run, one after the other; "
         "evaluation is not counted"
     )
+    if work.data is None:
+        note += "; without --data, every data set is taken to have its published size"
     return {**facts, "runs": list(runs.values()), "hours": hours, "absent": work.absent(table), "note": note}
 
 
@@ -80,6 +83,8 @@ _LENGTHS: dict[tuple[str, str], list[int]] = {}
 
 def row_lengths(task: str, data: Data) -> list[int]:
     """About how many tokens the training rows of a task have."""
+    if data.is_assumed:
+        return [find_task(task).max_length // 2] * SIZES[task][0]
     key = task, str(data.train)
     if key not in _LENGTHS:
         described = find_task(task)

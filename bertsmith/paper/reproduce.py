@@ -53,13 +53,13 @@ def reproduce(
             raise UserError(f"{option} must be at least 1, not {value}")
     tables = find_tables(names)
     chosen = find_scale(scale or ("paper" if models else "tiny"))
-    if corpus is None and chosen.name != "tiny" and not models:
+    if corpus is None and chosen.name != "tiny" and not models and not dry_run:
         raise UserError(f"--scale {chosen.name} needs text: give a corpus folder with --corpus")
     given = _find_models(models, tables, pretraining)
     tables = [only_of(table, given) for table in tables] if given else tables
     work = Work(
         Path(out), chosen, Path(corpus) if corpus is not None else None,
-        Path(data) if data is not None else None, device, tuple(pretraining), tuple(finetuning), given,
+        Path(data) if data is not None else None, device, tuple(pretraining), tuple(finetuning), given, dry_run,
     )  # fmt: skip
     _check_settings(work, tables)
     if dry_run:

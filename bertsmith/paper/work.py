@@ -32,7 +32,7 @@ from bertsmith.paper.tables import SHARES, Column, Row, Table
 from bertsmith.pretraining import PretrainConfig, pretrain
 from bertsmith.progress import say
 from bertsmith.recipes import bert, left_to_right
-from bertsmith.reports.paper_figures import shortfall
+from bertsmith.reports.paper_figures import SIZES, shortfall
 from bertsmith.tasks.judged import read_judged
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
@@ -57,6 +57,7 @@ class Data:
     train: Path
     dev: Path | None = None
     is_subset: bool = False
+    is_assumed: bool = False  # a plan takes the data set to have the size that is published
 
 
 Finetuning = tuple[Row, Column, FinetuneConfig, int, Data]
@@ -74,6 +75,7 @@ class Work:
     pretraining: tuple[str, ...] = ()  # settings for every pre-training, as --set writes them
     finetuning: tuple[str, ...] = ()
     models: Mapping[str, Path] = field(default_factory=dict)  # that are given, by what they stand for
+    assumes_data: bool = False  # of a plan: where no `data` is given, all of it is taken to be there
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
         """A recipe of the paper at the scale, with the user's settings."""
@@ -248,6 +250,8 @@ class Work:
 
     def find(self, task: str) -> Data | str:
         """The rows of a task under the user's folder, or why there are none."""
+        if self.data is None and self.assumes_data and task in SIZES:
+            return Data(Path(task), is_assumed=True)
         return find_data(self.data, task)
 
 
