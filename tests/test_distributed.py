@@ -29,6 +29,20 @@ SETTINGS = [
     "data.short_share=0.5",
     "data.long_length=64",
 ]
+SAVED = [*SETTINGS, "train.save_every=7", "train.keep=9"]
+PROGRAM = """
+import json, sys, torch
+from bertsmith.config import override
+from bertsmith.pretraining import pretrain
+from bertsmith.recipes import recipe
+from bertsmith.training.distributed import processes
+
+data, folder, settings = json.loads(sys.argv[1])
+with processes(torch.device("cpu")):
+    for parallel in ("ddp", "fsdp"):
+        config = override(recipe("bert-tiny"), [*settings, f"train.parallel={parallel}"])
+        pretrain(config, data, f"{folder}/{parallel}", device="cpu")
+"""
 
 
 def command(world: Path, out: Path, settings: list[str], *more: str) -> list[str]:
@@ -70,7 +84,7 @@ def torchrun(
 
 def finish(*processes: subprocess.Popen[str]) -> None:
     for process in processes:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
 
 
@@ -91,20 +105,28 @@ def close(first: Path, second: Path, tolerance: float) -> None:
 def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run by one process."""
     run = tmp_path_factory.mktemp("alone") / "run"
-    pretrain(override(recipe("bert-tiny"), SETTINGS), world / "shards", run, device="cpu")
+    pretrain(override(recipe("bert-tiny"), SAVED), world / "shards", run, device="cpu")
     return run
 
 
-def test_two_processes_have_the_losses_of_one(world: Path, alone: Path, tmp_path: Path) -> None:
-    finish(torchrun(command(world, tmp_path / "two", SETTINGS)))
-    close(alone, tmp_path / "two", 1e-6)
+@pytest.fixture(scope="module")
+def together(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run by two processes, as `ddp` and as `fsdp`: both by one start of the processes, which takes the longest."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "program.py").write_text(PROGRAM)
+    given = json.dumps([str(world / "shards"), str(folder), SAVED])
+    finish(torchrun([given], program=(str(folder / "program.py"),)))
+    return folder
+
+
+def test_two_processes_have_the_losses_of_one(alone: Path, together: Path) -> None:
+    close(alone, together / "ddp", 1e-6)
     for name, tensor in weights(alone).items():
-        assert torch.allclose(tensor, weights(tmp_path / "two")[name], atol=1e-5), name
+        assert torch.allclose(tensor, weights(together / "ddp")[name], atol=1e-5), name
 
 
-def test_a_divided_model_has_the_losses_of_one(world: Path, alone: Path, tmp_path: Path) -> None:
-    finish(torchrun(command(world, tmp_path / "two", [*SETTINGS, "train.parallel=fsdp"])))
-    close(alone, tmp_path / "two", 1e-6)
+def test_a_divided_model_has_the_losses_of_one(alone: Path, together: Path) -> None:
+    close(alone, together / "fsdp", 1e-6)
 
 
 @pytest.mark.slow
@@ -137,11 +159,8 @@ def test_saved_by_two_resumed_by_one_and_the_reverse(parallel: str, world: Path,
     close(alone, run, 1e-6)
 
 
-def test_the_same_checkpoint_by_one_and_by_two(world: Path, tmp_path: Path) -> None:
-    settings = [*SETTINGS, "train.save_every=7"]
-    pretrain(override(recipe("bert-tiny"), settings), world / "shards", tmp_path / "one", device="cpu")
-    finish(torchrun(command(world, tmp_path / "two", [*settings, "train.parallel=fsdp"])))
-    files = [tmp_path / run / "checkpoints" / "step-00000014" for run in ("one", "two")]
+def test_the_same_checkpoint_by_one_and_by_two(alone: Path, together: Path) -> None:
+    files = [run / "checkpoints" / "step-00000014" for run in (alone, together / "fsdp")]
     first, second = (load_file(folder / "optimizer.safetensors") for folder in files)
     assert first.keys() == second.keys()
     for name, value in first.items():

@@ -12,7 +12,7 @@ from bertsmith.batch import Example, collate
 from bertsmith.engines import Int8Linear, OnnxEngine, TorchEngine, batches
 from bertsmith.errors import UserError
 from bertsmith.formats import onnx as onnx_format
-from bertsmith.formats.hf import save_folder
+from bertsmith.formats.hf import Loaded, save_folder
 from bertsmith.formats.onnx import export_onnx, open_onnx
 from bertsmith.predictor import Predictor, measure_int8
 from bertsmith.tasks.rows import Row
@@ -32,6 +32,16 @@ TEXTS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory, tiny_tokenizer) -> tuple[Loaded, Path]:
+    """A classifier and a folder with it as a model folder and as an ONNX folder: an export takes seconds."""
+    root = tmp_path_factory.mktemp("saved")
+    loaded = make("single", tiny_tokenizer)
+    save_folder(root / "model", loaded.model, loaded.tokenizer, loaded.notes)
+    export_onnx(loaded, root / "onnx", int8=True)
+    return loaded, root
+
+
 @pytest.fixture(
     scope="module",
     params=[
@@ -42,6 +52,9 @@ TEXTS = [
 )
 def exported(request, tmp_path_factory, tiny_tokenizer):
     """A model of every kind of output, and its ONNX folder."""
+    if request.param == "single":
+        loaded, root = request.getfixturevalue("single")
+        return loaded, root / "onnx"
     loaded = make(request.param, tiny_tokenizer)
     folder = tmp_path_factory.mktemp("onnx") / request.param
     export_onnx(loaded, folder, int8=True)
@@ -49,13 +62,9 @@ def exported(request, tmp_path_factory, tiny_tokenizer):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory, tiny_tokenizer) -> tuple[Path, Path]:
+def saved(single) -> tuple[Path, Path]:
     """A classifier as a model folder and as an ONNX folder."""
-    root = tmp_path_factory.mktemp("saved")
-    loaded = make("single", tiny_tokenizer)
-    save_folder(root / "model", loaded.model, loaded.tokenizer, loaded.notes)
-    export_onnx(loaded, root / "onnx", int8=True)
-    return root / "model", root / "onnx"
+    return single[1] / "model", single[1] / "onnx"
 
 
 def some_examples(vocab_size: int, count: int = 53) -> list[Example]:

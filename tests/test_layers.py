@@ -145,7 +145,8 @@ def test_a_resumed_run_is_the_same_to_the_bit(world, tmp_path, optimizer: str) -
     assert same(whole, resumed, "")
 
 
-@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the fast one is in test_distributed_finetuning
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_train_the_same(world, tmp_path, parallel: str) -> None:
     changes = [*QUICK, "train.layer_decay=0.8", "frozen_layers=1", "train.micro_batch_size=4", "train.optimizer=adamw"]
     alone = tune(world, tmp_path / "alone", *changes)
