@@ -304,6 +304,16 @@ def test_the_best_checkpoint_is_kept(world: Path, tmp_path: Path, monkeypatch: p
     assert best.name == "step-00000004"
 
 
+def test_of_equally_good_checkpoints_the_earliest_is_the_best(tmp_path: Path) -> None:
+    for step, score in ((2, 1.0), (4, 3.0), (6, None), (8, 3.0), (10, 2.0)):
+        folder = tmp_path / "checkpoints" / f"step-{step:08}"
+        folder.mkdir(parents=True)
+        (folder / checkpoint.STATE).write_text(json.dumps({"step": step, "score": score}))
+    best = checkpoint.best_checkpoint(checkpoints(tmp_path))
+    assert best is not None
+    assert checkpoint.step_of(best) == 4
+
+
 def test_checkpoints_come_by_the_clock_and_one_of_the_last_step(world: Path, tmp_path: Path) -> None:
     pretrain(settings("train.steps=5", "train.save_minutes=1e-9"), world / "shards", tmp_path / "run", device="cpu")
     assert names(tmp_path / "run") == [4, 5]
