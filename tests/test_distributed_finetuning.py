@@ -68,5 +68,6 @@ def test_two_processes_score_as_one_and_encode_once(world: Path, tmp_path: Path,
         for first, second in zip(one, two, strict=True):
             for name in (n for n in first if n.startswith("dev_") or n == "loss"):
                 assert first[name] == pytest.approx(second[name], abs=1e-5), name
-        of_one, of_two = (load_file(tmp_path / n / task / "model" / "model.safetensors") for n in ("one", "two"))
-        assert all(torch.allclose(of_one[name], of_two[name], atol=1e-5) for name in of_one)
+    ends = [load_file(tmp_path / n / "tag" / "model" / "model.safetensors") for n in ("one", "two")]
+    for name in (n for n in ends[0] if not n.endswith("key.bias")):  # whose gradient is 0 but for rounding
+        assert torch.allclose(ends[0][name], ends[1][name], atol=1e-5), name
