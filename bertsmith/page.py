@@ -21,6 +21,9 @@ Limits = Literal["all", "robust", "zero"]  # of y: every value, the bulk of them
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#a855f7", "#e11d48", "#0891b2", "#b45309", "#64748b")
 GREY = "#8b93a1"  # lines of axes, on white and on black
 SIZE = (4.8, 2.9)  # inches of a plot: two stand side by side
+SHORT = 20  # characters of a cell that is not broken into lines
+LONG_WORD = 16  # characters; a browser may break inside words of twice as many
+SCRIPTS = {"ko": "가-힣ᄀ-ᇿ㄰-㆏", "ja": "ぁ-ヿ", "zh": "一-鿿", "th": "฀-๿", "he": "֐-׿", "el": "Ͱ-Ͽ"}
 MOST_POINTS = 800  # of a drawn line: more are not seen
 STYLE = """
 :root { color-scheme: light dark; --text: #1f2937; --soft: #5b6472; --line: #e2e5ea; --box: #f5f6f8; --page: #fff;
@@ -48,11 +51,14 @@ figure svg text { fill: var(--soft) !important; font-family: system-ui, "Noto Sa
   gap: .2rem 1.2rem; border-bottom: 1px solid var(--line); z-index: 2; max-height: 30vh; overflow: auto; }
 .wide { overflow-x: auto; margin: .6rem 0; } table { border-collapse: collapse; font-size: .92rem; }
 td, th { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; min-width: 4.5rem; } th { border-bottom-width: 2px; font-weight: 600;
-  overflow-wrap: break-word; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-figure td, figure th { min-width: 0; padding-right: .8rem; }
-td:first-child { min-width: 5.2rem; } body > .wide td:first-child { min-width: 8.5rem; } .guess { white-space: nowrap; }
+  overflow-wrap: normal; } th { border-bottom-width: 2px; font-weight: 600; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n, td.short { white-space: nowrap; } td.long { min-width: 10rem; }
+.guess { white-space: nowrap; } :lang(ko) { word-break: keep-all; }
+.matrix td, .matrix th { padding: .15rem .2rem; text-align: right; vertical-align: middle; white-space: nowrap; }
+.matrix td:first-child, .matrix th:first-child { position: sticky; left: 0; background: var(--page); text-align: left; }
+.matrix th { vertical-align: bottom; } .matrix th span { writing-mode: vertical-rl; transform: rotate(180deg); }
+.matrix b { display: block; min-width: 1.5rem; padding: .1rem .25rem; border-radius: .2rem; font-weight: 400; }
 .right { color: var(--good); font-weight: 600; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
 .mask { background: var(--box); border-bottom: 2px solid var(--accent); padding: 0 .2rem; border-radius: .2rem; }
 .banner { background: var(--box); border-left: 4px solid #ea580c; padding: .5rem .8rem; border-radius: .2rem; }
@@ -116,7 +122,7 @@ def section(title: str, level: int = 2) -> str:
 
 
 def paragraph(text: str, css: str = "") -> str:
-    return f"<p class='{css}'>{html.escape(text)}</p>"
+    return f"<p class='{css}'{lang(text)}>{html.escape(text)}</p>"
 
 
 def captioned(title: str, content: str) -> str:
@@ -129,9 +135,9 @@ def figures(plots: Iterable[str]) -> str:
     return f"<div class=figures>{''.join(plots)}</div>"
 
 
-def folded(title: str, content: str) -> str:
-    """Content that a click opens."""
-    return f"<details><summary>{html.escape(title)}</summary>{content}</details>"
+def folded(title: str, content: str, *, is_open: bool = False) -> str:
+    """Content that a click opens and closes."""
+    return f"<details{' open' if is_open else ''}><summary>{html.escape(title)}</summary>{content}</details>"
 
 
 def cards(values: Iterable[tuple[str, str, str]]) -> str:
@@ -158,21 +164,40 @@ def legend(entries: Iterable[tuple[str, str, str]]) -> str:
     return f"<style>{' '.join(rules)}</style><div class=legend>{''.join(boxes)}</div>"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], css: str = "") -> str:
     """A table; numbers stand to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     numeric = [bool(cells) and all(row[i][1] for row in cells) for i in range(len(header))]
-    mark = [" class=n" if n else "" for n in numeric]
-    top = "".join(f"<th{mark[i]}>{_escape(name)}</th>" for i, name in enumerate(header))
+    top = "".join(f"<th{' class=n' if n else ''}>{_escape(name)}</th>" for name, n in zip(header, numeric, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td{mark[i]}>{_escape(text)}</td>" for i, (text, _) in enumerate(row)) + "</tr>\n"
+        f"<tr>{''.join(_td(text, is_number) for (text, _), is_number in zip(row, numeric, strict=True))}</tr>\n"
         for row in cells
     )
-    return f"<div class=wide><table><tr>{top}</tr>\n{body}</table></div>"
+    return f"<div class=wide><table{f' class={css}' if css else ''}><tr>{top}</tr>\n{body}</table></div>"
+
+
+def _td(text: str, is_number: bool) -> str:
+    """A cell: short text stays in one line, longer text is never squeezed to a word a line."""
+    length = len(re.sub("<.*?>", "", text) if isinstance(text, Html) else text)
+    kind = "n" if is_number else "short" if length <= SHORT else "long"
+    return f"<td class={kind}{lang(text)}>{_escape(text)}</td>"
 
 
 def _escape(text: str) -> str:
-    return text if isinstance(text, Html) else html.escape(text)
+    """Text as HTML; a browser may break words that are too long for a line, and no others."""
+    if isinstance(text, Html):
+        return text
+    return "<wbr>".join(html.escape(part) for part in re.split(rf"(?<=\S{{{LONG_WORD}}})(?=\S{{{LONG_WORD}}})", text))
+
+
+def lang(text: str) -> str:
+    """The `lang` attribute of text whose script tells its language, where that is not the page's own."""
+    counts = {name: len(re.findall(f"[{letters}]", text)) for name, letters in SCRIPTS.items()}
+    name = max(counts, key=lambda key: counts[key])
+    others = sum(map(str.isalpha, text)) - sum(counts.values())
+    if name == "zh" and counts["ja"]:  # Japanese is written with both
+        name = "ja"
+    return f" lang={name}" if counts[name] and 2 * sum(counts.values()) >= others else ""
 
 
 def _cell(value: object) -> tuple[str, bool]:

@@ -19,12 +19,13 @@ from bertsmith.batch import Example, collate
 from bertsmith.engines import TOKENS, TorchEngine, batches
 from bertsmith.errors import UserError
 from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.heads import TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.page import write_page
 from bertsmith.predictor import Predictor
 from bertsmith.progress import progress_bar
-from bertsmith.view_page import body
+from bertsmith.view_page import answer_parts, body
 
 MOST_TOKENS = 128  # the weights of all heads grow by their square: 3 MB of page for BERT-Base
 CANDIDATES, NEIGHBOURS = 8, 6
@@ -43,8 +44,22 @@ def view(
     config = predictor.engine.model.encoder.config
     size = f"{config.num_layers} layers with {config.num_heads} heads, {config.hidden_size} wide"
     name = predictor.folder.parent.name if predictor.folder.name == "model" else predictor.folder.name
-    write_page(out, f"Inside {name}", f"{len(example.tokens)} tokens, {size}", body(found))
-    return {"page": str(out), "tokens": len(example.tokens), "masked_words": bool(found["masked"])}
+    answer = _answer(predictor, text, pair)
+    write_page(out, f"Inside {name}", f"{len(example.tokens)} tokens, {size}", [*answer_parts(answer), *body(found)])
+    shown = {} if answer is None else {"answer": answer}
+    return {"page": str(out), "tokens": len(example.tokens), "masked_words": bool(found["masked"]), **shown}
+
+
+def _answer(predictor: Predictor, text: str, pair: str | None) -> dict[str, Any] | None:
+    """What a fine-tuned model answers; None where there is no head, or where its task needs more than was given."""
+    assert isinstance(predictor.engine, TorchEngine)
+    model = predictor.engine.model
+    if not isinstance(model, TaskModel) or any(name.startswith("head.") for name in predictor.missing):
+        return None
+    kind = model.head_config.kind
+    if kind == "choice" or (kind == "span" and pair is None) or (kind == "tags" and pair is not None):
+        return None
+    return next(predictor.predict([text if pair is None else (text, pair)]))
 
 
 def _example(predictor: Predictor, text: str, pair: str | None) -> Example:

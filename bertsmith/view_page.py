@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bertsmith.page import paragraph, section
+from bertsmith.page import paragraph, section, table
+
+MOST_LABELS = 10
 
 LOOKS = """<style>
 .strip { position: sticky; top: 0; background: var(--page); padding: .6rem 0 .7rem; z-index: 2;
@@ -173,6 +175,29 @@ for (let l = 0; l < L; l++) {
 }
 choose(-1, -1);
 </script>"""
+
+
+def answer_parts(answer: Mapping[str, Any] | None) -> Iterator[str]:
+    """What the model answers, at the top of the page; nothing for a model without a task."""
+    if answer is None:
+        return
+    yield section("What the model answers")
+    if "words" in answer:
+        rows = zip(answer["words"], answer["tags"], answer["scores"], strict=True)
+        yield table(["word", "tag", "probability"], [(word, tag, _percent(score)) for word, tag, score in rows])
+    elif "scores" in answer:
+        said = answer.get("label") or ", ".join(answer.get("labels", ())) or "none of its labels"
+        yield paragraph(said, "number")
+        order = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
+        yield table(["label", "probability"], [(name, _percent(score)) for name, score in order[:MOST_LABELS]])
+    elif "value" in answer:
+        yield paragraph(f"{answer['value']:.3f}", "number")
+    else:
+        yield paragraph(answer["text"] or "The text has no answer.", "number")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def body(found: Mapping[str, Any]) -> Iterator[str]:

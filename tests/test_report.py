@@ -159,7 +159,7 @@ def test_several_runs_are_compared_over_steps_tokens_and_time(tmp_path: Path) ->
     over_tokens = drawn["Loss of the masked words, held out, over tokens seen"]
     assert curves(over_tokens, "group0") == curves(over_tokens, "group1")
     differing = html.split("Where the runs differ")[1].split("<details")[0]
-    assert re.findall(r"<td>(\S*?)</td>", differing) == ["train.learning_rate", "0.0001", "0.0004"]
+    assert re.findall(r"<td class=\w+>(\S*?)</td>", differing) == ["train.learning_rate", "0.0001", "0.0004"]
     for number, colour in enumerate(page.COLOURS[:2]):  # one colour a run, in every picture
         for svg in drawn.values():
             groups = re.findall(rf'<g class="group{number}">.*?</g>', svg, re.S)
@@ -175,9 +175,9 @@ def test_the_best_run_is_named_and_marked(tmp_path: Path) -> None:
     assert found["best_held_out_loss"] == {"bad": 3.5, "good": pytest.approx(2 + 2 * math.exp(-5))}
     html = (tmp_path / "page.html").read_text()
     assert "the best first: good (2.013), then bad (3.5)" in html
-    row = re.search(r"<tr><td>Masked words guessed right</td>(.*?)</tr>", html)
+    row = re.search(r"<tr><td class=\w+>Masked words guessed right</td>(.*?)</tr>", html)
     assert row is not None
-    assert row[1] == "<td>30.0 %</td><td><span class=right>61.2 %</span></td>"
+    assert row[1] == "<td class=short>30.0 %</td><td class=short><span class=right>61.2 %</span></td>"
 
 
 def test_filled_masks_over_time(tmp_path: Path) -> None:
@@ -214,14 +214,14 @@ def test_phases_and_skipped_steps_are_marked(tmp_path: Path) -> None:
 
 def test_fine_tuning_shows_its_scores(tmp_path: Path) -> None:
     config = {"task": "classify", "train": {"epochs": 3.0}}
-    facts = {"start": "models/first", "labels": ["a", "b"], "rows": 12_345}
+    facts = {"start": "/home/me/models/first/model", "labels": ["a", "b"], "rows": 12_345}
     lines: list[dict[str, Any]] = []
     for step in range(10, 101, 10):
         lines += [{"step": step, "loss": 1 / step, "task_loss": 1 / step}]
         lines += [{"step": step, "dev_accuracy": 0.9 - 1 / step, "dev_macro_f1": 0.85}]
     run = make_run(tmp_path / "tuned", lines, config=config, facts=facts)
     html = written([run], tmp_path / "page.html")
-    assert "learned the task classify from 12,345 rows with 2 labels, starting from models/first" in html
+    assert "learned the task classify from 12,345 rows with 2 labels, starting from first" in html
     assert "On held-out rows: accuracy 89.0 %, macro F1 85.0." in html
     assert list(figures(html)) == ["Accuracy, %", "Macro F1", "Loss of the task"]
     pretrained = make_run(tmp_path / "pretrained", records())

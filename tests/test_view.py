@@ -146,3 +146,30 @@ def test_a_browser_draws_it(folder, tmp_path):
     assert "Where it looks: the" in drawn
     assert "the itself: " in drawn
     assert len(re.findall("<tr>", drawn)) == data["layers"] + 1
+
+
+ANSWERS = {"single": "label", "multi": "labels", "regression": "value", "tags": "tags", "span": "text"}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_fine_tuned_model_shows_its_answer(kind, tmp_path, tiny_tokenizer):
+    folder = save(reference(kind, tiny_tokenizer.vocab_size), tiny_tokenizer, tmp_path / "m")
+    pair = PAIR if kind in ("single", "span") else None
+    found = view(folder, TEXT, pair, tmp_path / "page.html", device="cpu")["answer"]
+    expected = next(Predictor.load(folder, "cpu").predict([(TEXT, pair) if pair else TEXT]))
+    assert found == expected
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    top = page[page.index("What the model answers") : page.index("The text</h2>")]
+    said = found[ANSWERS[kind]]
+    shown = {"regression": f"{found.get('value', 0):.3f}", "multi": ", ".join(said) if kind == "multi" else ""}
+    assert shown.get(kind, "") in top
+    for word in said if kind == "tags" else [said] if kind == "single" else []:
+        assert f">{word}<" in top
+    if kind == "single":
+        best = max(found["scores"].values())
+        assert f"{100 * best:.1f}\u00a0%" in top
+
+
+def test_a_model_without_a_task_has_no_answer(folder, tmp_path):
+    assert "answer" not in view(folder, TEXT, out=tmp_path / "page.html", device="cpu")
+    assert "What the model answers" not in (tmp_path / "page.html").read_text(encoding="utf-8")

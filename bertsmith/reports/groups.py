@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from bertsmith.reports.paper_figures import PAPER, PaperScore, shortfall
-from bertsmith.reports.runs import DEV, Run, flatten, keys, labels_of_paths, lower_is_better, name_of
+from bertsmith.reports.runs import DEV, Run, flatten, inside, keys, labels_of_paths, lower_is_better
 from bertsmith.tasks.judged import Line, read_judged
 from bertsmith.tasks.task import TASKS
+from bertsmith.training.runlog import is_score
 from bertsmith.training.settings import MAY_CHANGE
 
 IGNORED = MAY_CHANGE | {"train.seed"}  # settings that do not tell groups apart
@@ -101,7 +102,7 @@ def _data_names(runs: Sequence[Run]) -> dict[str, str]:
 def _systems(runs: Sequence[Run]) -> dict[str, str]:
     """What each run started from, in a word or two."""
     starts = {run.label: str(run.fact("start") or "") for run in runs}
-    paths = {start: _bare(start) for start in starts.values()}
+    paths = {start: model_path(start) for start in starts.values()}
     names = dict(zip(paths, labels_of_paths(list(paths.values())), strict=True))
     return {
         run.label: f"{names[starts[run.label]]}{', random weights' if run.setting('random_start') else ''}" or "a model"
@@ -109,7 +110,7 @@ def _systems(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def _bare(start: str) -> Path:
+def model_path(start: str) -> Path:
     """The part of a path that names a model: without a run's `model`, the hub's cache as the name on the hub."""
     path = Path(start)
     for part in path.parts:
@@ -119,13 +120,13 @@ def _bare(start: str) -> Path:
 
 
 def scores_of(groups: Sequence[Group]) -> list[PaperScore]:
-    """The scores of a task that are shown: the paper's, else those that it is judged by."""
+    """The scores of a task that are shown: the paper's, else all, those that it is judged by first."""
     task, measured = groups[0].task, keys([run for group in groups for run in group.runs], dev=True)
     if task in PAPER:
         return [score for score in PAPER[task] if score.key in measured]
-    wanted = [key for key in (TASKS[task].metrics if task in TASKS else ()) if key in measured]
-    names = {key: name_of(key) for key in (wanted or measured)[:2]}
-    return [PaperScore(key, name[:1].lower() + name[1:]) for key, name in names.items()]
+    judged_by = [key for key in (TASKS[task].metrics if task in TASKS else ()) if key in measured]
+    others = [key for key in measured if key not in judged_by and is_score(key)]
+    return [PaperScore(key, inside(key)) for key in [*judged_by, *others] or measured[:1]]
 
 
 def text_of_mean(values: Sequence[float]) -> tuple[str, str]:

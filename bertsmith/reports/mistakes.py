@@ -17,7 +17,7 @@ from bertsmith.tasks.judged import Line
 from bertsmith.tasks.tagging import find_entities
 
 WORST = 10  # rows that are shown
-CLASSES = 12  # of a confusion matrix; the rarer ones are together
+CLASSES = 40  # of a confusion matrix; the rarer ones are together
 SIDE_BY_SIDE = 4  # classes of a matrix that leaves room for a picture beside it
 BINS = 15  # of the calibration (Guo et al. 2017)
 FEWEST = 5  # rows of a bin that is drawn
@@ -76,15 +76,15 @@ def confusion(labels: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
             _shaded(cells[gold, name], share, good=name == gold) for name, share in zip(names, shares, strict=True)
         ]
         rows.append([_label(gold), *drawn, f"{total:,}", f"{100 * cells[gold, gold] / max(1, total):.1f}{PERCENT}"])
-    header = ["gold, predicted →", *(_cut(name, 14) for name in names), "rows", "found"]
-    return page.captioned("Confusion matrix", page.table(header, rows))
+    across = [Html(f"<span{page.lang(name)}>{html.escape(_cut(name, 20))}</span>") for name in names]
+    header = ["gold ↓ predicted →", *across, "rows", "found"]
+    return page.captioned("Confusion matrix", page.table(header, rows, "matrix"))
 
 
 def _shaded(count: int, share: float, *, good: bool) -> Html:
     """A number on a ground that is the stronger the larger its share of the row."""
     colour = "34, 197, 94" if good else "234, 88, 12"
-    style = f"background: rgba({colour}, {0.6 * share:.2f}); padding: .1rem .5rem; border-radius: .2rem"
-    return Html(f"<span style='{style}'>{count:,}</span>")
+    return Html(f"<b style='background: rgba({colour}, {0.6 * share:.2f})'>{count:,}</b>")
 
 
 def calibration(sure: Sure) -> str:

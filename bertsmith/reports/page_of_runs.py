@@ -12,7 +12,7 @@ from bertsmith.errors import UserError
 from bertsmith.page import Html, colour_of
 from bertsmith.reports.chosen import chosen, collapsed
 from bertsmith.reports.curves import group_of, headlines, learning, optimiser, speed
-from bertsmith.reports.groups import group_runs
+from bertsmith.reports.groups import Group, group_runs, model_path, text_of_mean
 from bertsmith.reports.leaderboard import best_of, leaderboard, summary
 from bertsmith.reports.masks import filled_masks
 from bertsmith.reports.mistakes import mistakes
@@ -23,6 +23,7 @@ from bertsmith.reports.runs import (
     best_loss,
     duration,
     flatten,
+    inside,
     is_number,
     keys,
     lower_is_better,
@@ -35,6 +36,7 @@ from bertsmith.reports.runs import (
 
 ABSENT = "–"
 MOST_BESIDE = 5  # runs that stand beside each other in a table
+MOST_OPEN = 3  # tasks whose details are open when the page is opened
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
@@ -75,9 +77,11 @@ def _parts(runs: Sequence[Run]) -> list[str]:
 
 
 def board(runs: Sequence[Run]) -> list[str]:
-    """What a page shows of several fine-tuning runs: the tasks first, the curves folded away."""
+    """What a page shows of several fine-tuning runs: the tasks first, then mistakes and curves."""
     tasks = list(dict.fromkeys(run.name for run in runs))
-    curves = [_curves_of([run for run in runs if run.name == task], task) for task in tasks]
+    curves = [
+        _curves_of([run for run in runs if run.name == task], task, is_open=len(tasks) <= MOST_OPEN) for task in tasks
+    ]
     parts = [leaderboard(runs), chosen(runs), collapsed(runs), details(runs), page.section("Curves"), *curves]
     if len(runs) > MOST_BESIDE:
         return parts
@@ -85,11 +89,11 @@ def board(runs: Sequence[Run]) -> list[str]:
     return [*parts, _beside("Speed and memory", runs, speeds), _settings(runs)]
 
 
-def _curves_of(runs: Sequence[Run], task: str) -> str:
+def _curves_of(runs: Sequence[Run], task: str, *, is_open: bool) -> str:
     names = "".join(
         f"<span class=key>{page.dot(colour_of(i))}{html.escape(run.label)}</span>" for i, run in enumerate(runs)
     )
-    return page.folded(task, f"<p>{names}</p>{learning(runs)}{optimiser(runs)}")
+    return page.folded(task, f"<p>{names}</p>{learning(runs)}{optimiser(runs)}", is_open=is_open)
 
 
 def details(runs: Sequence[Run]) -> str:
@@ -103,8 +107,17 @@ def details(runs: Sequence[Run]) -> str:
     titles = [
         f"{g.data}, from {g.system}" if len({s for t, s in pairs if t == g.data}) > 1 else g.data for g, _ in shown
     ]
-    folds = [page.folded(title, content) for title, (_, content) in zip(titles, shown, strict=True)]
+    folds = [
+        page.folded(f"{title}: {_score(group)}", content, is_open=number < MOST_OPEN)
+        for number, (title, (group, content)) in enumerate(zip(titles, shown, strict=True))
+    ]
     return page.section("Mistakes, task by task") + "".join(folds)
+
+
+def _score(group: Group) -> str:
+    """The score that a group is compared by, in words."""
+    text, spread = text_of_mean(group.values(group.goal))
+    return f"{inside(group.goal)} {text} {spread}".strip()
 
 
 # The words at the top
@@ -121,7 +134,7 @@ def _work(run: Run) -> str:
 def _one(run: Run) -> tuple[str, str]:
     """The title, and what was trained, on what, for how long, and what came out."""
     sentence = f"{_subject(run)}{_length(run)}."
-    scores = [f"{_inside(name_of(k))} {score_text(k, run.last(DEV + k) or 0.0)}" for k in keys([run], dev=True)]
+    scores = [f"{inside(k)} {score_text(k, run.last(DEV + k) or 0.0)}" for k in keys([run], dev=True)]
     where = "rows" if run.is_finetuning else "text"
     result = f" On held-out {where}: {', '.join(scores)}." if scores else ""
     return f"{run.label}: {_work(run)} {run.name}", sentence + result
@@ -153,7 +166,7 @@ def _board_words(runs: Sequence[Run]) -> tuple[str, str]:
 
 def _subject(run: Run) -> str:
     """The model and its data in words."""
-    start = f", starting from {run.fact('start')}" if run.fact("start") else ""
+    start = f", starting from {model_path(str(run.fact('start'))).name}" if run.fact("start") else ""
     if run.is_finetuning:
         labels = run.fact("labels")
         kinds = f" with {len(labels)} labels" if isinstance(labels, list) and labels else ""
@@ -185,11 +198,6 @@ def _length(run: Run) -> str:
 def _planned(run: Run) -> Any:
     """The steps that a run is to have; None where the clock ends it."""
     return None if run.setting("train", "hours") else run.setting("train", "steps")
-
-
-def _inside(name: str) -> str:
-    """A name inside a sentence."""
-    return name if name.startswith("F1") else name[:1].lower() + name[1:]
 
 
 def _counts(*pairs: tuple[Any, str]) -> str:

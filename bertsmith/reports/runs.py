@@ -181,6 +181,12 @@ def name_of(key: str) -> str:
     return NAMES.get(key) or key.replace("_", " ").capitalize().replace("f1", "F1")
 
 
+def inside(key: str) -> str:
+    """The name of a measured key inside a sentence or a table."""
+    name = name_of(key)
+    return name if name.startswith(("F1", "Pearson", "Spearman", "Matthews")) else name[:1].lower() + name[1:]
+
+
 def is_share(key: str) -> bool:
     """Whether a key is shown in percent."""
     return key.endswith(("accuracy", "_share"))
