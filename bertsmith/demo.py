@@ -172,7 +172,10 @@ def _write_report(out: Path, result: DemoResult, text: DemoText, tokens: int) ->
         "masked words": (steps, [r["mlm_loss"] for r in points]),
         "held out": (measured, [r["dev_mlm_loss"] for r in held_out]),
     }
-    accuracies = {"masked words": (measured, [r["dev_mlm_accuracy"] for r in held_out])}
+    accuracies = {
+        "masked words": (measured, [r["dev_mlm_accuracy"] for r in held_out]),
+        "next sentence": (measured, [r["dev_nsp_accuracy"] for r in held_out]),
+    }
     starts = [
         (start, *(f"{v:.1f}" for v in values), f"{mean(values):.1f}") for start, values in result.accuracy.items()
     ]

@@ -157,7 +157,7 @@ def test_recipes_begin_with_the_ones_to_start_with(run_command, monkeypatch: pyt
     _, out, _ = run_command("recipes")
     lines = out.splitlines()
     assert lines[0] == "To start with"
-    assert [line.split()[0] for line in lines[1:10] if line[2:3].strip()] == ["demo", "speedrun", "bert-base"]
+    assert [line.split()[0] for line in lines[1:10] if line[2:3].strip()] == ["quickstart", "speedrun", "bert-base"]
     assert sum("BERT as in its paper" in line for line in lines) == 2  # of all its sizes once, and at the start
     assert set(RECIPES) <= {line.split()[0] for line in lines if line.strip()}
     assert max(map(len, lines)) <= 80
