@@ -20,7 +20,8 @@ from bertsmith.data.build import BuildConfig, build_corpus
 from bertsmith.data.cleaning import CleanConfig
 from bertsmith.data.doctor import Diagnosis, Sample, describe, examine, write_report
 from bertsmith.data.doctor_findings import LIMITS, Finding, histogram
-from bertsmith.data.doctor_measures import Spread
+from bertsmith.data.doctor_measures import Part, Spread, measure_tokens
+from bertsmith.data.shards import Corpus
 from bertsmith.data.sources import find_sources
 from bertsmith.errors import UserError
 from bertsmith.text.tokenizer import train_wordpiece
@@ -320,7 +321,7 @@ def test_a_diagnosis_is_json_and_lines(tmp_path, words_tokenizer):
     assert severities == sorted(severities)
     lines = describe(diagnosis)
     assert "1 problem," in lines[0]
-    assert any("mend: --set clean.duplicate_documents=true" in line for line in lines)
+    assert any("mend: nothing: corpus build drops them by default" in line for line in lines)
     with pytest.raises(dataclasses.FrozenInstanceError):
         diagnosis.facts = {}  # type: ignore[misc]
 
@@ -353,3 +354,42 @@ def test_errors_speak_to_the_user(tmp_path, words_tokenizer, tokenizer_folder):
 def test_imports_without_torch():
     code = "import sys, bertsmith.data.doctor; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_repetitions_are_not_blamed_on_a_setting_that_is_on(tmp_path, words_tokenizer):
+    finding = look(tmp_path, faulty("duplicate_paragraphs"))["duplicate_paragraphs"]
+    assert finding.fix == "nothing: corpus build drops them by default (clean.duplicate_paragraphs=true)"
+    raw = build(tmp_path, faulty("duplicate_paragraphs"), words_tokenizer)
+    assert "--set clean.duplicate_paragraphs=true" in by_name(examine([raw]))["duplicate_paragraphs"].fix
+    long = "The green river and the small house and the long story of the north and the music of the world."
+    documents = [[f"{p} {long} {long}" for p in d] for d in clean_documents()]  # repeated, in paragraphs that differ
+    build_corpus([write(tmp_path / "b.txt", documents)], words_tokenizer, tmp_path / "cleaned", workers=1)
+    finding = by_name(examine([tmp_path / "cleaned"]))["duplicate_paragraphs"]
+    assert finding.severity != "ok"
+    assert "clean.duplicate_paragraphs was on" in finding.fix
+    assert "duplicate_paragraphs=true" not in finding.fix
+
+
+def test_short_sentences_may_repeat(tmp_path, words_tokenizer):
+    """A sentence that stands in many documents is no duplicate paragraph."""
+    refrain = "The people of the small green house by the river tell a long story."
+    assert 50 <= len(refrain) < 100
+    documents = [[f"{p} {refrain}" for p in d] for d in clean_documents()]
+    findings = by_name(examine([build(tmp_path, documents, words_tokenizer)]))
+    assert findings["duplicate_paragraphs"].value == 0
+
+
+def test_words_and_their_pieces_are_counted(tmp_path):
+    tokenizer = train_wordpiece(["play playing player games game well done, (!) -- ;."] * 9, 60)
+    tokenizer.save(tmp_path / "tok")
+    texts = ["Playing games, well done!", "Player; play (game) -- gamer."]
+    pieces = [token for t in texts for token in (tokenizer.token(i) for i in tokenizer.encode([t])[0])]
+    of_words = [token for token in pieces if token[-1].isalnum()]
+    assert "[UNK]" not in pieces
+    assert len(of_words) > 8
+    documents = [[texts[0]], [texts[1]]]
+    facts = examine([write(tmp_path / "a.txt", documents)], tokenizer=tmp_path / "tok").facts
+    assert facts["tokens_per_word"] == pytest.approx(len(of_words) / 8)
+    part = Part(Corpus.open(build(tmp_path, documents, tmp_path / "tok")), 1000)
+    measured = measure_tokens(part, tokenizer)
+    assert (measured.words, measured.pieces, measured.tokens) == (8, len(of_words), len(pieces))

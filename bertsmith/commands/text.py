@@ -118,4 +118,5 @@ def corpus_build(
     facts = corpus.manifest
     counts = {name: getattr(facts, name) for name in ("documents", "sentences", "tokens")}
     size = sum(shard.bytes for shard in facts.shards)
-    show({"corpus": out, **counts, **facts.cleaning, "shards": len(facts.shards), "bytes": size}, as_json)
+    unknown = {"unk_share": (facts.unknown or 0) / max(1, facts.tokens)}
+    show({"corpus": out, **counts, **unknown, **facts.cleaning, "shards": len(facts.shards), "bytes": size}, as_json)

@@ -10,8 +10,8 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Backend
 from bertsmith.config import to_dict
 from bertsmith.data.cleaning import CleanConfig, clean
 from bertsmith.data.duplicates import DropList, Drops, find_drops, hash_documents
-from bertsmith.data.engines import Engine, run_in_order
+from bertsmith.data.engines import Engine, run_in_order, stopped_by_signals
 from bertsmith.data.readers import Document, Trouble, parse
 from bertsmith.data.shards import (
     PLAN,
@@ -39,17 +39,18 @@ from bertsmith.data.shards import (
     write_manifest,
 )
 from bertsmith.data.sources import BLOCK_BYTES, Block, Reading, Source, find_sources, read_blocks
-from bertsmith.data.store import Store
+from bertsmith.data.store import SEAL, Store
 from bertsmith.errors import UserError
 from bertsmith.folders import writes
 from bertsmith.progress import progress_bar, say
 from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.unknown import Unknowns
 
 MAX_SENTENCE = 512  # tokens; a longer "sentence" (a table, a list) is cut, so that no text is out of reach
 ENCODE_SENTENCES = 4096  # at a time, which bounds the library's memory
 HASHES = ".hashes"
-Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
+Run = Callable[[Callable[[Any], Any], Iterable[Any]], Generator[Any, None, None]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def build_corpus(
     tok, sources, store = Tokenizer.load(tokenizer), find_sources(inputs, config.encoding), Store(str(out))
     _open_plan(store, _plan(tok, sources, config))
     try:
-        _build(store, sources, tok, config, partial(run_in_order, workers=count, engine=engine, address=address))
+        with stopped_by_signals("what is done stays, and the same command resumes it"):
+            _build(store, sources, tok, config, partial(run_in_order, workers=count, engine=engine, address=address))
     except BaseException as error:
         if not any(name.endswith((SUFFIX, HASHES)) for name in store.names()):  # nothing to go on with
             store.remove()
@@ -119,7 +121,7 @@ def _open_plan(store: Store, plan: dict[str, Any]) -> None:
         return
     if PLAN not in names:
         raise UserError(f"--out {store.url} is there already and not empty; choose another --out or remove it")
-    stored = json.loads(store.read(PLAN))
+    stored = _read_plan(store)
     for key, value in plan.items():
         if stored.get(key) != value:
             raise UserError(
@@ -130,6 +132,16 @@ def _open_plan(store: Store, plan: dict[str, Any]) -> None:
     say(f"going on with {store.url}: {sum(name.endswith(SUFFIX) for name in names)} shards are there already")
 
 
+def _read_plan(store: Store) -> dict[str, Any]:
+    try:
+        stored = json.loads(store.read(PLAN))
+    except ValueError:
+        stored = None
+    if not isinstance(stored, dict):
+        raise UserError(f"{store.url}/{PLAN} is damaged; remove {store.url} and build the corpus again")
+    return stored
+
+
 def _build(store: Store, sources: Sequence[Source], tok: Tokenizer, config: BuildConfig, run: Run) -> None:
     """Compare, tokenise, and write the manifest last."""
     trouble = Trouble()
@@ -137,19 +149,25 @@ def _build(store: Store, sources: Sequence[Source], tok: Tokenizer, config: Buil
         drops = _compare(hashes, sources, config, run) if config.clean.compares else None
         _tokenise(store, sources, tok, config, drops, run, trouble)
         for name in hashes.names():
-            if name.endswith((HASHES, ".drops")):
+            if name.endswith((HASHES, HASHES + SEAL, ".drops")):
                 hashes.delete(name)
-    written = [read_written(store, name) for name in store.names() if name.endswith(SUFFIX)]
+    unknown = tok.id("[UNK]")
+    written = [read_written(store, name, unknown) for name in store.names() if name.endswith(SUFFIX)]
     for shard in written:
         trouble.add(shard.trouble)
         if not shard.facts.documents:
             store.delete(shard.facts.name)
+            store.delete(shard.facts.name + SEAL)
     if not any(shard.facts.documents for shard in written):
         raise UserError(f"no text in {', '.join(source.url for source in sources)}")
     for name, data in tok.files().items():
         store.write(name, data)
-    write_manifest(store, tok.hash, tok.vocab_size, written)
-    store.delete(PLAN)
+    write_manifest(store, tok.hash, tok.vocab_size, written, clean=config.clean)
+    for name in (PLAN, *(shard.facts.name + SEAL for shard in written)):
+        store.delete(name)
+    counts = Unknowns(tok, sum(s.facts.tokens for s in written), sum(s.unknown for s in written))
+    if warning := counts.warning("the corpus"):
+        say(f"warning: {warning}")
     for warning in trouble.warnings():
         say(f"warning: {warning}")
 
@@ -176,8 +194,9 @@ def _compare(hashes: Store, sources: Sequence[Source], config: BuildConfig, run:
                 yield Work(block, config)
 
     pending: list[str] = []
-    for number, result in enumerate(run(hash_block, missing())):
-        hashes.write(pending[number], result)
+    with closing(run(hash_block, missing())) as results:
+        for number, result in enumerate(results):
+            hashes.write_sealed(pending[number], result)
     assert hashes.local is not None
     return find_drops([hashes.local / name for name in names], config.clean, hashes.local)
 
@@ -201,8 +220,9 @@ def _tokenise(
                 pending.append(shard_name(number))
                 yield Work(block, config, drops.of(number) if drops else Drops(), serialised)
 
-    for number, shard in enumerate(run(tokenise_block, missing())):
-        store.write(pending[number], shard)
+    with closing(run(tokenise_block, missing())) as results:
+        for number, shard in enumerate(results):
+            store.write_sealed(pending[number], shard)
 
 
 def _blocks(sources: Sequence[Source], config: BuildConfig, title: str, trouble: Trouble) -> Iterator[Block]:

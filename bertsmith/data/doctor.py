@@ -27,7 +27,6 @@ from bertsmith.data.doctor_findings import (
     token_findings,
 )
 from bertsmith.data.doctor_measures import (
-    LONG_SENTENCE,
     TOKENISED,
     Part,
     Spread,
@@ -87,7 +86,7 @@ def _examine_corpus(corpus: Corpus, given: Tokenizer | None, where: str, sample_
     tokenizer = Tokenizer.load(corpus.folder)
     if given is not None:
         corpus.check_tokenizer(given.hash, where)
-    part, text = Part(corpus, max(1, sample_bytes // BYTES_PER_TOKEN)), TextMeasures(LONG_SENTENCE)
+    part, text = Part(corpus, max(1, sample_bytes // BYTES_PER_TOKEN)), TextMeasures(by_sentence=True)
     count = len(part.documents)
     with progress_bar("looking at the corpus", count) as advance:
         for number, sentences in enumerate(part.texts(tokenizer)):
@@ -99,7 +98,8 @@ def _examine_corpus(corpus: Corpus, given: Tokenizer | None, where: str, sample_
     whole = {f"all_{name}": getattr(corpus.manifest, name) for name in ("documents", "sentences", "tokens")}
     sampled = len(part.shards) < len(corpus.shards)
     facts = {"kind": "corpus", "inputs": [str(corpus.folder)], **whole, "sampled": sampled}
-    findings = [*text_findings(text, raw=False, sampled=sampled), *token_findings(tokens, text, {})]
+    findings = [*text_findings(text, raw=False, sampled=sampled, built=corpus.manifest.clean)]
+    findings += token_findings(tokens, text, {}, tokenizer)
     note = "wrapped lines, HTML, control characters, invalid UTF-8, the words behind [UNK]: look at the raw text, too"
     return _diagnosis(facts, text, tokens, findings, [note])
 
@@ -123,7 +123,7 @@ def _examine_text(sources: Sequence[Source], tok: Tokenizer | None, text_field: 
         tokens = measure_tokens(Part(corpus, corpus.manifest.tokens), tok)
     unknown = unknown_words(spread.kept, tok) if tokens.unknown else {}
     facts |= {"tokenised_documents": len(spread.kept), "unknown_words": unknown}
-    return _diagnosis(facts, text, tokens, [*findings, *token_findings(tokens, text, unknown)], [])
+    return _diagnosis(facts, text, tokens, [*findings, *token_findings(tokens, text, unknown, tok)], [])
 
 
 def _read(

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from bertsmith.data.cleaning import CleanConfig
 from bertsmith.data.doctor_measures import (
     LONG_DOCUMENT,
+    LONG_PARAGRAPH,
     NUM_EXAMPLES,
     NUM_PAIRS,
     SHORT_DOCUMENT,
@@ -19,6 +20,8 @@ from bertsmith.data.doctor_measures import (
     TokenMeasures,
     shorten,
 )
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.unknown import likely_cause
 
 Severity = Literal["ok", "warning", "problem"]
 NEVER = 9e9
@@ -86,10 +89,12 @@ class Diagnosis:
         return tuple(finding for finding in self.findings if finding.severity == severity)
 
 
-def text_findings(text: TextMeasures, *, raw: bool, sampled: bool) -> Iterator[Finding]:
-    """Findings on documents as text."""
+def text_findings(
+    text: TextMeasures, *, raw: bool, sampled: bool, built: CleanConfig | None = None
+) -> Iterator[Finding]:
+    """Findings on documents as text; `built` is how the text of a corpus folder was cleaned, where that is known."""
     yield _boundaries(text, raw)
-    yield from _repetitions(text, raw, sampled)
+    yield from _repetitions(text, raw, sampled, built)
     yield _boilerplate(text)
     yield from _document_lengths(text)
     yield from _sentences(text)
@@ -123,11 +128,13 @@ def _characters(text: TextMeasures) -> Iterator[Finding]:
     yield _finding("replacement_characters", lost / text.characters, sentence, fix, text)
 
 
-def token_findings(tokens: TokenMeasures, text: TextMeasures, unknown: dict[str, int]) -> Iterator[Finding]:
+def token_findings(
+    tokens: TokenMeasures, text: TextMeasures, unknown: dict[str, int], tokenizer: Tokenizer
+) -> Iterator[Finding]:
     """Findings on documents as tokens and segment pairs."""
     share = tokens.unknown / max(1, tokens.tokens)
     sentence = f"{percent(share)} of the tokens are [UNK]."
-    fix = "`tokenizer train` on this text, and build the corpus with it"
+    fix = likely_cause(tokenizer)
     examples = [f"{word} ({count:,} times)" for word, count in unknown.items()]
     yield _finding("unknown_tokens", share, sentence, fix, examples)
     per_word = tokens.pieces / max(1, tokens.words)
@@ -168,14 +175,24 @@ def _boundaries(text: TextMeasures, raw: bool) -> Finding:
     return _finding("document_boundaries", 0.0 if flat else share, sentence, fix, text)
 
 
-def _repetitions(text: TextMeasures, raw: bool, sampled: bool) -> Iterator[Finding]:
+def _repetitions(text: TextMeasures, raw: bool, sampled: bool, built: CleanConfig | None) -> Iterator[Finding]:
     share = text.document_repeats.share
     sentence = f"{_at_least(sampled, share)}{percent(share)} of the documents have stood before, word for word."
-    yield _finding("duplicate_documents", share, sentence, _option("duplicate_documents", True), text)
-    share, things = text.paragraph_repeats.share, "paragraphs" if raw else "sentences"
-    things += f" of {text.long_line} characters or more"
+    yield _finding("duplicate_documents", share, sentence, _dropping("duplicate_documents", raw, built), text)
+    share, things = text.paragraph_repeats.share, "paragraphs" if raw else "passages"
+    things += f" of {LONG_PARAGRAPH} characters or more"
     sentence = f"{_at_least(sampled, share)}{percent(share)} of the {things} have stood before."
-    yield _finding("duplicate_paragraphs", share, sentence, _option("duplicate_paragraphs", True), text)
+    yield _finding("duplicate_paragraphs", share, sentence, _dropping("duplicate_paragraphs", raw, built), text)
+
+
+def _dropping(name: str, raw: bool, built: CleanConfig | None) -> str:
+    """What to do about repetitions, which `corpus build` drops by default."""
+    if raw:
+        return f"nothing: {BUILD} drops them by default (clean.{name}=true)"
+    if built is not None and getattr(built, name):
+        near = "--set clean.near_duplicates=0.8 drops documents that are nearly alike"
+        return f"clean.{name} was on, so these stand in passages that differ elsewhere; {near}"
+    return _option(name, True)
 
 
 def _at_least(sampled: bool, share: float) -> str:
@@ -252,9 +269,8 @@ def _finding(
 
 
 def _option(name: str, value: Any) -> str:
-    """The option of `corpus build` that cleans, and whether it is on already."""
-    default = " (its default)" if getattr(CleanConfig(), name) == value else ""
-    return f"--set clean.{name}={str(value).lower()} of {BUILD}{default}"
+    """The option of `corpus build` that cleans."""
+    return f"--set clean.{name}={str(value).lower()} of {BUILD}"
 
 
 def _many(count: int, thing: str) -> str:

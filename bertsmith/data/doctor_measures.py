@@ -30,7 +30,7 @@ REMEMBERED = 500_000  # hashes that are known by heart, to show examples of what
 DISTINCT_LINES = 200_000
 TOKENISED = 4 << 20  # characters of raw text that are tokenised
 NUM_PAIRS, PAIR_LENGTHS = 2000, (128, 512)
-LONG_PARAGRAPH, LONG_SENTENCE = CleanConfig.paragraph_length, 50  # characters; shorter ones may repeat
+LONG_PARAGRAPH, SHORT_LINE = CleanConfig.paragraph_length, {False: 100, True: 50}  # characters, of raw text or not
 SHORT_DOCUMENT, LONG_DOCUMENT = 200, 5_000_000  # characters
 BLANKLESS = 1000  # paragraphs of a block that is a single document
 
@@ -88,7 +88,7 @@ class Spread:
 class TextMeasures:
     """What documents are like as text; of a corpus folder the sentences stand for the paragraphs."""
 
-    long_line: int = LONG_PARAGRAPH
+    by_sentence: bool = False  # a corpus folder: documents have sentences, and no paragraphs any more
     paragraphs: int = 0
     characters: int = 0
     one_line: int = 0
@@ -150,10 +150,10 @@ class TextMeasures:
 
     def _look_at_lines(self, document: Document) -> None:
         """Long paragraphs that stood before, and short ones by the number of documents they stand in."""
-        for paragraph in document:
-            if len(paragraph) >= self.long_line and self.paragraph_repeats.add(paragraph):
+        for paragraph in _passages(document) if self.by_sentence else document:
+            if len(paragraph) >= LONG_PARAGRAPH and self.paragraph_repeats.add(paragraph):
                 self.note("duplicate_paragraphs", paragraph)
-        self.short_lines.update({paragraph for paragraph in document if len(paragraph) < self.long_line})
+        self.short_lines.update({line for line in document if len(line) < SHORT_LINE[self.by_sentence]})
         if len(self.short_lines) > DISTINCT_LINES:  # those that stand in many places stay
             self.short_lines = Counter(dict(self.short_lines.most_common(DISTINCT_LINES // 2)))
 
@@ -295,7 +295,7 @@ def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, folder: Pat
     tokens = tokenise(documents, tokenizer.backend)
     if not len(tokens.tokens):
         return None
-    store.write(name, pack_shard(tokens, tokenizer.vocab_size, {}, Trouble()))
+    store.write_sealed(name, pack_shard(tokens, tokenizer.vocab_size, {}, Trouble()))
     write_manifest(store, tokenizer.hash, tokenizer.vocab_size, [read_written(store, name)])
     return Corpus.open(folder)
 
@@ -315,6 +315,17 @@ def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int 
             if number == unknown:
                 found[word[begin:end]] += counts[word]
     return dict(found.most_common(top))
+
+
+def _passages(sentences: Sequence[str]) -> Iterator[str]:
+    """From every sentence on, as many as make up a long paragraph: a short sentence alone may stand anywhere."""
+    for first in range(len(sentences)):
+        passage = ""
+        for sentence in sentences[first:]:
+            passage = f"{passage} {sentence}"
+            if len(passage) > LONG_PARAGRAPH:
+                yield passage[1:]
+                break
 
 
 def shorten(text: str) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from types import FrameType
 from typing import Any, Literal, TypeVar
 
-from bertsmith.errors import UserError
+from bertsmith.errors import Interrupted, UserError
 
 Engine = Literal["local", "ray"]
+WATCH = 0.3  # seconds between two looks at the main process
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -21,15 +29,67 @@ def run_in_order(
     workers: int,
     engine: Engine = "local",
     address: str | None = None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """The results in the order of the items, with never more than two items a worker on their way."""
     if engine == "ray":
         yield from _on_ray(function, items, workers, address)
     elif workers == 1:
         yield from map(function, items)
     else:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            yield from _windowed(lambda item: pool.submit(function, item), lambda f: f.result(), items, 2 * workers)
+        yield from _on_this_machine(function, items, workers)
+
+
+def _on_this_machine(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Generator[Result, None, None]:
+    """The results of processes that end at once when anything stops the work, a kill of this process included."""
+    context = multiprocessing.get_context("spawn")
+    stopping = context.Event()
+    pool = ProcessPoolExecutor(workers, context, _begin, (stopping, os.getpid()))
+    try:
+        yield from _windowed(lambda item: pool.submit(function, item), lambda f: f.result(), items, 2 * workers)
+    except BrokenProcessPool:
+        stopping.set()
+        raise UserError("a worker was killed, perhaps for want of memory; try fewer --workers") from None
+    except BaseException:
+        stopping.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(stopping: Event, parent: int) -> None:
+    """Prepare a worker: Ctrl-C is for the main process, which then stops all of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_watch, args=(stopping, parent), daemon=True).start()
+
+
+def _watch(stopping: Event, parent: int) -> None:
+    """End this worker when the main process asks for it, or is there no more."""
+    while os.getppid() == parent and not stopping.wait(WATCH):
+        pass
+    os._exit(1)
+
+
+@contextmanager
+def stopped_by_signals(message: str) -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as an exception does, so that workers and half-written files go with it."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(f"stopped; {message}", 128 + number)
+
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in usual.items():
+        if handler is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we
+            signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 def _windowed(
@@ -46,7 +106,7 @@ def _windowed(
 
 def _on_ray(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int, address: str | None
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     try:
         import ray
     except ImportError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from bertsmith.config import from_dict, read_json, to_dict
+from bertsmith.data.cleaning import CleanConfig
 from bertsmith.data.readers import Trouble
 from bertsmith.data.store import Store
 from bertsmith.errors import UserError
@@ -33,6 +35,7 @@ from bertsmith.folders import file_hash, new_folder
 MANIFEST, PLAN, LENGTHS, SUFFIX = "corpus.json", "build.json", "documents.lengths", ".safetensors"
 VERSION = 1
 VERIFY_AT_ONCE = 256 << 20  # bytes; checksums of a larger corpus are compared while it is used
+LOOK_EVERY = 0.1  # seconds, at the size of a shard that is in use
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "I64": np.int64}
 
 
@@ -61,6 +64,9 @@ class Manifest:
     tokens: int
     cleaning: dict[str, int]  # what was read and what was dropped
     shards: tuple[ShardFacts, ...]
+    clean: CleanConfig | None = None  # how the text was cleaned; older folders lack this and what follows
+    unknown: int | None = None  # tokens that are [UNK]
+    lengths_sha256: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +100,7 @@ class Corpus:
     manifest: Manifest
     shards: tuple[Shard, ...]
     faults: list[str] = field(default_factory=list)  # what the comparison of checksums has found so far
+    looked: dict[int, float] = field(default_factory=dict)  # when the size of each shard was looked at
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -117,6 +124,7 @@ class Corpus:
                 raise UserError(f"{path} has {path.stat().st_size} bytes, not {facts.bytes}; build the corpus again")
             shards.append(Shard(path))
         corpus = cls(folder, manifest, tuple(shards))
+        corpus.check_lengths()
         if sum(facts.bytes for facts in manifest.shards) <= VERIFY_AT_ONCE:
             corpus.verify()
         else:
@@ -136,6 +144,15 @@ class Corpus:
             self.verify()
         except UserError as error:
             self.faults.append(str(error))
+
+    def check_lengths(self) -> None:
+        """Refuse a damaged file of lengths: other lengths are other training samples."""
+        path, wanted = self.folder / LENGTHS, self.manifest.lengths_sha256
+        if not path.is_file() or (wanted and file_hash(path) != wanted):
+            what = "does not match its checksum" if path.is_file() else "is missing"
+            raise UserError(f"{path} {what}; build the corpus again")
+        if len(self.document_tokens) != self.manifest.documents or self.document_tokens.sum() != self.manifest.tokens:
+            raise UserError(f"{path} does not belong to this {MANIFEST}; build the corpus again")
 
     def verify(self) -> None:
         """Compare every shard with its checksum; a flipped byte is an error that names the file."""
@@ -158,10 +175,25 @@ class Corpus:
         if self.faults:
             raise UserError(self.faults[0])
 
+    def _refuse_cut(self, number: int) -> None:
+        """Stop where a shard got shorter: the system kills a process that reads a mapped file beyond its end.
+
+        Looked at every tenth of a second of use; what is cut within that time still ends in a bus error.
+        """
+        now = time.monotonic()
+        if now - self.looked.get(number, -LOOK_EVERY) < LOOK_EVERY:
+            return
+        self.looked[number] = now
+        facts = self.manifest.shards[number]
+        size = (self.folder / facts.name).stat().st_size
+        if size < facts.bytes:
+            raise UserError(f"{self.folder / facts.name} was cut to {size:,} of {facts.bytes:,} bytes; build it again")
+
     def place(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64], int, int]:
         """Where a document is: its shard's tokens and sentence starts, and its first sentence and the one after it."""
         self.refuse_faults()
         shard_number = bisect_right(self.first_documents, number) - 1
+        self._refuse_cut(shard_number)
         shard = self.shards[shard_number]
         local = number - self.first_documents[shard_number]
         return shard.tokens, shard.sentences, int(shard.documents[local]), int(shard.documents[local + 1])
@@ -183,17 +215,35 @@ def read_manifest(folder: Path) -> Manifest:
     return from_dict(Manifest, values, str(folder / MANIFEST))
 
 
-def write_manifest(store: Store, tokenizer: str, vocab_size: int, written: Sequence[WrittenShard]) -> None:
+def write_manifest(
+    store: Store,
+    tokenizer: str,
+    vocab_size: int,
+    written: Sequence[WrittenShard],
+    *,
+    clean: CleanConfig | None = None,
+) -> None:
     """Write the documents' lengths and the manifest, the last file of a finished corpus."""
     kept = [shard for shard in written if shard.facts.documents]
-    store.write(LENGTHS, save({"lengths": np.concatenate([shard.lengths for shard in kept])}))
+    lengths = save({"lengths": np.concatenate([shard.lengths for shard in kept])})
+    store.write(LENGTHS, lengths)
     shards = [shard.facts for shard in kept]
     cleaning: Counter[str] = Counter()
     for shard in written:
         cleaning.update(shard.stats)
     totals = {name: sum(getattr(s, name) for s in shards) for name in ("documents", "sentences", "tokens")}
-    dtype = token_dtype(vocab_size).__name__
-    facts = Manifest(VERSION, tokenizer, vocab_size, dtype, **totals, cleaning=dict(cleaning), shards=tuple(shards))
+    facts = Manifest(
+        VERSION,
+        tokenizer,
+        vocab_size,
+        token_dtype(vocab_size).__name__,
+        **totals,
+        cleaning=dict(cleaning),
+        shards=tuple(shards),
+        clean=clean,
+        unknown=sum(shard.unknown for shard in kept),
+        lengths_sha256=hashlib.sha256(lengths).hexdigest(),
+    )
     store.write(MANIFEST, (json.dumps(to_dict(facts), indent=2) + "\n").encode())
 
 
@@ -229,22 +279,27 @@ class WrittenShard:
     lengths: NDArray[np.uint32]  # tokens of each document
     stats: dict[str, int]  # what was read and dropped for it
     trouble: Trouble
+    unknown: int = 0  # tokens that are [UNK]
 
 
-def read_written(store: Store, name: str) -> WrittenShard:
+def read_written(store: Store, name: str, unknown_id: int = -1) -> WrittenShard:
     """Read a written shard back for the manifest."""
-    data = store.read(name)
+    data = store.read_sealed(name)
+    if data is None:
+        raise UserError(f"{store.url}/{name} was damaged after it was written; look at the disk, then build again")
     header, notes = _header(data)
     tokens, sentences, documents = (header[n]["shape"][0] for n in ("tokens", "sentences", "documents"))
     facts = ShardFacts(name, documents - 1, sentences - 1, tokens, len(data), hashlib.sha256(data).hexdigest())
     arrays = load(data)
     lengths = np.diff(arrays["sentences"][arrays["documents"]]).astype(np.uint32)
-    return WrittenShard(facts, lengths, notes["stats"], Trouble(**notes["trouble"]))
+    unknown = int(np.count_nonzero(arrays["tokens"] == unknown_id))
+    return WrittenShard(facts, lengths, notes["stats"], Trouble(**notes["trouble"]), unknown)
 
 
 def read_origin(store: Store, name: str) -> str | None:
-    """Which file a written shard came from; None where it is not there."""
-    return str(_header(store.read(name))[1]["origin"]) if store.exists(name) else None
+    """Which file a written shard came from; None where it is not there, or damaged."""
+    data = store.read_sealed(name)
+    return None if data is None else str(_header(data)[1]["origin"])
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -260,7 +315,7 @@ def _map(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         length = int.from_bytes(mapped[:8].tobytes(), "little")
         header = json.loads(mapped[8 : 8 + length].tobytes())
         return {name: _array(mapped[8 + length :], header[name]) for name in names}
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} has a damaged header; build the corpus again") from None
 
 

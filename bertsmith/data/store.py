@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from bertsmith.folders import new_file
+
+SEAL = ".sha256"
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,18 @@ class Store:
             system, root = self._place
             system.makedirs(root, exist_ok=True)
             system.pipe_file(f"{root}/{name}", data)
+
+    def write_sealed(self, name: str, data: bytes) -> None:
+        """Write a file that is read back later, and its checksum after it."""
+        self.write(name, data)
+        self.write(name + SEAL, hashlib.sha256(data).hexdigest().encode())
+
+    def read_sealed(self, name: str) -> bytes | None:
+        """What `write_sealed` wrote; None where it is missing, unfinished or not what was written."""
+        if not self.exists(name) or not self.exists(name + SEAL):
+            return None
+        data = self.read(name)
+        return data if hashlib.sha256(data).hexdigest().encode() == self.read(name + SEAL) else None
 
     def delete(self, name: str) -> None:
         system, root = self._place
