@@ -111,7 +111,7 @@ def corpus_of(folder: Path, documents: list[list[int]]) -> Corpus:
         tokens = np.arange(begin, begin + sentences.sum())
         begin += len(tokens)
         held = Tokens(tokens, sentences, np.array([len(d) for d in part]))
-        store.write(shard_name(number), pack_shard(held, vocab_size, {}, Trouble()))
+        store.write_sealed(shard_name(number), pack_shard(held, vocab_size, {}, Trouble()))
     written = [read_written(store, shard_name(number)) for number in range(2)]
     write_manifest(store, "made here", vocab_size, written)
     return Corpus.open(folder)
