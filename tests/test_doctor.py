@@ -20,8 +20,7 @@ from bertsmith.data.build import BuildConfig, build_corpus
 from bertsmith.data.cleaning import CleanConfig
 from bertsmith.data.doctor import Diagnosis, Sample, describe, examine, write_report
 from bertsmith.data.doctor_findings import LIMITS, Finding, histogram
-from bertsmith.data.doctor_measures import Part, Spread, measure_tokens
-from bertsmith.data.shards import Corpus
+from bertsmith.data.doctor_measures import Spread
 from bertsmith.data.sources import find_sources
 from bertsmith.errors import UserError
 from bertsmith.text.tokenizer import train_wordpiece
@@ -377,19 +376,3 @@ def test_short_sentences_may_repeat(tmp_path, words_tokenizer):
     documents = [[f"{p} {refrain}" for p in d] for d in clean_documents()]
     findings = by_name(examine([build(tmp_path, documents, words_tokenizer)]))
     assert findings["duplicate_paragraphs"].value == 0
-
-
-def test_words_and_their_pieces_are_counted(tmp_path):
-    tokenizer = train_wordpiece(["play playing player games game well done, (!) -- ;."] * 9, 60)
-    tokenizer.save(tmp_path / "tok")
-    texts = ["Playing games, well done!", "Player; play (game) -- gamer."]
-    pieces = [token for t in texts for token in (tokenizer.token(i) for i in tokenizer.encode([t])[0])]
-    of_words = [token for token in pieces if token[-1].isalnum()]
-    assert "[UNK]" not in pieces
-    assert len(of_words) > 8
-    documents = [[texts[0]], [texts[1]]]
-    facts = examine([write(tmp_path / "a.txt", documents)], tokenizer=tmp_path / "tok").facts
-    assert facts["tokens_per_word"] == pytest.approx(len(of_words) / 8)
-    part = Part(Corpus.open(build(tmp_path, documents, tmp_path / "tok")), 1000)
-    measured = measure_tokens(part, tokenizer)
-    assert (measured.words, measured.pieces, measured.tokens) == (8, len(of_words), len(pieces))
