@@ -24,6 +24,7 @@ LOST = (
 COMMANDS: dict[str, Callable[..., None]] = {
     "tokenizer train": text.tokenizer_train,
     "tokenizer extend": text.tokenizer_extend,
+    "tokenizer encode": text.tokenizer_encode,
     "corpus doctor": text.corpus_doctor,
     "corpus build": text.corpus_build,
     "pretrain": train.pretrain,
@@ -43,7 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "demo": train.demo,
 }
 GROUPS = {
-    "tokenizer": "Train and extend vocabularies.",
+    "tokenizer": "Train, extend and try vocabularies.",
     "corpus": "Turn text into shards of tokens.",
     "verify": "Prove on this machine that a run resumes exactly.",
 }

@@ -45,7 +45,7 @@ def extend(
     """
     if not words and not texts:
         raise UserError("no words given: name a file with --words, or texts to take them from with --from")
-    folder, is_model = _find(source)
+    folder, is_model = find_tokenizer(source)
     tokenizer = Tokenizer.load(folder)
     vocabulary = _Vocabulary.of(tokenizer, folder)
     with new_folder(out) as work:
@@ -85,7 +85,7 @@ def read_words(path: str | Path) -> list[str]:
     return found
 
 
-def _find(source: str | Path) -> tuple[Path, bool]:
+def find_tokenizer(source: str | Path) -> tuple[Path, bool]:
     """The folder to extend, and whether there is a model in it or a tokenizer alone."""
     path = Path(source)
     has_tokenizer = any((path / name).exists() for name in ("tokenizer.json", "vocab.txt"))

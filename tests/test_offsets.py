@@ -1,5 +1,7 @@
 """Offsets cover whole letters, however they are written: jamo, accents, vowel signs, emoji sequences."""
 
+import json
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from bertsmith.batch import Example
+from bertsmith.cli import main
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks import spans
 from bertsmith.tasks.description import Limits
@@ -106,3 +109,24 @@ def test_ascii_and_composed_text_keep_their_offsets(world: Path) -> None:
     for text in ("The length of a list.", "연습 문제 (數學)"):
         aligned = tokenizer.encode_aligned([text])[0]
         assert aligned.offsets == aligned.encoding.offsets
+
+
+def test_the_command_shows_pieces_ids_and_offsets(tmp_path: Path, monkeypatch, capfd) -> None:
+    tokenizer = train_wordpiece([*TEXTS.values()] * 4, 500)
+    tokenizer.save(tmp_path / "tok")
+    text = unicodedata.normalize("NFD", "연습 [MASK] 문제를")
+
+    def shown(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["bertsmith", "tokenizer", "encode", str(tmp_path / "tok"), text, *options])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        return capfd.readouterr().out
+
+    found = json.loads(shown("--json"))
+    assert found["tokens"] == ["연습", "[MASK]", "문제를"]
+    assert found["ids"] == tokenizer.encode([text])[0]
+    assert [text[begin:end] for begin, end in found["offsets"]] == text.split()
+    table = shown()
+    assert all(token in table for token in found["tokens"])
+    assert all(str(number) in table for number in found["ids"])

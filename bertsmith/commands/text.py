@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from bertsmith.commands.options import Encoding, Field, Inputs, Json, Out, Set, show
 from bertsmith.config import override, to_dict
 from bertsmith.errors import UserError
+from bertsmith.text.safe import safe_argument
 
 
 def tokenizer_train(
@@ -63,6 +67,31 @@ def tokenizer_extend(
 
     listed = read_words(words) if words is not None else []
     show(extend(source, out, words=listed, texts=texts or [], count=count), as_json)
+
+
+def tokenizer_encode(
+    source: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A tokenizer folder, a model folder, a run or a hub name")
+    ],
+    text: Annotated[str, typer.Argument(help="The text to cut into pieces", callback=safe_argument)],
+    as_json: Json = False,
+) -> None:
+    """Show the pieces that a text is cut into, with their ids and their places in the text.
+
+    \b
+    Example: bertsmith tokenizer encode tok "The length of a list."
+    """
+    from bertsmith.extend import find_tokenizer
+    from bertsmith.text.tokenizer import Tokenizer
+
+    found = Tokenizer.load(find_tokenizer(source)[0]).encode_aligned([text])[0]
+    if as_json:
+        show({"text": text, "tokens": found.tokens, "ids": found.ids, "offsets": found.offsets}, as_json)
+        return
+    table = Table("piece", "id", "from", "to", "text")
+    for token, number, (begin, end) in zip(found.tokens, found.ids, found.offsets, strict=True):
+        table.add_row(Text(token), str(number), str(begin), str(end), Text(text[begin:end]))
+    Console().print(table)
 
 
 def corpus_doctor(
