@@ -27,12 +27,12 @@ def lines(*records: object) -> str:
 
 # task, file name, content, what the error says
 REFUSED = {
-    "no label column": ("classify", "t.csv", "id,text\n1,a\n", "t.csv: no column 'gold_label'; .* are: id, text"),
+    "no label column": ("classify", "t.csv", "id,text\n1,a\n", "t.csv: which column is the label.* are: id, text"),
     "no second text": (
         "pair",
         "t.csv",
         "sentence1,label\na,x\n",
-        "no column 'text2'; the columns are: sentence1, label",
+        "which column is the pair.* columns are: sentence1, label",
     ),
     "two columns of one name": (
         "classify",
@@ -92,7 +92,7 @@ REFUSED = {
         "line 1: answer_start 'four' is not a number",
     ),
     "answers are a number": ("answer", "t.jsonl", lines({**GOOD_QUESTION, "answers": 4}), "line 1: the answers are 4"),
-    "no context": ("answer", "t.jsonl", lines({"question": "q", "answers": []}), "no column 'context'"),
+    "no context": ("answer", "t.jsonl", lines({"question": "q", "answers": []}), "which column is the pair"),
     "null context": (
         "answer",
         "t.jsonl",
@@ -100,7 +100,7 @@ REFUSED = {
         "line 1: nothing in column 'context'",
     ),
     "an empty ending": ("choose", "t.csv", "text,ending0,ending1,label\na,b,,0\n", "line 2: an ending is empty"),
-    "no endings": ("choose", "t.csv", "text,label\na,0\n", "no column 'endings'"),
+    "no endings": ("choose", "t.csv", "text,label\na,0\n", "which column is the endings"),
     "CP949": ("classify", "t.tsv", "text\tlabel\na\tx\n좋다\ty\n".encode("cp949"), "line 3: this is not UTF-8"),
     "CP949 in a column file": ("tag", "t.conll", "a O\n한국 B-X\n".encode("cp949"), "line 2: this is not UTF-8"),
     "CP949 in JSON lines": ("classify", "t.jsonl", '{"text": "좋다"}\n'.encode("cp949"), "line 1: this is not UTF-8"),

@@ -164,7 +164,9 @@ def test_the_error_has_the_whole_command(tmp_path: Path) -> None:
             find_task("classify"), path, Columns(), f"bertsmith finetune classify --model m --data {path} --out o"
         )
     said = str(caught.value)
-    assert said.startswith(f"{path}: no column 'gold_label'; the columns are: my id, body, left, right. ")
+    assert said.startswith(
+        f"{path}: which column is the label? The columns are: my id, body, left, right. For example: "
+    )
     assert said.endswith(f"bertsmith finetune classify --model m --data {path} --out o --text body --label right")
     with pytest.raises(
         UserError, match=r"no column 'bodi'; did you mean 'body'\?, no column 'rigth'; did you mean 'right'\?"

@@ -151,7 +151,7 @@ def test_two_processes_train_the_same(world, tmp_path, parallel: str) -> None:
     changes = [*QUICK, "train.layer_decay=0.8", "frozen_layers=1", "train.micro_batch_size=4", "train.optimizer=adamw"]
     alone = tune(world, tmp_path / "alone", *changes)
     flags = [part for change in [*changes, f"train.parallel={parallel}"] for part in ("--set", change)]
-    data = ["--model", world / "run", "--data", world / "train.csv", "--device", "cpu"]
+    data = ["--model", world / "run", "--data", world / "train.csv", "--dev", world / "dev.csv", "--device", "cpu"]
     finish(torchrun(["finetune", "classify", *map(str, data), "--out", str(tmp_path / "two"), *flags]))
     one, two = weights(alone), weights(tmp_path / "two")
     assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)

@@ -130,7 +130,8 @@ def test_fine_tuning_on_rows_is_that_on_their_file(world: Path, tmp_path: Path) 
 def test_columns_are_named_by_arguments(world: Path, tmp_path: Path) -> None:
     rows = [{"id": i, "body": f"a text {i}", "left": "ab"[i % 2], "right": "xyz"[i % 3]} for i in range(12)]
     with pytest.raises(
-        UserError, match=r"the columns are: id, body, left, right. Name them: finetune\(…, text='body', label='left'\)"
+        UserError,
+        match=r"The columns are: id, body, left, right. For example: finetune\(…, text='body', label='left'\)",
     ):
         finetune("classify", world / "run", rows, tmp_path / "run", **SETTINGS)
     scores = finetune("classify", world / "run", rows, tmp_path / "run", label="right", dev=rows, **SETTINGS)

@@ -205,9 +205,12 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
     sample = first_records(source, LOOKED_AT)
     found, why = guess_columns(task, columns, names_for(task, columns), sample)
     try:
+        if lacking := [role for role in _roles(task, found) if not getattr(found, role)]:
+            there = ", ".join(map(str, sample[0]))
+            raise UserError(f"{source}: which column is the {' and the '.join(lacking)}? The columns are: {there}")
         found = find_columns(found, names_for(task, found), sample[0], str(source), labelled=True)
     except UserError as error:
-        raise UserError(f"{error}. Name them: {_naming(task, found, sample, source, command)}") from None
+        raise UserError(f"{error}. For example: {_naming(task, found, sample, source, command)}") from None
     chosen = {role: name for role, name in asdict(found).items() if name and name != getattr(columns, role)}
     if chosen:
         words = (f"{role} = {name!r}" + (f" ({why[role]})" if role in why else "") for role, name in chosen.items())
@@ -215,9 +218,14 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
     return found
 
 
+def _roles(task: Task, columns: Columns) -> list[str]:
+    """What rows to learn from have to have."""
+    return [role for role in names_for(task, columns) if role not in ("start", "key")]
+
+
 def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source, command: str) -> str:
     """How the columns are named: those that were found, and for the others the free one with the fewest values."""
-    roles = [role for role in names_for(task, found) if role not in ("start", "key")]
+    roles = _roles(task, found)
     chosen = {role: getattr(found, role) for role in roles}
     chosen = {role: name if set(listed(name)) <= set(sample[0]) else "" for role, name in chosen.items()}
     counts = {name: len({str(record.get(name)) for record in sample}) for name in sample[0]}

@@ -140,7 +140,7 @@ def find_columns(
     """The columns as given and, where not given, by their usual names; a role in `names` that has none is an error."""
     optional = {"start", "key", *(["pair"] if "endings" in names else []), *([] if labelled else ["label"])}
     found = named_columns(columns, names, record)
-    lacking = {role: found[role] or candidates[0] for role, candidates in names.items() if role not in optional}
+    lacking = {r: found[r] or (r if r in usual else usual[0]) for r, usual in names.items() if r not in optional}
     lacking |= {role: name for role, name in found.items() if name and (labelled or role not in optional)}
     lacking = {
         role: name
