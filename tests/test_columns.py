@@ -172,6 +172,8 @@ def test_the_error_has_the_whole_command(tmp_path: Path) -> None:
         UserError, match=r"no column 'bodi'; did you mean 'body'\?, no column 'rigth'; did you mean 'right'\?"
     ):
         guessed_columns(find_task("classify"), path, Columns(text="bodi", label="rigth"))
+    with pytest.raises(UserError, match=r"no column 'lefd'; .* --text body --label left$"):
+        guessed_columns(find_task("classify"), path, Columns(label="lefd"))
 
 
 def test_the_suggestion_is_a_whole_word_and_no_vote(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bertsmith.tasks.conll import is_conll, read_conll, with_documents
 from bertsmith.tasks.description import DEV, Task
 from bertsmith.tasks.guessing import LOOKED_AT, guess_columns
 from bertsmith.tasks.records import Record, Source, Table, Told, class_names
-from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_records, listed, read_rows
+from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_records, listed, near_column, read_rows
 from bertsmith.tasks.sequences import label_of, labels_of, named, target
 from bertsmith.tasks.spans import place_answers
 from bertsmith.tasks.tables import as_source
@@ -227,7 +227,8 @@ def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source
     """How the columns are named: those that were found, and for the others the free one with the fewest values."""
     roles = _roles(task, found)
     chosen = {role: getattr(found, role) for role in roles}
-    chosen = {role: name if set(listed(name)) <= set(sample[0]) else "" for role, name in chosen.items()}
+    is_there = {role: set(listed(name)) <= set(sample[0]) for role, name in chosen.items()}
+    chosen = {role: name if is_there[role] else near_column(name, sample[0]) for role, name in chosen.items()}
     counts = {name: len({str(record.get(name)) for record in sample}) for name in sample[0]}
     rest = sorted(counts.keys() - set(chosen.values()), key=lambda name: (counts[name] == 1, counts[name], name))
     for role in roles:

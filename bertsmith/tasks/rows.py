@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any
 
-from bertsmith.errors import BadRow, UserError, suggestion
+from bertsmith.errors import BadRow, UserError
 from bertsmith.tasks.records import STDIN, Form, Record, Source, Told, read_records
 
 # Where each role's column is looked for, unless a task or the user names it.
@@ -168,15 +169,16 @@ def named_columns(columns: Columns, names: Mapping[str, tuple[str, ...]], record
 
 def missing_columns(where: str, lacking: Mapping[str, str], record: Record) -> UserError:
     """An error that names all columns that are looked for and not there, and the ones that are."""
-    said = [f"no column {name!r}{near_column(name, record)}" for name in lacking.values()]
+    near = {name: near_column(name, record) for name in lacking.values()}
+    said = [f"no column {name!r}" + (f"; did you mean {other!r}?" if other else "") for name, other in near.items()]
     return UserError(f"{where}: {', '.join(said)}; the columns are: {', '.join(map(str, record))}")
 
 
 def near_column(name: str, record: Record) -> str:
-    """`; did you mean 'x'?`: a name that has this one as a whole word, else a similar one, but no annotator's vote."""
+    """The column that may be meant: one with this name as a whole word, else a similar one, but no annotator's vote."""
     there = [column for column in record if not VOTE.fullmatch(column)]
     whole = [column for column in there if name.lower() in words_of_name(column)]
-    return f"; did you mean {whole[0]!r}?" if whole else suggestion(name, there)
+    return next(iter(whole or get_close_matches(name, there, n=1)), "")
 
 
 def words_of_name(name: str) -> list[str]:
