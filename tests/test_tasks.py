@@ -6,7 +6,7 @@ import pytest
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.examples import shorten
 from bertsmith.tasks.rows import Row
-from bertsmith.tasks.sequences import encode
+from bertsmith.tasks.sequences import answer, encode
 from bertsmith.tasks.task import Limits
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -48,3 +48,19 @@ def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_tim
     config = override(FinetuneConfig("classify"), ["train.hours=0.0008", "train.batch_size=16", "train.epochs=1"])
     finetune(config, world / "run", world / "train.csv", tmp_path / "run", device="cpu")
     assert runlog.read(tmp_path / "run")[-1]["step"] > 3  # an epoch is three steps
+
+
+def test_an_answer_has_every_label_that_is_likelier_than_not() -> None:
+    """A score of its own for each label: they need not add up to 1, and none may be right."""
+    head = HeadConfig("multi", ("a", "b", "c"))
+    found = answer(np.array([0.01, -0.01, 3.0], dtype=np.float32), head)
+    assert found["labels"] == ["a", "c"]
+    assert list(found["scores"].values()) == pytest.approx([1 / (1 + np.exp(-x)) for x in (0.01, -0.01, 3.0)], abs=1e-6)
+    assert answer(np.full(3, -1.0, dtype=np.float32), head)["labels"] == []
+
+
+def test_one_label_has_the_softmax_of_the_scores() -> None:
+    found = answer(np.array([1.0, 2.0, 0.0], dtype=np.float32), HeadConfig("single", ("a", "b", "c")))
+    chances = np.exp([1, 2, 0]) / np.exp([1, 2, 0]).sum()
+    assert (found["label"], found["score"]) == ("b", pytest.approx(chances[1]))
+    assert found["scores"] == {name: pytest.approx(chance) for name, chance in zip("abc", chances, strict=True)}
