@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from bertsmith import __version__
-from bertsmith.commands import answer, convert, paper, states, text, train
+from bertsmith.commands import answer, convert, paper, push, states, text, train
 from bertsmith.errors import Interrupted, UserError
 
 LOST = (
@@ -35,6 +35,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "embed": answer.embed,
     "features": states.features,
     "convert": convert.convert,
+    "push": push.push,
     "verify resume": train.verify_resume,
     "glue": train.glue,
     "report": answer.report,

@@ -19,19 +19,21 @@ from torch import Tensor
 
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing, writes
+from bertsmith.formats.card import CARD, write_card
 from bertsmith.formats.families import OWN_TYPE, family_named
 from bertsmith.formats.hf import NOTES, load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import export_onnx
 from bertsmith.formats.saved_config import CONFIG, config_in, read_config
-from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling, write_pooling
+from bertsmith.formats.sentence_folder import MODULES, Pooling, pooling_kind, read_pooling, write_pooling
 from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
 from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.predictor import Predictor, measure_int8
+from bertsmith.progress import say
 from bertsmith.tasks.reading import read_task
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.verify import need_transformers, parity
+from bertsmith.verify import need_transformers, onnx_parity, parity
 
 Target = Literal["hf", "tf1", "onnx", "sentence-transformers"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -137,9 +139,37 @@ def _check(options: Options, kind: Target, released: bool) -> None:
 
 def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
     """A model folder again: safetensors, in another precision where one is asked for."""
-    load_folder(folder)  # what is written has to open
+    loaded = load_folder(folder)  # what is written has to open
     with new_folder(target, "DST") as work:
-        return _write_model(folder, work, read_config(folder), read_weights(folder), options.dtype)
+        report = _write_model(folder, work, read_config(folder), read_weights(folder), options.dtype)
+        if (folder / MODULES).exists():
+            report |= _keep_pooling(folder, work, loaded.model.encoder.config.hidden_size)
+        _write_card(folder, work)
+    return report
+
+
+def _write_card(folder: Path, work: Path) -> None:
+    """The card of the source, which may name a licence and more, or a new one."""
+    if (folder / CARD).is_file():
+        shutil.copyfile(folder / CARD, work / CARD)
+    else:
+        write_card(work)
+
+
+def _keep_pooling(folder: Path, work: Path, hidden_size: int) -> dict[str, Any]:
+    """Write what `sentence-transformers` adds to a folder, or say that it is left out where we do not compute it."""
+    try:
+        pooling = read_pooling(folder)
+    except UserError as error:
+        say(f"note: the encoder alone is written, without its modules for sentence-transformers: {error}")
+        return {}
+    assert pooling is not None
+    write_pooling(work, pooling, hidden_size)
+    return _facts(pooling)
+
+
+def _facts(pooling: Pooling) -> dict[str, Any]:
+    return {"pooling": pooling.kind, "normalize": pooling.normalize, "max_length": pooling.max_length}
 
 
 def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict[str, Any]:
@@ -165,7 +195,8 @@ def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict
     with new_folder(target, "DST") as work:
         report = _write_model(folder, work, bare, weights, options.dtype)
         write_pooling(work, pooling, loaded.model.encoder.config.hidden_size)
-    return {**report, "pooling": pooling.kind, "normalize": pooling.normalize, "max_length": pooling.max_length}
+        write_card(work)
+    return {**report, **_facts(pooling)}
 
 
 def _write_model(
@@ -232,6 +263,6 @@ def _verify(folder: Path, target: Path, kind: Target, options: Options, scratch:
     if kind == "tf1":
         tf1_to_hf(target, scratch / "back")
         return parity(scratch / "back", folder)
-    if kind == "onnx":  # the export compares itself with our model
-        return parity(folder, folder)
+    if kind == "onnx":
+        return onnx_parity(target, folder)
     return parity(target, folder, DTYPES[options.dtype] if options.dtype else None)

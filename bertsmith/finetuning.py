@@ -15,8 +15,9 @@ from bertsmith.batch import Batch, largest_id, share
 from bertsmith.config import override, to_dict, with_short
 from bertsmith.errors import UserError
 from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
-from bertsmith.formats.hub import find_model
+from bertsmith.formats.hub import find_model, hub_name
 from bertsmith.formats.saved_config import head_in, read_config
 from bertsmith.frozen import STATES, FrozenExamples, check_features, frozen_examples
 from bertsmith.model.encoder import Encoder, init_weights
@@ -196,7 +197,13 @@ def _finetune(
     if "best_step" in scores or task.no_answer:  # another model, or a threshold chosen since
         answered.clear()
     _write_answers(predictor, task, splits, columns, dev_rows, run, answered)
-    finish_run(run, network, save)
+
+    def save_with_card(folder: Path, tensors: Any) -> None:
+        save(folder, tensors)
+        told, train = f"{len(rows):,} labelled rows", to_dict(config)["train"]
+        write_card(folder, data=told, settings=train, scores=final_scores(run), base_model=hub_name(source))
+
+    finish_run(run, network, save_with_card)
     if distributed.is_main():
         shutil.rmtree(run / STATES, ignore_errors=True)
     return {**counts, **scores}

@@ -17,6 +17,7 @@ from bertsmith.data.loader import DataConfig, Loader, split_documents
 from bertsmith.data.segments import segment_source
 from bertsmith.data.shards import Corpus
 from bertsmith.errors import UserError
+from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.micro_batches import MicroBatches
@@ -175,7 +176,13 @@ def _pretrain(
         recordable=can_fuse(config.model, where, dtype),
         title=f"pre-training {config.recipe}",
     )
-    finish_run(run, objective, save)
+
+    def save_with_card(folder: Path, tensors: Any) -> None:
+        save(folder, tensors)
+        told = f"{corpus.manifest.tokens:,} tokens of text"
+        write_card(folder, data=told, settings=to_dict(config)["train"], scores=final_scores(run))
+
+    finish_run(run, objective, save_with_card)
     if missed := not_learnt(config.data, scores):
         say(f"note: {missed}")
     return scores

@@ -27,7 +27,10 @@ from bertsmith.batch import Batch, Example, Padded, collate
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.families import family_named
+from bertsmith.formats.graphs import FLOAT32, INT8
 from bertsmith.formats.hf import Loaded, load_folder
+from bertsmith.formats.onnx import TOLERANCE as GRAPH_TOLERANCE
+from bertsmith.formats.onnx import Exported, open_onnx, session
 from bertsmith.formats.saved_config import CONFIG, pools_last, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Trace
@@ -171,6 +174,47 @@ def parity(ours: str | Path, theirs: str | Path, dtype: torch.dtype | None = Non
     equal = all(found[name] <= TOLERANCE * max(1.0, float(b.abs().max())) for name, (_, b) in pairs.items())
     facts = {"class": type(reference).__name__, "tokens": int(mask.sum()), "tolerance": TOLERANCE}
     return {**facts, "differences": found, "largest_difference": max(found.values()), "equal": equal}
+
+
+@torch.inference_mode()
+def onnx_parity(exported: str | Path, theirs: str | Path) -> dict[str, Any]:
+    """The largest difference between every graph of an ONNX folder, run by ONNX Runtime, and `transformers`.
+
+    Both see the same random tokens. Eight bits have a tolerance of their own.
+    """
+    exported, reference = Path(exported), _reference(Path(theirs), None)
+    described = open_onnx(exported)
+    batch = _random_batch(described.config, packed=False)
+    assert isinstance(batch.layout, Padded)
+    mask = batch.layout.mask
+    inputs = {"input_ids": batch.tokens, "attention_mask": mask.long(), "token_type_ids": batch.segments}
+    expected = _their_outputs(reference, inputs, described)
+    found, equal = dict[str, float](), True
+    for file in (name for name in (FLOAT32, INT8) if (exported / name).exists()):
+        outputs = session(exported / file, threads=1).run(None, {name: t.numpy() for name, t in inputs.items()})
+        for name, values in zip(described.outputs, map(torch.from_numpy, outputs), strict=True):
+            of_tokens = values.shape[:2] == mask.shape
+            ours, reference_values = (t[mask] if of_tokens else t for t in (values, expected[name]))
+            found[f"{file} {name}"] = difference = float((ours - reference_values).abs().max())
+            largest = float(reference_values.abs().max())
+            equal &= difference <= GRAPH_TOLERANCE[file] * (largest if file == INT8 else max(1.0, largest))
+    facts = {"class": type(reference).__name__, "tokens": int(mask.sum()), "tolerance": GRAPH_TOLERANCE[FLOAT32]}
+    return {**facts, "differences": found, "largest_difference": max(found.values()), "equal": equal}
+
+
+def _their_outputs(reference: Any, inputs: dict[str, Tensor], described: Exported) -> dict[str, Tensor]:
+    """What `transformers` gives for each output of a graph, in the graph's form."""
+    if "last_hidden_state" in described.outputs:
+        return {"last_hidden_state": reference.base_model(**inputs).last_hidden_state}
+    if described.head is not None and described.head.kind == "choice":
+        choices = described.head.num_choices or len(inputs["input_ids"])
+        inputs = {name: value.unflatten(0, (-1, choices)) for name, value in inputs.items()}
+    outputs = reference(**inputs)
+    if "start_logits" in outputs:
+        return {"logits": torch.stack([outputs.start_logits, outputs.end_logits], -1)}
+    if "prediction_logits" in outputs:
+        return {"mlm_logits": outputs.prediction_logits, "nsp_logits": outputs.seq_relationship_logits}
+    return {described.outputs[0]: outputs.logits}
 
 
 def _reference(folder: Path, dtype: torch.dtype | None) -> Any:

@@ -22,6 +22,7 @@ from bertsmith.conversion import Options, convert
 from bertsmith.embedder import Embedder
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import load_folder
+from bertsmith.formats.sentence_folder import read_pooling
 from bertsmith.predictor import Predictor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -135,7 +136,7 @@ def test_an_old_file_becomes_a_safe_one(saved, tmp_path):
     (source / "model.safetensors").unlink()
     torch.save(state, source / "pytorch_model.bin")
     convert(source, tmp_path / "out", "hf")
-    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".safetensors", ".txt"}
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".md", ".safetensors", ".txt"}
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert "cls.predictions.decoder.weight" not in weights
     assert all(torch.equal(weight, state[name]) for name, weight in weights.items())
@@ -190,6 +191,34 @@ def test_the_bare_encoder_misses_nothing_in_transformers(variant, saved, tmp_pat
     assert_close(first, second, atol=0, rtol=0)
 
 
+def test_a_sentence_folder_keeps_what_changes_vectors(saved, tmp_path, capsys):
+    library = pytest.importorskip("sentence_transformers")
+    convert(
+        saved("encoder"),
+        tmp_path / "st",
+        "sentence-transformers",
+        Options(pooling="cls", normalize=True, max_length=16),
+    )
+    prompts = {"prompts": {"query": "the fox "}, "default_prompt_name": "query"}
+    (tmp_path / "st" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    texts = [*TEXTS, "dogs bark " * 30]
+    expected = library.SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(texts)
+    report = convert(tmp_path / "st", tmp_path / "hf", "hf")
+    assert (report["pooling"], report["normalize"], report["max_length"]) == ("cls", True, 16)
+    convert(tmp_path / "st", tmp_path / "again", "sentence-transformers")
+    for name in ("hf", "again"):
+        assert read_pooling(tmp_path / name) == read_pooling(tmp_path / "st")
+        found = library.SentenceTransformer(str(tmp_path / name), device="cpu").encode(texts)
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    modules = json.loads((tmp_path / "st" / "modules.json").read_text())
+    dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    (tmp_path / "st" / "modules.json").write_text(json.dumps([*modules, dense]))
+    capsys.readouterr()
+    convert(tmp_path / "st", tmp_path / "alone", "hf")
+    assert "the encoder alone is written, without its modules" in capsys.readouterr().err
+    assert not (tmp_path / "alone" / "modules.json").exists()
+
+
 def their_base(source: Path):
     return transformers.AutoModelForSequenceClassification.from_pretrained(source).base_model
 
@@ -197,11 +226,23 @@ def their_base(source: Path):
 def test_onnx_with_what_int8_costs(world, tmp_path, capsys):
     from bertsmith.finetuning import FinetuneConfig, finetune
 
+    onnx = pytest.importorskip("onnx")
     config = override(FinetuneConfig("classify"), ["train.steps=3", "train.batch_size=8", "data.max_length=32"])
     finetune(config, world / "run", world / "train.csv", tmp_path / "run", device="cpu")
     options = Options(int8=True, data=world / "dev.csv")
     report = convert(tmp_path / "run", tmp_path / "out", "onnx", options, verify=True)
     assert report["parity"]["equal"]
+    differences = report["parity"]["differences"]
+    assert list(differences) == ["model.onnx logits", "model_int8.onnx logits"]
+    assert differences["model.onnx logits"] < 1e-4 < differences["model_int8.onnx logits"]
+    assert "int8 costs" in report["in_words"] or "int8 gains" in report["in_words"]
+    spoilt = onnx.load(tmp_path / "out" / "model.onnx")  # --verify runs the file that was written
+    bias = next(t for t in spoilt.graph.initializer if t.name.endswith("head.output.bias"))
+    bias.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(bias) + 0.1, bias.name))
+    onnx.save(spoilt, tmp_path / "out" / "model.onnx")
+    found = verify.onnx_parity(tmp_path / "out", tmp_path / "run" / "model")
+    assert not found["equal"]
+    assert found["differences"]["model.onnx logits"] == pytest.approx(0.1, abs=1e-3)
     kept = json.loads((tmp_path / "out" / "onnx.json").read_text())
     assert {"model.onnx", "model_int8.onnx"} == set(kept["files"])
     assert {"float32", "int8"} <= set(json.dumps(kept["quality"]).replace('"', " ").split())

@@ -216,7 +216,11 @@ def test_the_loss_of_int8_is_written_into_the_folder(tmp_path, saved, tiny_token
     rows = [Row(t, None, label, "here") for t, label in zip(texts, [wrong, *labels[1:]], strict=True)]
     quality = measure_int8(folder, rows)
     assert quality["float32"]["accuracy"] == pytest.approx(1100 / 12)
-    assert quality["loss"]["accuracy"] == pytest.approx(1100 / 12 - quality["int8"]["accuracy"])
+    cost = 1100 / 12 - quality["int8"]["accuracy"]
+    assert quality["drop"]["accuracy"] == pytest.approx(cost)
+    assert quality["in_words"].startswith(
+        f"int8 {'costs' if cost >= 0 else 'gains'} {abs(cost):.1f} points of accuracy"
+    )
     report = json.loads((folder / "onnx.json").read_text())
     assert report["quality"] == quality
     assert report["files"].keys() == {"model.onnx", "model_int8.onnx"}

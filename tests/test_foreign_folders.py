@@ -100,9 +100,10 @@ def test_the_length_of_a_sentence_folder_may_stand_with_its_tokenizer(tmp_path):
 
 
 HOSTILE = {
-    "hidden size": ({"hidden_size": 10**9, "num_attention_heads": 1}, "asks for .*1000000000"),
-    "layers": ({"num_hidden_layers": 100_000}, "the weights lack bert.encoder.layer.99999"),
-    "very many layers": ({"num_hidden_layers": 10**12}, "num_"),
+    "hidden size": ({"hidden_size": 10**5, "num_attention_heads": 1}, "asks for .*100000"),
+    "very large hidden size": ({"hidden_size": 10**9, "num_attention_heads": 1}, "hidden_size"),
+    "layers": ({"num_hidden_layers": 999}, "the weights lack bert.encoder.layer.998"),
+    "very many layers": ({"num_hidden_layers": 100_000}, "num_"),
     "intermediate size": ({"intermediate_size": 10**18}, "intermediate"),
     "positions": ({"max_position_embeddings": 10**15}, "position"),
     "segments": ({"type_vocab_size": 10**15}, "segments|token_type"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
+from bertsmith.folders import regular_file
 from bertsmith.progress import say
 
 FILES = ["*.json", "*.safetensors", "vocab.txt"]
+PUSHED = [*FILES, "README.md", "*.onnx", "*.onnx.data"]
 OLD_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -26,6 +29,12 @@ def find_model(name: str | Path) -> Path:
     if isinstance(name, str) and _HUB_NAME.fullmatch(name):
         return _download(name)
     raise UserError(f"no such model folder: {name}")
+
+
+def hub_name(folder: Path) -> str:
+    """The name on the hub of a folder in the hub's cache; nothing for other folders."""
+    found = re.search(r"/models--([^/]+)/snapshots/", f"{folder.as_posix()}/")
+    return found[1].replace("--", "/", 1) if found else ""
 
 
 def _in_folder(path: Path) -> Path:
@@ -55,3 +64,59 @@ def _download(name: str) -> Path:
     except Exception as error:  # offline, unknown name, no permission: the hub's errors share no class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{name!r} is no folder here, and the hub gave nothing for it: {reason}") from None
+
+
+def push(
+    folder: str | Path,
+    name: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    token_file: str | Path | None = None,
+) -> dict[str, Any]:
+    """Upload a model folder or a run's model to the Hugging Face hub; gives the address and the files.
+
+    The token is the one of `hf auth login` or `HF_TOKEN`, or the first line of a file.
+    """
+    if not _HUB_NAME.fullmatch(name):
+        raise UserError(f"{name!r} is not a name on the hub; write NAME or OWNER/NAME in letters, digits, - _ and .")
+    if not Path(folder).is_dir():
+        raise UserError(f"no such folder: {folder}")
+    from huggingface_hub import HfApi
+
+    from bertsmith.formats.hf import load_folder
+
+    found = find_model(folder)
+    if not any(found.glob("*.onnx")):
+        load_folder(found)  # what is damaged stays here
+    token = _token(token_file)
+    files = sorted({path.relative_to(found).as_posix() for pattern in PUSHED for path in found.rglob(pattern)})
+    try:
+        api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+        repository = api.create_repo(name, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repository.repo_id, branch=revision, exist_ok=True)
+        message = "Upload a model made with bertsmith"
+        done = api.upload_folder(
+            repo_id=repository.repo_id,
+            folder_path=found,
+            revision=revision,
+            allow_patterns=files,
+            commit_message=message,
+        )
+    except Exception as error:  # offline, no permission, a bad token: the hub's errors share no class
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if token:
+            reason = reason.replace(token, "***")
+        raise UserError(f"the hub did not take {found} as {name!r}: {reason}") from None
+    return {"url": str(repository), "commit": done.oid, "files": files}
+
+
+def _token(path: str | Path | None) -> str | None:
+    """The first line of a file with a token; None leaves it to the hub's library."""
+    if path is None:
+        return None
+    lines = regular_file(path).read_text(encoding="utf-8", errors="replace").split()
+    if not lines:
+        raise UserError(f"--token-file {path} is empty; write the token into its first line")
+    return lines[0]

@@ -26,6 +26,7 @@ from bertsmith.batch import Batch, Padded
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder
+from bertsmith.formats.card import write_card
 from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, in_terms_of_bert
 from bertsmith.formats.hf import NOTES, Loaded, Notes, fitting_tokenizer, read_notes
 from bertsmith.formats.saved_config import CONFIG, Model, config_in, config_out, head_in, read_config
@@ -172,9 +173,12 @@ def session(path: Path, threads: int | None = None) -> Any:
 
 
 def write_quality(folder: Path, task: str, rows: int, scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Add to `onnx.json` what a task's scores are by precision, and what int8 loses of each."""
-    loss = {name: scores["float32"][name] - scores["int8"][name] for name in scores["float32"]}
-    quality = {"task": task, "rows": rows, **{name: dict(values) for name, values in scores.items()}, "loss": loss}
+    """Add to `onnx.json` what a task's scores are by precision, and how many points of each int8 costs."""
+    drop = {name: scores["float32"][name] - scores["int8"][name] for name in scores["float32"]}
+    told = [f"{'costs' if value >= 0 else 'gains'} {abs(value):.1f} points of {name}" for name, value in drop.items()]
+    words = f"int8 {', '.join(told)} on {rows} rows"
+    precisions = {name: dict(values) for name, values in scores.items()}
+    quality = {"task": task, "rows": rows, **precisions, "drop": drop, "in_words": words}
     report = read_json(folder / REPORT)
     with new_file(folder / REPORT) as work:
         _write_json(work, {**report, "quality": quality})
@@ -322,6 +326,7 @@ def _write_description(loaded: Loaded, folder: Path, encoder_alone: bool) -> Non
     _write_json(folder / NOTES, {name: value for name, value in asdict(loaded.notes).items() if name != "kept"})
     positions = loaded.model.encoder.config.max_positions
     loaded.tokenizer.save(folder, loaded.tokenizer.length_within(positions))
+    write_card(folder)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from tokenizers import models
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
+from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import NOTES
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import CONFIG, config_in, read_config
@@ -56,6 +57,7 @@ def tf1_to_hf(
         weights = checkpoint.weights
         forms = {name: ("float32", list(shape)) for name, shape in weights.shapes.items()}
         write_safetensors(work / WEIGHTS, forms, lambda name: weights[name].astype("<f4", copy=False).data)
+        write_card(work)
     notes = [*checkpoint.report["notes"], f"do_lower_case is {str(lowercase).lower()}: {reason}"]
     return {**checkpoint.report, "do_lower_case": lowercase, "notes": notes}
 

@@ -1,0 +1,31 @@
+"""The command that publishes a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertsmith.commands.options import Json, show
+
+
+def push(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A model folder or a finished run")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name on the hub: NAME or OWNER/NAME")],
+    private: Annotated[bool, typer.Option("--private", help="Only you and your organisation see it")] = False,
+    revision: Annotated[str | None, typer.Option("--revision", help="A branch, made where it is new")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the token; else HF_TOKEN or `hf auth login`")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Upload a model folder with its model card to the Hugging Face hub.
+
+    \b
+    Example: bertsmith push runs/classifier me/support-topics --private
+    """
+    from bertsmith.formats.hub import push as function
+
+    found = function(folder, name, private=private, revision=revision, token_file=token_file)
+    show(found, as_json)

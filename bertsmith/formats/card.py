@@ -1,0 +1,118 @@
+"""The model card of a folder: a `README.md` that the Hugging Face hub shows, and its front matter for search.
+
+It is made of what the folder and its run say, without times, paths or names of machines, so the same run gives the same
+bytes. A licence and a language are left to the person who publishes the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.config import read_json
+
+CARD = "README.md"
+PIPELINES = {  # the end of a class's name, and what the hub calls such models
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "FeatureTagger": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+    "LMHeadModel": "text-generation",
+    "ForCausalLM": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForPreTraining": "fill-mask",
+}
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+SETTINGS = ("steps", "epochs", "hours", "batch_size", "learning_rate", "optimizer", "precision", "seed")
+
+
+def write_card(
+    folder: Path,
+    *,
+    data: str = "",
+    settings: Mapping[str, Any] | None = None,
+    scores: Mapping[str, float | None] | None = None,
+    base_model: str = "",
+) -> None:
+    """Write the card of a model folder; scores are from 0 to 100, `base_model` is a hub name or nothing."""
+    config = read_json(folder / "config.json")
+    notes = read_json(folder / "bertsmith.json") if (folder / "bertsmith.json").exists() else {}
+    trained = {name: settings[name] for name in SETTINGS if settings and settings.get(name) is not None}
+    text = card(config, notes, _library(folder, config), data, trained, scores or {}, base_model)
+    (folder / CARD).write_text(text, encoding="utf-8")
+
+
+def card(
+    config: Mapping[str, Any],
+    notes: Mapping[str, Any],
+    library: str,
+    data: str,
+    settings: Mapping[str, Any],
+    scores: Mapping[str, float | None],
+    base_model: str,
+) -> str:
+    """The text of a card."""
+    architecture = str((config.get("architectures") or ["BertModel"])[0])
+    pipeline = next((tag for end, tag in PIPELINES.items() if architecture.endswith(end)), "feature-extraction")
+    pipeline = "sentence-similarity" if library == "sentence-transformers" else pipeline
+    front = [f"library_name: {library}", f"pipeline_tag: {pipeline}", "tags:", "- bertsmith"]
+    if HUB_NAME.fullmatch(base_model):
+        front.append(f"base_model: {base_model}")
+    if metrics := [f"- {name}" for name in scores if re.fullmatch(r"\w+", name)]:
+        front += ["metrics:", *metrics]
+    facts = {
+        "Class": f"`{architecture}`",
+        "Task": notes.get("task"),
+        "Recipe": notes.get("recipe"),
+        "Starts from": base_model,
+        "Layers, hidden size": f"{config.get('num_hidden_layers', '')}, {config.get('hidden_size', '')}",
+        "Vocabulary": config.get("vocab_size"),
+        "Longest input": notes.get("max_length") or config.get("max_position_embeddings"),
+        "Labels": ", ".join(map(str, (config.get("id2label") or {}).values())),
+        "Data": data,
+    }
+    parts = ["---", *front, "---", "", "# Model card", "", "Made with bertsmith.", ""]
+    parts += _table(("", ""), {name: value for name, value in facts.items() if value})
+    if settings:
+        parts += ["", "## Training", "", *_table(("setting", "value"), settings)]
+    if scores:
+        shown = {name: "–" if value is None else f"{value:.4g}" for name, value in scores.items()}
+        parts += ["", "## Scores on held-out data", "", *_table(("metric", "value"), shown)]
+    parts += ["", "## Use", "", *_use(library, architecture)]
+    if notes.get("remark"):
+        parts += ["", f"Note: {notes['remark']}."]
+    return "\n".join(parts) + "\n"
+
+
+def _library(folder: Path, config: Mapping[str, Any]) -> str:
+    """The library that opens a folder."""
+    if (folder / "modules.json").exists():
+        return "sentence-transformers"
+    if (folder / "model.onnx").exists() or not (folder / "model.safetensors").exists():
+        return "onnx"
+    return "bertsmith" if str(config.get("model_type", "")).startswith("bertsmith") else "transformers"
+
+
+def _table(header: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
+    cells = [tuple(re.sub(r"\s+", " ", str(cell)).replace("|", "\\|") for cell in row) for row in rows.items()]
+    return [f"| {' | '.join(row)} |" for row in (header, ("---", "---"), *cells)]
+
+
+def _use(library: str, architecture: str) -> list[str]:
+    """How a program opens the folder."""
+    ours = ["```python", "import bertsmith", "", 'model = bertsmith.Predictor.load("FOLDER")', "```"]
+    if library == "sentence-transformers":
+        opened = ["from sentence_transformers import SentenceTransformer", "", 'model = SentenceTransformer("FOLDER")']
+    elif library == "transformers":
+        opened = [
+            f"from transformers import AutoTokenizer, {architecture}",
+            "",
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            f'model = {architecture}.from_pretrained("FOLDER")',
+        ]
+    else:
+        return ["`FOLDER` is this folder or its name on the hub.", "", *ours]
+    return ["`FOLDER` is this folder or its name on the hub.", "", "```python", *opened, "```", "", "Or:", "", *ours]
