@@ -172,6 +172,41 @@ def test_an_error_of_the_first_process_ends_all(world: Path, tmp_path: Path) -> 
     assert "Connection" not in said  # the other process knows why
 
 
+@pytest.mark.slow
+def test_a_killed_process_is_one_line_of_the_others(world: Path, tmp_path: Path) -> None:
+    agent = torchrun(command(world, tmp_path / "run", [*SETTINGS, "train.steps=100000"]))
+    wait_until(lambda: checkpoints(tmp_path / "run"), agent)
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+    if not children.exists():
+        agent.kill()
+        pytest.skip("Linux lists the children of a process")
+    os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
+    said = agent.communicate(timeout=120)[1]
+    assert agent.returncode != 0
+    assert said.count("error: process 0 has lost another process of the run") == 1
+    assert f"{ROOT}/bertsmith" not in said  # nor a traceback of ours
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_are_saved_on_sigterm(world: Path, tmp_path: Path) -> None:
+    """As on Ctrl-C: what has begun is saved, and the same command resumes it."""
+    flags = ["train.steps=4000", "train.batch_size=8", "data.max_length=16"]
+    program = [sys.executable, "-m", "bertsmith", "finetune", "classify", "--model", str(world / "run")]
+    program += ["--data", str(world / "train.csv"), "--dev", str(world / "dev.csv"), "--out", str(tmp_path / "out")]
+    program += ["--device", "cpu", "--seeds", "2", "--jobs", "2", *(p for flag in flags for p in ("--set", flag))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
+    runs = [tmp_path / "out" / f"seed-{seed}" for seed in (1, 2)]
+    wait_until(lambda: all(last_step(run) for run in runs), process, 180)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 143
+    assert said.splitlines()[-1] == "stopped; runs that had begun are saved. The same command with --resume goes on"
+    assert "leaked" not in said
+    assert "Traceback" not in said
+    assert all(latest_checkpoint(run) for run in runs)
+
+
 POISONED = """
 import os
 from bertsmith.cli import main
