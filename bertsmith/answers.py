@@ -136,6 +136,7 @@ def predict_text(
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
     (answer,) = predictor.predict([(text, pair) if pair else text])
     say_shortened(predictor.shortened, predictor.max_length)
+    say_unknown(predictor.unknowns)
     return trimmed(answer, n_best)
 
 

@@ -22,6 +22,7 @@ from bertsmith.answers import predict, predict_file
 from bertsmith.errors import UserError
 from bertsmith.tasks.rows import Columns, read_rows
 from bertsmith.tasks.task import find_task
+from bertsmith.text.unknown import Unknowns
 
 LABELS = ("files", "numbers")
 
@@ -30,7 +31,7 @@ class Stub:
     """Answers by the length of the text, and remembers how many rows each window had."""
 
     columns, shortened, max_length, task, members = Columns(), 0, 16, find_task("classify"), ()
-    engine = "stub"
+    engine, unknowns = "stub", Unknowns(None)  # nothing is tokenised
 
     def __init__(self, folder: Path, fail_after: int | None = None) -> None:
         self.folders, self.fail_after, self.windows = (folder,), fail_after, []
