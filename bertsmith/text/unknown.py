@@ -62,5 +62,5 @@ def likely_cause(tokenizer: Tokenizer) -> str:
         )
     if not tokenizer.lowercase and not capitals:
         return f'the tokenizer keeps capitals, but its vocabulary has none; set "do_lower_case": true {change}'
-    fix = "train one on it: bertsmith tokenizer train"
+    fix = "train one on it, or a larger one: bertsmith tokenizer train"
     return f"the vocabulary does not fit this text (another language or script?); {fix}"
