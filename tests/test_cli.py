@@ -461,7 +461,12 @@ def test_no_mask_to_fill_and_a_model_that_cannot(refused, run_command, world: Pa
         "finetune", "classify", "--model", world / "run", "--data", world / "train.csv", "--out", tmp_path / "o",
         "--set", "train.steps=1",
     )  # fmt: skip
-    refused("fill", tmp_path / "o", "a [MASK]", says="was fine-tuned and cannot fill masks")
+    refused(
+        "fill",
+        tmp_path / "o",
+        "a [MASK]",
+        says="has no masked-word head (it was fine-tuned for classify), so it cannot fill masks",
+    )
 
 
 def test_a_hub_name_goes_through_the_hub(run_command, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
