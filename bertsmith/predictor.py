@@ -246,9 +246,13 @@ class Predictor:
         if top < 1:
             raise UserError(f"--top {top} must be at least 1")
         if not self._fills or any(name.startswith("masked_lm.") for name in self.missing):
-            trained = f" (it was fine-tuned for {self.task.name})" if self._head is not None else ""
+            why = ""
+            if self._head is not None:
+                why = f" (it was fine-tuned for {self.task.name})"
+            elif self.config.direction != "both":
+                why = " (it reads in one direction)"
             raise UserError(
-                f"{self.folder} has no masked-word head{trained}, so it cannot fill masks; give a model that was "
+                f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give a model that was "
                 "pre-trained on masked words"
             )
         ids = self.tokenizer.encode([text], special=True)[0]

@@ -346,7 +346,7 @@ def test_no_answer_comes_out_of_weights_that_were_never_trained(their_folder):
     with pytest.raises(UserError, match="has no weights for head"):
         list(Predictor.load(folder, "cpu").predict(["a text"]))
     edit_config(folder, architectures=["BertModel"])
-    with pytest.raises(UserError, match="has no weights for masked_lm"):
+    with pytest.raises(UserError, match="has no masked-word head"):
         Predictor.load(folder, "cpu").fill("a [MASK]")
 
 
