@@ -45,7 +45,7 @@ def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_tim
     from bertsmith.finetuning import FinetuneConfig, finetune
     from bertsmith.training import runlog
 
-    config = override(FinetuneConfig("classify"), ["train.hours=0.0008", "train.batch_size=16", "train.epochs=1"])
+    config = override(FinetuneConfig("classify"), ["train.batch_size=16", "train.epochs=1", "train.hours=0.0008"])
     finetune(config, world / "run", world / "train.csv", tmp_path / "run", device="cpu")
     assert runlog.read(tmp_path / "run")[-1]["step"] > 3  # an epoch is three steps
 

@@ -28,7 +28,7 @@ from bertsmith.tasks.examples import Examples
 from bertsmith.training import checkpoint, fit, runlog
 from bertsmith.training.ahead import made_ahead
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.passes import gradients, update
+from bertsmith.training.passes import gradients, seed_dropout, update
 from bertsmith.training.run import read_checked, write_checked
 from bertsmith.training.schedule import rate_share
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
@@ -138,6 +138,14 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch() -> None:
     assert loss(1, 2) == loss(1, 2)
     assert loss(1, 2) != loss(1, 3)
     assert loss(1, 2) != loss(2, 2)
+
+
+def test_every_micro_batch_of_a_step_drops_other_elements() -> None:
+    config, drawn = TrainConfig(steps=9), []
+    for number in (0, 1, 0):
+        seed_dropout(config, 2, number)
+        drawn.append(torch.rand(8).tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 def test_no_decay_on_biases_and_norms() -> None:
