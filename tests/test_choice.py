@@ -110,7 +110,7 @@ def test_a_model_learns_to_choose(world: Path, tmp_path: Path, form: str) -> Non
     assert evaluate(tmp_path / "run", dev, device="cpu")["accuracy"] == scores["accuracy"]
     predictor = Predictor.load(tmp_path / "run", "cpu")
     answers = list(predictor.predict_rows(rows))
-    assert np.mean([a["choice"] == r.label for a, r in zip(answers, rows, strict=True)]) == scores["accuracy"]
+    assert 100 * np.mean([a["choice"] == r.label for a, r in zip(answers, rows, strict=True)]) == scores["accuracy"]
     (alone,) = predictor.predict_rows(rows[:1])  # scores do not depend on what else is asked
     assert alone["scores"] == pytest.approx(answers[0]["scores"], abs=1e-5)
     if task == "swag":

@@ -244,7 +244,7 @@ def test_an_embedder_is_loaded_and_called(folder):
 def test_vectors_that_are_no_numbers_are_refused(folder, texts, tmp_path):
     embedder = Embedder.load(folder, "cpu")
     with torch.no_grad():
-        embedder.encoder.layers[-1].feed_forward.outer.bias[3] = float("nan")
+        embedder.engine.model.encoder.layers[-1].feed_forward.outer.bias[3] = float("nan")
     with pytest.raises(UserError, match="vectors that are not finite numbers"):
         embedder(TEXTS)
 

@@ -172,7 +172,7 @@ def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path
         predict(tmp_path / "run", tmp_path, tmp_path / "submission", device="cpu")
     with pytest.raises(UserError, match="has no file of mnli that its server asks for"):
         predict(tmp_path / "run", tmp_path / "run", tmp_path / "other", device="cpu")
-    with pytest.raises(UserError, match="--keep, --text and --pair are for files"):
+    with pytest.raises(UserError, match="--keep, --text, --pair and --n-best are for files"):
         predict(tmp_path / "run", tmp_path, tmp_path / "other", keep=["index"], device="cpu")
     assert not (tmp_path / "other").exists()
 

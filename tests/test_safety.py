@@ -348,7 +348,7 @@ def only_plain_files(run: Path) -> None:
         elif file.suffix == ".jsonl":
             [json.loads(line) for line in file.read_text().splitlines()]
         else:
-            assert file.is_dir() or (file.suffix == ".txt" and b"\0" not in file.read_bytes()), file
+            assert file.is_dir() or (file.suffix in (".txt", ".md") and b"\0" not in file.read_bytes()), file
 
 
 def test_a_run_holds_no_pickle(whole: Path) -> None:
