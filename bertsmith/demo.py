@@ -18,6 +18,7 @@ from bertsmith import page
 from bertsmith.data.build import build_corpus
 from bertsmith.data.vocabulary import train_tokenizer
 from bertsmith.demo_text import AREAS, DemoText, Description, collect
+from bertsmith.errors import Interrupted
 from bertsmith.finetune_settings import FinetuneConfig
 from bertsmith.finetuning import finetune
 from bertsmith.folders import refuse_existing, writes
@@ -101,7 +102,15 @@ def write_text(out: str | Path) -> DemoText:
 @writes()
 def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
     """Vocabulary, corpus, pre-training, fine-tuning from it and from random weights, masks, and a report page."""
-    out, began = Path(out), time.monotonic()
+    try:
+        return _demo(Path(out), as_json)
+    except Interrupted as stop:
+        stop.advice = f"The demo cannot be resumed: remove {out}, and start it again"
+        raise
+
+
+def _demo(out: Path, as_json: bool) -> DemoResult:
+    began = time.monotonic()
     say(f"The whole path on the documentation that Python carries; at most {WIDEST} minutes on two cores.")
     text = write_text(out)
     train_tokenizer([out / "text.txt"], out / "tokenizer", vocab_size=4000)

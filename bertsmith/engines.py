@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch, Example, Packed, collate
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import NotFinite, UserError, suggestion
 from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, graph_file, graph_inputs, score_outputs, state_output
 from bertsmith.formats.onnx import Exported, has_vnni, session
 from bertsmith.formats.saved_config import Model
@@ -175,7 +175,7 @@ class Together:
 def refuse_not_finite(scores: Sequence[NDArray[Any]], what: str, folder: Path, engine: Engine) -> None:
     """Refuse scores or vectors with NaN or infinity in them: they are no answer, and no JSON either."""
     if not all(np.isfinite(each).all() for each in scores):
-        raise UserError(
+        raise NotFinite(
             f"{folder} gives {what} that are not finite numbers ({engine!r}): its weights are damaged, or too large "
             "for this precision"
         )

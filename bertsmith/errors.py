@@ -20,6 +20,10 @@ class BadRow(UserError):
     """A row that cannot be used, while the others of its file can be."""
 
 
+class NotFinite(UserError):
+    """Scores or vectors with NaN or infinity in them."""
+
+
 class Diverged(UserError):
     """A run whose losses stay bad: with other settings it may do well."""
 

@@ -17,6 +17,7 @@ from bertsmith.errors import UserError
 from bertsmith.folders import new_folder, writes
 from bertsmith.formats.hub import find_model
 from bertsmith.progress import progress_bar, say
+from bertsmith.text.safe import SafeTexts
 from bertsmith.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def extend(
     folder, is_model = find_tokenizer(source)
     tokenizer = Tokenizer.load(folder)
     vocabulary = _Vocabulary.of(tokenizer, folder)
+    safe = SafeTexts()
+    words = [safe.text(word, "the given words") for word in words]
+    safe.say()
     with new_folder(out) as work:
         given, passed_over = vocabulary.choose(words)
         found = vocabulary.most_useful(texts, count, given) if texts else []

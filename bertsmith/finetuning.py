@@ -13,7 +13,7 @@ import torch
 from bertsmith import draws
 from bertsmith.batch import Batch, largest_id, share
 from bertsmith.config import override, to_dict, with_short
-from bertsmith.errors import UserError
+from bertsmith.errors import Diverged, NotFinite, UserError
 from bertsmith.finetune_settings import FinetuneConfig
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
@@ -229,7 +229,7 @@ def evaluate(
     scores: dict[str, float] = {}
     head, predictor.shortened = predictor.head, 0
     for prefix, rows in dev_rows.items():
-        answers = list(predictor.predict_rows(rows))
+        answers = _answers(predictor, rows)
         noticed[prefix], answered[prefix] = same_answer(rows, answers, head), answers
         if task.head == "span" and task.no_answer:
             threshold = choose_threshold(task, rows, answers)
@@ -237,6 +237,17 @@ def evaluate(
         found = KINDS[head.kind].score(predictor.task, rows, answers, head, predictor.limits)
         scores |= {f"{prefix}_{name}" if prefix else name: value for name, value in found.items()}
     return scores
+
+
+def _answers(predictor: Predictor, rows: list[Row]) -> list[dict[str, Any]]:
+    """What the model in training answers; where its scores are not finite, the run has diverged."""
+    try:
+        return list(predictor.predict_rows(rows))
+    except NotFinite:
+        raise Diverged(
+            "the model's scores of dev or test rows are not finite numbers: training has diverged. Lower "
+            "train.learning_rate or raise train.warmup"
+        ) from None
 
 
 def _write_answers(
@@ -251,13 +262,13 @@ def _write_answers(
     """What a report shows of the dev rows, and, in `predictions`, the files of GLUE's server and SQuAD's scripts."""
     if not answered:
         predictor.shortened = 0  # until here, the dev rows of an evaluation
-    judged = {name: answered.get(name) or list(predictor.predict_rows(rows)) for name, rows in dev_rows.items()}
+    judged = {name: answered.get(name) or _answers(predictor, rows) for name, rows in dev_rows.items()}
     if judged and distributed.is_main():
         write_judged(run, task, predictor.head, dev_rows, judged)
     for name, paths in splits.official(task).items():
         is_dev = task.head == "span"
         rows = dev_rows[name] if is_dev else list(read_task(task, paths, columns, labelled=False))
-        answers = judged[name] if is_dev else list(predictor.predict_rows(rows))
+        answers = judged[name] if is_dev else _answers(predictor, rows)
         if distributed.is_main():
             write_answers(task, run / "predictions", name, rows, answers)
     if predictor.shortened:

@@ -155,9 +155,11 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.filename is None and errno.errorcode.get(error.errno or 0) in DISK_ERRORS:
             error.filename = str(path)
         raise
-    except Exception as error:  # safetensors has an error of its own, which it writes the system's number into
+    except UserError:
+        raise
+    except Exception as error:  # safetensors and tokenizers have errors of their own, with the system's number in words
         found = re.search(r"\(os error (\d+)\)", str(error))
-        if type(error).__name__ != "SafetensorError" or found is None:
+        if found is None:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -353,3 +354,26 @@ def test_texts_to_be_tagged_are_not_taken_for_columns(tmp_path: Path, content: s
     (tmp_path / "t.txt").write_text(content)
     rows = read_task(find_task("tag"), tmp_path / "t.txt", Columns(), labelled=False)
     assert [row.text for row in rows] == texts
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.conll"])
+def test_a_file_that_is_read_at_once_may_not_change_meanwhile_either(tmp_path, monkeypatch, name: str) -> None:
+    path, real = tmp_path / name, Path.open
+    path.write_text('[{"text": "a", "label": "x"}]\n' if name == "rows.json" else "a B-X\n\nb O\n")
+    task = find_task("classify" if name == "rows.json" else "tag")
+
+    def rows() -> list[Row]:
+        return list(read_task(task, path, Columns(), labelled=True))
+
+    before = rows()
+
+    def opened(self: Path, mode: str = "r", **options):
+        if mode == "rb" and self == path:
+            os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+        return real(self, mode, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", opened)
+        with pytest.raises(UserError, match=rf"{name} was changed while it was read"):
+            rows()
+    assert rows() == before

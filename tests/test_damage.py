@@ -12,7 +12,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from test_training import settings
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from bertsmith import demo as demonstration
 from bertsmith.config import override
 from bertsmith.errors import Diverged, Interrupted, UserError, suggestion
 from bertsmith.finetuning import FinetuneConfig, finetune
@@ -179,6 +182,8 @@ def test_a_full_disk_names_the_output(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left") as caught, new_folder(out):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     assert (caught.value.errno, caught.value.filename) == (28, str(out))
+    with pytest.raises(UserError, match="a line of ours"), new_folder(out):
+        raise UserError("a line of ours (os error 28)")
     with pytest.raises(SafetensorError, match="header too large"), new_folder(out):
         raise SafetensorError("Error while deserializing: header too large")
     with pytest.raises(ConnectionError) as refused, new_file(out):
@@ -187,13 +192,22 @@ def test_a_full_disk_names_the_output(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_safetensors_on_a_full_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda work: save_file({"a": torch.zeros(2_000_000)}, work / "model.safetensors"),
+        lambda work: Tokenizer(WordLevel({str(n): n for n in range(100_000)})).save(str(work / "tokenizer.json")),
+        lambda work: (work / "config.json").write_text("x" * 2_000_000),
+    ],
+    ids=["weights", "tokenizer", "configuration"],
+)
+def test_every_file_of_a_folder_on_a_full_disk(tmp_path: Path, save: Callable[[Path], object]) -> None:
     """A limit on the size of files fails as a full disk does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write() -> None:
         with new_folder(tmp_path / "out") as work:
-            save_file({"a": torch.zeros(2_000_000)}, work / "model.safetensors")
+            save(work)
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
@@ -208,7 +222,7 @@ def test_safetensors_on_a_full_disk(tmp_path: Path) -> None:
 # --- words
 
 
-def test_reproduce_advises_no_option_that_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduce_and_demo_advise_no_option_that_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*arguments) -> None:
         raise Interrupted("stopped after step 3; saved x", 130)
 
@@ -216,6 +230,11 @@ def test_reproduce_advises_no_option_that_it_lacks(tmp_path: Path, monkeypatch: 
     with pytest.raises(Interrupted) as caught:
         tables.reproduce(["table5"], tmp_path / "out", device="cpu")
     assert str(caught.value) == "stopped after step 3; saved x. The same command goes on"
+    monkeypatch.setattr(demonstration, "write_text", stopped)
+    with pytest.raises(Interrupted) as caught:
+        demonstration.demo(tmp_path / "demo")
+    advice = f"The demo cannot be resumed: remove {tmp_path / 'demo'}, and start it again"
+    assert str(caught.value) == f"stopped after step 3; saved x. {advice}"
     assert str(Interrupted("stopped", 130)) == "stopped. The same command with --resume goes on"
 
 

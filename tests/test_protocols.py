@@ -5,11 +5,13 @@ import shutil
 from pathlib import Path
 from statistics import mean, median, stdev
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
 from bertsmith import protocols
 from bertsmith.config import override
+from bertsmith.engines import TorchEngine
 from bertsmith.errors import Diverged, UserError
 from bertsmith.finetuning import FinetuneConfig
 from bertsmith.predictor import Predictor
@@ -134,6 +136,27 @@ def test_a_run_that_fails_is_said_and_counts_in_no_figure(world, tmp_path, monke
     failing = {1, 2}
     with pytest.raises(UserError, match="no run has reached its end; seed-2: the loss was bad"):
         many(world, tmp_path / "none", seeds=2)
+
+
+def test_scores_that_are_not_finite_on_dev_fail_one_run_and_not_the_others(world, tmp_path, monkeypatch) -> None:
+    real, tuned = TorchEngine.run, []
+
+    def run(self, examples):
+        scores = real(self, examples)
+        return [np.full_like(each, np.nan) for each in scores] if len(tuned) == 1 else scores
+
+    def finetune(config, *arguments, **options):
+        tuned.append(config.train.seed)
+        return real_finetune(config, *arguments, **options)
+
+    real_finetune = protocols.finetune
+    monkeypatch.setattr(TorchEngine, "run", run)
+    monkeypatch.setattr(protocols, "finetune", finetune)
+    summary = many(world, tmp_path / "out", seeds=2)
+    assert tuned == [1, 2]
+    assert [failed["folder"] for failed in summary["failed"]] == ["seed-1"]
+    assert "not finite numbers: training has diverged" in summary["failed"][0]["why"]
+    assert summary["best"]["folder"] == "seed-2"
 
 
 def test_a_model_of_the_same_task_brings_its_output_layer_along(world, tmp_path) -> None:

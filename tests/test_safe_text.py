@@ -10,6 +10,7 @@ import pytest
 from bertsmith.cli import main
 from bertsmith.data.build import build_corpus
 from bertsmith.data.readers import Documents
+from bertsmith.extend import extend
 from bertsmith.predictor import Predictor
 from bertsmith.tasks.conll import read_conll
 from bertsmith.tasks.rows import Columns, read_rows
@@ -101,3 +102,10 @@ def test_a_path_that_is_not_utf8_is_named(tmp_path: Path, monkeypatch, capfd) ->
         main()
     assert stop.value.code == 2
     assert capfd.readouterr().err == "error: no such file: /\\udcff/nowhere\n"
+
+
+def test_words_for_a_vocabulary(world: Path, tmp_path: Path, capfd) -> None:
+    facts = extend(world / "tok", tmp_path / "out", words=["mono\ud83dtonic", "isoto\0pic"])
+    assert facts["words"] == ["monotonic", "isotopic"]
+    assert "replaced 2 characters" in (said := capfd.readouterr().err)
+    assert "the first in the given words" in said

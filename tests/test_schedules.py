@@ -17,7 +17,6 @@ from bertsmith.recipes import recipe
 from bertsmith.training import checkpoint, fit, runlog
 from bertsmith.training.schedule import Course, rate_share
 from bertsmith.training.settings import TrainConfig
-from bertsmith.training.speed import Meter
 
 
 def shares(total: int, **changes) -> np.ndarray:
@@ -94,18 +93,6 @@ def test_epochs_take_the_place_of_a_recipes_steps(world: Path, tmp_path: Path) -
 
 
 CLOCK = ["train.hours=0.001", "train.save_every=1000", "data.long_length=48", "data.long_share=0.4"]  # 3.6 s
-
-
-@pytest.fixture
-def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step takes a twenty-fifth of a second, however busy the machine is."""
-
-    def elapsed(course: Course) -> float:
-        first = course.__dict__.setdefault("first", course.step)  # of this process
-        return course.before + (course.step - first) / 25
-
-    monkeypatch.setattr(Course, "elapsed", property(elapsed))
-    monkeypatch.setattr(Meter, "seconds", property(lambda meter: meter.steps / 25))
 
 
 def check_clock(run: Path) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bertsmith.answers import evaluate
 from bertsmith.batch import IGNORE
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetuning import FinetuneConfig, finetune
-from bertsmith.formats.hf import load_folder
+from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.model.heads import HeadConfig
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.predictor import Predictor
@@ -300,3 +301,22 @@ def test_lines_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("\n\n")
     with pytest.raises(UserError, match="is empty"):
         list(read_conll(tmp_path / "t.txt", labelled=True))
+
+
+def test_a_tagger_that_was_saved_with_the_kind_first_is_scored_like_any_other(world, tmp_path) -> None:
+    """Older versions kept the names of Naver's files as they were."""
+    (tmp_path / "naver.txt").write_text("Ada PER-B\nLovelace PER-I\nmet -\nBob PER-B\n\nLondon LOC-B\n. -\n")
+    (tmp_path / "bio.txt").write_text("Ada B-PER\nLovelace I-PER\nmet O\nBob B-PER\n\nLondon B-LOC\n. O\n")
+    found = []
+    for name, labels in {
+        "new": ("O", "B-LOC", "B-PER", "I-PER"),
+        "old": ("-", "LOC-B", "PER-B", "PER-I"),
+    }.items():
+        torch.manual_seed(1)
+        loaded = load_folder(world / "run" / "model", HeadConfig("tags", labels))
+        save_folder(tmp_path / name, loaded.model, loaded.tokenizer, Notes("tag", {}, 32))
+        for gold in ("naver.txt", "bio.txt"):
+            found.append(evaluate(tmp_path / name, tmp_path / gold, device="cpu"))
+    assert found == [found[0]] * 4
+    assert {"f1", "precision", "recall", "accuracy"} <= found[0].keys()
+    assert list(found[0]["per_class"]) == ["LOC", "PER"]

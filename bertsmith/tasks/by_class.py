@@ -10,7 +10,7 @@ from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.conll import to_bio
 from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import labels_of, target
-from bertsmith.tasks.tagging import entity_words, tags_of
+from bertsmith.tasks.tagging import bio_labels, entity_words, tags_of
 
 ClassScores = dict[str, dict[str, float | None]]
 Item = tuple[Any, str]  # where something is, and its class
@@ -23,10 +23,10 @@ def by_class(head: HeadConfig, rows: Sequence[Row], answers: Sequence[Mapping[st
     if head.kind != "tags":
         return {}
     gold, predicted = [tags_of(row) for row in rows], [to_bio(answer["tags"]) for answer in answers]
-    types = sorted({label[2:] for label in head.labels if label[:2] in ("B-", "I-")})
+    types = sorted({label[2:] for label in bio_labels(head) if label[:2] in ("B-", "I-")})
     if types:
         return _scores(types, _entities(gold), _entities(predicted))
-    return _scores(head.labels, _words(gold), _words(predicted))
+    return _scores(bio_labels(head), _words(gold), _words(predicted))
 
 
 def _gold_labels(head: HeadConfig, rows: Iterable[Row]) -> Iterator[Item]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
-from bertsmith.tasks.records import decoded
+from bertsmith.tasks.records import decoded, unchanged
 from bertsmith.tasks.rows import Row
 from bertsmith.text.safe import SafeTexts
 
@@ -52,23 +52,24 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
     begin = width = 0
     numbered: bool | None = None  # whether a word's number stands before it; the first sentence tells
     safe = SafeTexts()
-    with path.open("rb") as file:
-        for number, raw in enumerate([*decoded(file, str(path)), ""], 1):
-            line = safe.text(raw, f"{path}, line {number}")
-            fields = _fields(line)
-            if not line.strip():
-                if words:
-                    numbered = _counts(words) if numbered is None else numbered
-                    yield _sentence(words, int(numbered), f"{path}, line {begin}", labelled)
-                words = []
-                continue
-            begin = begin if words else number
-            width = width or len(fields)
-            if len(fields) != width and fields[0] != DOCUMENT:
-                raise UserError(f"{path}, line {number}: {len(fields)} columns, where the lines before have {width}")
-            if labelled and len(fields) < 2:
-                raise UserError(f"{path}, line {number}: a word without a tag: {line.strip()!r}")
-            words.append([field.strip() for field in fields])
+    with unchanged(path) as file:
+        lines = [*decoded(file, str(path)), ""]
+    for number, raw in enumerate(lines, 1):
+        line = safe.text(raw, f"{path}, line {number}")
+        fields = _fields(line)
+        if not line.strip():
+            if words:
+                numbered = _counts(words) if numbered is None else numbered
+                yield _sentence(words, int(numbered), f"{path}, line {begin}", labelled)
+            words = []
+            continue
+        begin = begin if words else number
+        width = width or len(fields)
+        if len(fields) != width and fields[0] != DOCUMENT:
+            raise UserError(f"{path}, line {number}: {len(fields)} columns, where the lines before have {width}")
+        if labelled and len(fields) < 2:
+            raise UserError(f"{path}, line {number}: a word without a tag: {line.strip()!r}")
+        words.append([field.strip() for field in fields])
     safe.say()
     if not width:
         raise UserError(f"{path} is empty: it holds no rows")
@@ -111,16 +112,21 @@ def to_bio(tags: Iterable[Any]) -> list[str]:
     """Tags in which every entity begins with B: IOB1 (B only between neighbours), BIO, BIOES and Naver's are read."""
     found: list[str] = []
     before = "O"
-    for tag in map(str, tags):
-        head, dash, kind = tag.partition("-")
-        if head not in ("B", "I", *BEGINS) and (match := KIND_FIRST.fullmatch(tag)):
-            head, dash, kind = match[2], "-", match[1]
-        elif tag == "-":
-            tag = "O"
-        if dash and head in ("B", "I", *BEGINS):
-            head = BEGINS.get(head, head)
-            goes_on = head == "I" and before in (f"B-{kind}", f"I-{kind}")
-            tag = f"{'I' if goes_on else 'B'}-{kind}"
+    for tag in map(bio_name, tags):
+        kind = tag.removeprefix("I-")
+        if kind != tag and before not in (f"B-{kind}", tag):
+            tag = f"B-{kind}"
         found.append(tag)
         before = tag
     return found
+
+
+def bio_name(tag: Any) -> str:
+    """The name of one tag in BIO, whatever stands before it."""
+    tag = str(tag)
+    head, dash, kind = tag.partition("-")
+    if head not in ("B", "I", *BEGINS) and (match := KIND_FIRST.fullmatch(tag)):
+        return f"{match[2]}-{match[1]}"
+    if tag == "-":
+        return "O"
+    return f"{BEGINS.get(head, head)}-{kind}" if dash and head in BEGINS else tag

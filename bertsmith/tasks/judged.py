@@ -24,6 +24,7 @@ from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import target
 from bertsmith.tasks.spans import answers_of
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
+from bertsmith.tasks.tagging import tags_of
 from bertsmith.tasks.task import KINDS
 
 FILE = "dev_predictions.parquet"
@@ -82,8 +83,7 @@ def judge(task: Task, head: HeadConfig, row: Row, answer: Mapping[str, Any]) -> 
     elif head.kind == "multi":
         judged = _several(head, row, answer)
     elif head.kind == "tags":
-        tags = [head.labels[i] for i in KINDS["tags"].check(row, head)]
-        judged = _line(tags, answer["tags"], answer["scores"])
+        judged = _line(tags_of(row), answer["tags"], answer["scores"])
     elif head.kind == "span":
         judged = _answer(task, row, answer)
         text["pair"] = _around(row, answer)

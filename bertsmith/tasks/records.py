@@ -10,6 +10,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -91,13 +92,20 @@ def _records(path: Source, form: Form) -> Iterator[Placed]:
 
 
 def _opened(path: Path, told: Told, records: Callable[[Iterator[str]], Iterator[Placed]]) -> Iterator[Placed]:
-    """The records of a file of lines, with word of how far it has been read."""
-    before = path.stat()
-    size = max(1, before.st_size)
-    with path.open("rb") as file:
+    """The records of a file of lines; `told` hears how far it has been read."""
+    size = max(1, path.stat().st_size)
+    with unchanged(path) as file:
         for record in records(decoded(file, str(path))):
             told(min(1.0, file.tell() / size))
             yield record
+
+
+@contextmanager
+def unchanged(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read it in this block; it is an error if the file was changed in the meantime."""
+    before = path.stat()
+    with path.open("rb") as file:
+        yield file
     after = path.stat() if path.exists() else None
     if path.is_fifo() or (after and (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)):
         return
@@ -185,7 +193,8 @@ def _has_lines(path: Path) -> bool:
 def _json(path: Path) -> Iterator[Placed]:
     """A list of objects, or SQuAD's own form."""
     try:
-        text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+        with unchanged(path) as file:
+            text = file.read().decode("utf-8-sig", errors="surrogateescape")
         _refuse_bytes(text, str(path), 1)
         values = json.loads(text or "[]")
     except json.JSONDecodeError as error:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bertsmith.batch import IGNORE, Example
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
-from bertsmith.tasks.conll import to_bio
+from bertsmith.tasks.conll import bio_name, to_bio
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.metrics import entities
@@ -64,7 +64,13 @@ def tags_of(row: Row) -> list[str]:
 
 def check(row: Row, head: HeadConfig) -> list[int]:
     """The classes of a row's words."""
-    return [head.label_index(tag, f"{row.place}: ") for tag in tags_of(row)]
+    known = replace(head, labels=bio_labels(head))
+    return [known.label_index(tag, f"{row.place}: ") for tag in tags_of(row)]
+
+
+def bio_labels(head: HeadConfig) -> tuple[str, ...]:
+    """The names of a head's classes as gold tags are read; older versions saved `PER-B` where a file has that."""
+    return tuple(map(bio_name, head.labels))
 
 
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
@@ -181,5 +187,5 @@ def score(
     gold, predicted = [tags_of(row) for row in rows], [to_bio(a["tags"]) for a in answers]
     pairs = [(g, p) for one, other in zip(gold, predicted, strict=True) for g, p in zip(one, other, strict=True)]
     scores = {"accuracy": 100.0 * sum(g == p for g, p in pairs) / max(1, len(pairs))}
-    has_entities = any(tag.startswith(("B-", "I-")) for tag in head.labels)
+    has_entities = any(tag.startswith(("B-", "I-")) for tag in bio_labels(head))
     return {**(entities(gold, predicted) if has_entities else {}), **scores}
