@@ -6,6 +6,7 @@ deviation, median and best; `OUT/model` is a copy of the best run's model, so th
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -23,7 +24,8 @@ from bertsmith.progress import say
 from bertsmith.side_by_side import side_by_side
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.glue_average import LEADERBOARD, PRE_TRAINED, GlueScore, averages
-from bertsmith.tasks.reading import find_splits
+from bertsmith.tasks.reading import Splits, find_splits
+from bertsmith.tasks.records import Source, Table
 from bertsmith.tasks.task import find_task
 from bertsmith.training import distributed, runlog
 from bertsmith.training.run import (
@@ -94,18 +96,19 @@ def name_of(setting: dict[str, Any]) -> str:
 def finetune_many(
     config: FinetuneConfig,
     model: str | Path,
-    data: str | Path,
+    data: Any,
     out: str | Path,
     *,
     seeds: int = 1,
     grid: str | None = None,
-    dev: str | Path | None = None,
+    dev: Any = None,
     device: str | None = None,
     resume: bool = False,
     jobs: int = 1,
 ) -> dict[str, Any]:
     """Fine-tune with every setting of a grid and `seeds` seeds each, so many `jobs` at a time; gives the summary.
 
+    `data` and `dev` are files, the folder of a data set, or rows in memory, as `finetune` takes them.
     The setting with the best mean on dev is chosen, and of its runs the best one, whose model becomes `out/model`. With
     `resume`, runs that are finished stay as they are; more seeds may be added to a protocol that is done.
     """
@@ -119,9 +122,11 @@ def finetune_many(
         raise UserError(f"--grid: {name_of(settings[alike])} is a setting that it has already, written otherwise")
     if "train.epochs" in settings[0] and (config.train.steps or config.train.hours):
         raise UserError("--grid changes train.epochs, and train.steps or train.hours ends the run; leave that out")
-    if not find_splits(task, data, dev).dev and not config.data.dev_share:
+    splits = find_splits(task, data, dev)
+    if not splits.dev and not config.data.dev_share:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
-    facts = {"start": str(model), "data": str(data), "dev": str(dev or ""), "grid": grid or ""}
+    facts = {"start": str(model), "data": _named(data, splits.train), "grid": grid or ""}
+    facts |= {"dev": _named(dev, splits.dev.get("", ()))}
     folders = [out / name_of(setting) if setting else out for setting in settings]
     runs = [
         (folder / f"seed-{seed}", override(changed, [f"train.seed={seed}"]))
@@ -133,7 +138,7 @@ def finetune_many(
             raise UserError(f"--jobs {jobs}: processes that torchrun started make one run together; leave --jobs out")
         distributed.by_main(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))
         missing = [
-            (f"run {number} of {len(runs)}", out, run, chosen, model, data, dev, device, resume)
+            (f"run {number} of {len(runs)}", out, run, chosen, model, splits, device, resume)
             for number, (run, chosen) in enumerate(runs, 1)
             if not (resume and _is_done(run))
         ]
@@ -159,18 +164,27 @@ def finetune_many(
 
 
 def _finetune_one(
-    which: str, out: Path, run: Path, config: FinetuneConfig, model: str | Path, data: str | Path,
-    dev: str | Path | None, device: str | None, resume: bool,
+    which: str, out: Path, run: Path, config: FinetuneConfig, model: str | Path, splits: Splits,
+    device: str | None, resume: bool,
 ) -> dict[str, str] | None:  # fmt: skip
     """One run of a protocol; where it diverged, which and why: one bad run does not end the others."""
     name = str(run.relative_to(out))
     say(f"{which}: {name}")
     try:
-        finetune(config, model, data, run, dev=dev, device=device, resume=resume)
+        finetune(config, model, splits, run, device=device, resume=resume)
     except Diverged as error:
         say(f"warning: {name} failed: {error}")
         return {"folder": name, "why": str(error)}
     return None
+
+
+def _named(given: Any, sources: Sequence[Source]) -> str:
+    """What a protocol notes of its rows: their path or, of rows in memory, how many there are and their hash."""
+    tables = [source.records for source in sources if isinstance(source, Table)]
+    if not tables:
+        return str(given or "")
+    digest = hashlib.sha256(repr(tables).encode(errors="surrogatepass")).hexdigest()
+    return f"{sum(map(len, tables))} rows in memory, sha256 {digest[:16]}"
 
 
 def _is_done(run: Path) -> bool:

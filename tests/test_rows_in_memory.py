@@ -12,8 +12,10 @@ import pytest
 
 import bertsmith
 from bertsmith.answers import evaluate
+from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetuning import finetune
+from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.protocols import finetune_many
 from bertsmith.tasks.reading import find_splits, read_task
 from bertsmith.tasks.records import Table
 from bertsmith.tasks.rows import Columns
@@ -136,3 +138,22 @@ def test_columns_are_named_by_arguments(world: Path, tmp_path: Path) -> None:
         finetune("classify", world / "run", rows, tmp_path / "run", **SETTINGS)
     scores = finetune("classify", world / "run", rows, tmp_path / "run", label="right", dev=rows, **SETTINGS)
     assert (scores["rows"], scores["labels"], "accuracy" in scores) == (12, 3, True)
+
+
+def test_seeds_on_rows_in_memory_are_those_of_a_file(world: Path, tmp_path: Path) -> None:
+    with (world / "train.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    quick = ["train.steps=3", "train.batch_size=8", "data.max_length=32", "train.learning_rate=1e-3"]
+    config = override(FinetuneConfig("classify"), quick)
+
+    def many(data: Any, name: str, dev: Any = None, **options: Any) -> dict[str, Any]:
+        return finetune_many(config, world / "run", data, tmp_path / name, dev=dev, seeds=2, device="cpu", **options)
+
+    of_file = many(world / "train.csv", "file", world / "train.csv")
+    assert many(iter(rows), "rows", rows) == of_file
+    assert many({"train": rows, "validation": rows}, "splits") == of_file
+    assert many(rows, "rows", rows, resume=True) == of_file
+    with pytest.raises(UserError, match=r"data is '40 rows in memory.* and '39 rows in memory"):
+        many(rows[1:], "rows", rows, resume=True)
+    with pytest.raises(UserError, match="dev is '40 rows in memory"):
+        many({"train": rows, "validation": rows[1:]}, "splits", resume=True)

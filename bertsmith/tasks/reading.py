@@ -49,6 +49,8 @@ class Splits:
 
 def find_splits(task: Task, data: Any, dev: Any = None) -> Splits:
     """What `--data` and `--dev` name: a file each, a folder in the form of the data set or of the hub, or rows."""
+    if isinstance(data, Splits):
+        return data
     if isinstance(data, Mapping) and "train" in data:  # the splits of `datasets`, or a dict of such
         held = next((data[name] for name in DEV if name in data), None)
         return find_splits(task, data["train"], held if dev is None else dev)
