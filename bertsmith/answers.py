@@ -38,7 +38,12 @@ from bertsmith.text.unknown import Unknowns
 
 
 def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
-    """The likeliest words for each `[MASK]` of a text."""
+    """The likeliest words for each `[MASK]` of a text.
+
+    >>> import bertsmith
+    >>> bertsmith.fill("bert-base-uncased", "A [MASK] of items.", top=2)
+    [[{'token': ..., 'probability': ...}, {'token': ..., 'probability': ...}]]
+    """
     return Predictor.load(model, device).fill(text, top)
 
 

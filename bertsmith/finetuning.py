@@ -75,9 +75,13 @@ def finetune(
     memory: dicts, tuples `(text, label)` or `(text, pair, label)`, a table of pandas, polars, pyarrow or `datasets`.
     Columns that are not named are guessed. Without `dev`, a tenth of the rows is held out to score on.
 
-        rows = [("The battery died within a week.", "bad"), ("I love this phone.", "good"), ...]
-        finetune("classify", model="bert-base-uncased", data=rows, out="reviews", learning_rate=3e-5, epochs=4)
-        bertsmith.Predictor.load("reviews").predict(["It broke."])
+    >>> import bertsmith
+    >>> rows = [(f"The battery of phone {n} died.", "bad") for n in range(20)]
+    >>> rows += [(f"I love phone {n}.", "good") for n in range(20)]
+    >>> bertsmith.finetune("classify", "bert-base-uncased", rows, "reviews", learning_rate=3e-5, epochs=4)
+    {'rows': 35, 'labels': 2, ...'accuracy': ...}
+    >>> bertsmith.Predictor.load("reviews")("It broke.")
+    {'label': ..., 'score': ..., 'scores': {'bad': ..., 'good': ...}}
     """
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
     short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed, "skip_bad": skip_bad}
