@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bertsmith.demo import DemoResult, Guess, guess_words
 from bertsmith.demo_text import AREAS, collect
 
 
@@ -21,6 +22,26 @@ def test_the_text_is_real_and_the_held_out_rows_are_unseen() -> None:
     assert not train & held_out
     long_rows = [row.text for row in text.held_out if len(row.text) > 200]
     assert not [row for row in long_rows if any(row in document for document in text.documents)]
+
+
+def test_the_guesses_that_are_shown_are_right_and_the_surest_come_first() -> None:
+    def guess(word: str, said: str, probability: float) -> Guess:
+        return Guess(f"{probability} [MASK]", word, [{"token": said, "probability": probability}])
+
+    guesses = [guess("if", "if", 0.2), guess("true", "the", 0.9), guess("if", "if", 0.4), guess("be", "be", 0.3)]
+    result = DemoResult({}, {}, guesses, 1.0)
+    assert [g.sentence for g in result.surest] == ["0.4 [MASK]", "0.3 [MASK]"]
+    assert "4 words" in result.guesses_in_words
+    assert "guessed 3 of them right (75 %)" in result.guesses_in_words
+
+
+def test_whole_words_of_prose_are_masked_one_at_a_time(world: Path) -> None:
+    from bertsmith import Predictor
+
+    texts = ["Return the value of the name. And more.", "x = f(1); y = 2; z = 3; return x + y"]
+    found = guess_words(Predictor.load(world / "run", "cpu"), texts)
+    assert [g.word for g in found if g.word in ("the", "of")] == ["the", "of", "the"]
+    assert all(g.sentence.count("[MASK]") == 1 and "And more" not in g.sentence for g in found)
 
 
 @pytest.mark.slow
