@@ -235,9 +235,9 @@ def test_one_text_on_the_command_line(model, run_command, tmp_path: Path) -> Non
     assert expected["label"] in out
     assert len([line for line in out.splitlines() if any(label in line for label in ("red", "green", "blue"))]) == 2
     for wrong, words in (
-        ("dev.csv", "--out is missing"),
-        ("my rows.csv", "--out is missing"),
-        ("fox", "--out is missing"),
+        ("dev.csv", "no such file"),
+        ("my rows.csv", "no such file"),
+        ("fox", "no such file"),
     ):
         code, _, err = run_command("predict", folder, wrong, "--device", "cpu")
         assert (code, words in err) == (2, True)

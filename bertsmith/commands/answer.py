@@ -142,6 +142,8 @@ def predict(
             raise UserError("--out, --keep, --text, --resume and --force are for files; one text is answered here")
         show_answer(predict_text(models, data, pair, **options), as_json)
         return
+    if data != "-" and "://" not in data and not Path(data).exists():
+        raise UserError(f"no such file: {data}; a text of several words is answered without a file")
     if not out:
         raise UserError(f"--out is missing: where to write the answers to {data}, as .jsonl, .csv or .parquet; or -")
     given: dict[str, Any] = {"keep": listed(keep), "text": text, "pair": pair, "resume": resume, "force": force}
