@@ -88,9 +88,9 @@ def embed(
 class Embedder:
     """An encoder with its pooling, ready to turn texts into vectors.
 
-    >>> from bertsmith import Embedder
-    >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
-    >>> embedder(["a cat", "a kitten"]).shape  # doctest: +SKIP
+    >>> import bertsmith
+    >>> embedder = bertsmith.Embedder.load("sentence-transformers/all-MiniLM-L6-v2")
+    >>> embedder(["a cat", "a kitten"]).shape
     (2, 384)
     """
 
@@ -142,7 +142,8 @@ class Embedder:
     def embed(self, texts: str | Iterable[str]) -> Vectors:
         """The vector of a text (H,), or a row for each of several texts (n, H), in their order.
 
-        >>> embedder.embed("a cat").shape  # doctest: +SKIP
+        >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")
+        >>> embedder.embed("a cat").shape
         (384,)
         """
         if isinstance(texts, str):

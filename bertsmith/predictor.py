@@ -49,10 +49,10 @@ WINDOW = 4096  # rows that are sorted by length together
 class Predictor:
     """A model with its tokenizer, ready to answer.
 
-    >>> from bertsmith.predictor import Predictor
-    >>> predictor = Predictor.load("runs/mails")  # doctest: +SKIP
-    >>> predictor("I was charged twice")  # doctest: +SKIP
-    {'label': 'billing', 'score': 0.93, 'scores': {'billing': 0.93, 'other': 0.07}}
+    >>> import bertsmith
+    >>> predictor = bertsmith.Predictor.load("reviews")
+    >>> predictor("The battery of phone 3 died.")
+    {'label': 'bad', 'score': 0..., 'scores': {'bad': 0..., 'good': 0...}}
     """
 
     def __init__(
@@ -179,11 +179,13 @@ class Predictor:
         `(question, context)`; for endings `(context, [ending, ending])`. An answer is a dict: label, score and scores
         of a classifier, value of a regression, words, tags and entities of a tagger, text, start and end of a span.
 
-        >>> predictor.predict("I was charged twice")["label"]  # doctest: +SKIP
-        'billing'
-        >>> [a["label"] for a in predictor.predict(["Where is it?", "Thank you"])]  # doctest: +SKIP
-        ['delivery', 'other']
-        >>> next(tagger.predict([["Patient", "took", "5", "ml"]]))["tags"]  # doctest: +SKIP
+        >>> predictor = Predictor.load("reviews")
+        >>> predictor.predict("The battery of phone 3 died.")["label"]
+        'bad'
+        >>> [answer["label"] for answer in predictor.predict(["I love phone 7.", "The battery of phone 5 died."])]
+        ['good', 'bad']
+        >>> tagger = Predictor.load("doses")
+        >>> next(iter(tagger.predict([["Patient", "took", "5", "ml"]])))["tags"]
         ['O', 'O', 'B-DOSE', 'I-DOSE']
         """
         if isinstance(texts, str):
