@@ -242,7 +242,7 @@ def test_missing_file(refused, world: Path, tmp_path: Path) -> None:
         "finetune", "classify", "--model", world / "run", "--data", "none.csv", "--out", tmp_path / "o",
         says="no such file: none.csv",
     )  # fmt: skip
-    refused("predict", world / "run", "none.csv", "--out", tmp_path / "o.jsonl", says="has no output layer")
+    refused("predict", world / "run", "none.csv", "--out", tmp_path / "o.jsonl", says="no such file: none.csv")
 
 
 def test_empty_file(refused, world: Path, tmp_path: Path) -> None:

@@ -1,25 +1,22 @@
 """A run ends early when its scores stop rising, and its model can be the best one instead of the last."""
 
 import json
-import math
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 from conftest import TINY
 from safetensors.torch import load_file
-from test_safety import signal_in_step
 
 from bertsmith import finetuning
 from bertsmith.config import override, read_json
-from bertsmith.errors import Interrupted, UserError
+from bertsmith.errors import UserError
 from bertsmith.finetuning import FinetuneConfig, finetune
 from bertsmith.predictor import Predictor
 from bertsmith.pretraining import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.tasks.judged import read_judged
-from bertsmith.training import checkpoint, runlog
+from bertsmith.training import runlog
 
 QUICK = ["train.steps=20", "train.batch_size=8", "train.learning_rate=1e-3", "data.max_length=16"]
 EVERY = "train.evaluate_every=2"
@@ -223,29 +220,3 @@ def test_the_dev_rows_are_answered_once_and_the_best_models_answers_are_its_own(
     scored(0.9, *[0.5] * 9)
     tune(world, tmp_path / "best", EVERY, "train.keep_best=true")
     assert asked == [10] * 11  # ten evaluations, and the best model is another than the last
-
-
-def test_a_run_of_an_older_version_keeps_its_best_model(world, tmp_path, scored, monkeypatch) -> None:
-    """Older versions wrote scores from 0 to 1, and those of SQuAD from 0 to 100, into checkpoints and metrics."""
-    out, best = tmp_path / "out", [EVERY, "train.keep_best=true", "train.keep=9"]
-    scored(50.0, 90.0, 60.0, 70.0, 80.0, *[55.0] * 5)
-    with monkeypatch.context() as patched:
-        signal_in_step(patched, 6, signal.SIGTERM)
-        with pytest.raises(Interrupted):
-            tune(world, out, *best)
-    states = [read_json(path / checkpoint.STATE) for path in checkpoint.checkpoints(out)]
-    assert [(state["step"], state["score"], state["best"]) for state in states[:2]] == [(2, 0.5, 0.5), (4, 0.9, 0.9)]
-    records = [json.loads(line) for line in (out / runlog.FILE).read_text().splitlines()]
-    for record in records:
-        if record.pop("scale", None):
-            record["dev_accuracy"] /= 100
-    (out / runlog.FILE).write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = tune(world, out, *best, resume=True)
-    assert (found["best_step"], found["accuracy"]) == (4, 90.0)
-
-
-def test_scores_in_checkpoints_have_the_scale_of_older_versions() -> None:
-    assert runlog.in_checkpoints("f1", {"f1": 80.0, "exact_match": 70.0}) == 80.0
-    assert runlog.in_checkpoints("f1", {"f1": 80.0, "precision": 70.0}) == 0.8
-    assert runlog.in_checkpoints("-mlm_loss", {"mlm_loss": 2.5, "mlm_accuracy": 40.0}) == -2.5
-    assert math.isnan(runlog.in_checkpoints("f1", {}))

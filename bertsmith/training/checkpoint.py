@@ -43,7 +43,7 @@ class TrainerState:
     first_loss: float | None = None
     skipped: int = 0
     in_a_row: int = 0
-    score: float | None = None  # of the evaluation at this step, as `runlog.in_checkpoints` gives it
+    score: float | None = None  # of the evaluation at this step; higher is better
     best: float | None = None  # score of the run so far
     since_best: int = 0  # evaluations
 

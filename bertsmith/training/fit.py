@@ -112,7 +112,7 @@ class _Loop:
     goal: str
     tokens: int = 0
     done: float = 0.0  # of the course, as the processes have agreed
-    score: float | None = None  # of the evaluation at the present step, as `runlog.in_checkpoints` gives it
+    score: float | None = None  # of the evaluation at the present step; higher is better
     best: float | None = None  # score of the run so far
     since_best: int = 0  # evaluations
     scores: dict[str, Any] = field(default_factory=dict)  # the last evaluation
@@ -291,8 +291,10 @@ class _Loop:
         with self.meter.paused():
             scores = self.evaluate()
         self._write({f"dev_{name}": value for name, value in scores.items()})
-        reached = distributed.agree(runlog.in_checkpoints(self.goal, scores))
-        self.score = reached if math.isfinite(reached) else self.score
+        reached = scores.get(self.goal.lstrip("-"))
+        reached = distributed.agree(math.nan if reached is None else reached)
+        if math.isfinite(reached):
+            self.score = -reached if self.goal.startswith("-") else reached
         self.scores = {name: value for name, value in scores.items() if isinstance(value, (int, float))}
         self.evaluated_at = self.course.step
         better = self.score is not None and (self.best is None or self.score > self.best)

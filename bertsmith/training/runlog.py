@@ -122,17 +122,6 @@ def rescaled(values: dict[str, Any], scale: int | None) -> dict[str, Any]:
     return {k: SCALE * v if is_score(k) and isinstance(v, float | int) else v for k, v in values.items()}
 
 
-def in_checkpoints(goal: str, scores: dict[str, Any]) -> float:
-    """A score as checkpoints keep it, higher is better: in the scale of older versions, whose runs are resumed."""
-    reached = scores.get(goal.lstrip("-"))
-    if reached is None:
-        return math.nan
-    if goal.startswith("-"):
-        return float(-reached)
-    is_share = is_score(goal) and not any(key.endswith("exact_match") for key in scores)  # see `rescaled`
-    return float(reached / SCALE if is_share else reached)
-
-
 def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
     """The last evaluation of a run, or the one at a step, as `fit` gave it."""
     found: dict[str, float] = {}
