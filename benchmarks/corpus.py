@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import record
-from bertsmith.data.loader import DataConfig, Loader
-from bertsmith.data.segments import PairSource
-from bertsmith.data.shards import Corpus
-from bertsmith.data.vocabulary import train_tokenizer
+from bertsmith.corpus.shards import Corpus
+from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.pretraining.loader import DataConfig, Loader
+from bertsmith.pretraining.segments import PairSource
 from bertsmith.text.tokenizer import Tokenizer
 
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.record import record
-from bertsmith.demo import demo
+from bertsmith.demo.run import demo
 
 
 def main() -> None:

@@ -20,16 +20,16 @@ import torch
 from benchmarks.finetune_data import TABLE, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, record
-from bertsmith.finetuning import micro_batches
+from bertsmith.finetuning.run import micro_batches
 from bertsmith.formats.hf import load_folder
+from bertsmith.rows.columns import Columns
 from bertsmith.tasks.description import Limits
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.reading import training_rows
-from bertsmith.tasks.rows import Columns
 from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.passes import gradients, update
 from bertsmith.training.settings import TrainConfig
+from bertsmith.training.steps import gradients, update
 
 TURN, LENGTH = 10, 128
 Step = Callable[[int], None]

@@ -19,9 +19,9 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from bertsmith import draws
 from bertsmith.batch import Batch, Padded, collate
-from bertsmith.engines import TOKENS, batches
-from bertsmith.finetuning import HEAD_WEIGHTS, ORDER
+from bertsmith.finetuning.run import HEAD_WEIGHTS, ORDER
 from bertsmith.formats.hf import load_folder, save_folder
+from bertsmith.inference.engines import TOKENS, batches
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.examples import Examples
 from bertsmith.training.schedule import rate_share

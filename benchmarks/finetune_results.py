@@ -37,16 +37,16 @@ from rich.table import Table
 from benchmarks.finetune_data import OURS, PADDED, PEER, TABLE, Measured, training_file, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, record
-from bertsmith.finetune_settings import FinetuneConfig, FinetuneData
-from bertsmith.finetuning import finetune
+from bertsmith.finetuning.protocols import figures_of, noise
+from bertsmith.finetuning.row_cache import encode_once
+from bertsmith.finetuning.run import finetune
+from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
 from bertsmith.formats.saved_config import config_in, read_config
+from bertsmith.inference.predictor import Predictor
 from bertsmith.model.heads import HeadConfig
-from bertsmith.predictor import Predictor
-from bertsmith.protocols import figures_of, noise
+from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.reading import read_task, training_rows
-from bertsmith.tasks.row_cache import encode_once
-from bertsmith.tasks.rows import Columns, Row
 from bertsmith.tasks.task import KINDS, find_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import runlog

@@ -26,13 +26,13 @@ from transformers import BertForSequenceClassification
 
 from benchmarks.record import record
 from bertsmith.batch import Example
-from bertsmith.engines import Engine, OnnxEngine, TorchEngine
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.onnx import FLOAT32, INPUTS, export_onnx, open_onnx, session
+from bertsmith.inference.engines import Engine, OnnxEngine, TorchEngine
+from bertsmith.inference.predictor import Predictor
 from bertsmith.model.config import encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.predictor import Predictor
 from bertsmith.tasks.reading import read_task
 
 BATCH = 32

@@ -2,9 +2,9 @@
 
     python -m benchmarks.korean wikipedia-ko.txt ratings_test.txt KorQuAD_v1.0_dev.json
 
-Vocabularies are trained on the first 20 MB of the text. `unknown` has the share of NSMC's reviews with an `[UNK]` at 8,000
-entries. `answers` has KorQuAD's exact match when each gold answer is mapped to its tokens and back at 30,000 entries, for
-composed text (NFC) and for the same text decomposed (NFD).
+Vocabularies are trained on the first 20 MB of the text. `unknown` has the share of NSMC's reviews with an `[UNK]` at
+8,000 entries. `answers` has KorQuAD's exact match when each gold answer is mapped to its tokens and back at 30,000
+entries, for composed text (NFC) and for the same text decomposed (NFD).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.record import record
 from bertsmith.config import override
-from bertsmith.pretraining import pretrain
+from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training import runlog
 

@@ -12,9 +12,9 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from benchmarks.record import record
-from bertsmith.data.loader import DataConfig, split_documents
-from bertsmith.data.segments import PairSource
-from bertsmith.data.shards import Corpus
+from bertsmith.corpus.shards import Corpus
+from bertsmith.pretraining.loader import DataConfig, split_documents
+from bertsmith.pretraining.segments import PairSource
 
 PAIRS = 20_000  # half to learn from
 

@@ -20,20 +20,20 @@ from transformers import BertConfig, BertForPreTraining
 from benchmarks.layouts_cpu import seconds
 from benchmarks.record import record
 from bertsmith.batch import Batch, Padded
-from bertsmith.data.build import build_corpus
-from bertsmith.data.loader import Loader
-from bertsmith.data.segments import segment_source
-from bertsmith.data.shards import Corpus
-from bertsmith.data.vocabulary import train_tokenizer
-from bertsmith.demo import write_text
+from bertsmith.corpus.build import build_corpus
+from bertsmith.corpus.shards import Corpus
+from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.demo.run import write_text
 from bertsmith.formats.saved_config import config_out
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretraining import PretrainConfig
+from bertsmith.pretraining.loader import Loader
+from bertsmith.pretraining.run import PretrainConfig
+from bertsmith.pretraining.segments import segment_source
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.passes import gradients, update
+from bertsmith.training.steps import gradients, update
 
 BATCH_SIZE, VOCABULARY = 32, 30522
 

@@ -37,26 +37,26 @@ from benchmarks.kernel_kinds import by_kind
 from benchmarks.peer_forms import DEVICE, TOKENS, Form, Step, best_form, compiled_peer, peer_steps, pinned, rectangular
 from benchmarks.pretrain_cpu import loader_of, peer_inputs
 from benchmarks.record import RESULTS, commit, record
-from bertsmith import held_out
 from bertsmith.batch import Batch, Example, collate, lay_out, rounded
 from bertsmith.config import override
-from bertsmith.data.loader import split_documents
-from bertsmith.data.shards import Corpus
+from bertsmith.corpus.shards import Corpus
 from bertsmith.formats.saved_config import config_out
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fast import can_fuse, compiled_kernels, plain_kernels
+from bertsmith.model.fused_choice import can_fuse, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretraining import PretrainConfig, pretrain
+from bertsmith.pretraining import held_out
+from bertsmith.pretraining.loader import split_documents
+from bertsmith.pretraining.run import PretrainConfig, pretrain
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.cuda_graphs import Recorder
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.passes import gradients, update
-from bertsmith.training.recorded import Recorder
 from bertsmith.training.settings import TrainConfig
 from bertsmith.training.speed import matrix_ceiling
+from bertsmith.training.steps import gradients, update
 
 DYNAMIC, COMPILED = "transformers, dynamic padding", "transformers, compiled with CUDA graphs, one length"
 SIZES = {"base": 128, "large": 512}  # and the length that each is measured at

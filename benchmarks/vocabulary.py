@@ -17,9 +17,9 @@ from rich.table import Table
 
 from benchmarks.record import record
 from bertsmith.config import to_dict
-from bertsmith.data.coverage import coverage
-from bertsmith.data.readers import Documents
-from bertsmith.data.vocabulary import train_tokenizer
+from bertsmith.corpus.coverage import coverage
+from bertsmith.corpus.readers import Documents
+from bertsmith.corpus.vocabulary import train_tokenizer
 
 
 def measure(path: Path, cased: bool, work: Path) -> dict[str, Any]:

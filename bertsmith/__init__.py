@@ -9,34 +9,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertsmith.answers import evaluate as evaluate
-    from bertsmith.answers import fill as fill
-    from bertsmith.answers import predict as predict
     from bertsmith.config import override as override
     from bertsmith.conversion import convert as convert
-    from bertsmith.data.build import build_corpus as build_corpus
-    from bertsmith.data.doctor import examine as examine
-    from bertsmith.data.vocabulary import train_tokenizer as train_tokenizer
-    from bertsmith.embedder import Embedder as Embedder
-    from bertsmith.embedder import embed as embed
+    from bertsmith.corpus.build import build_corpus as build_corpus
+    from bertsmith.corpus.doctor.examination import examine as examine
+    from bertsmith.corpus.vocabulary import train_tokenizer as train_tokenizer
     from bertsmith.errors import UserError as UserError
-    from bertsmith.finetune_settings import FinetuneConfig as FinetuneConfig
-    from bertsmith.finetuning import finetune as finetune
+    from bertsmith.finetuning.protocols import finetune_many as finetune_many
+    from bertsmith.finetuning.protocols import glue as glue
+    from bertsmith.finetuning.run import finetune as finetune
+    from bertsmith.finetuning.settings import FinetuneConfig as FinetuneConfig
     from bertsmith.formats.feature_store import Features as Features
+    from bertsmith.inference.embedder import Embedder as Embedder
+    from bertsmith.inference.embedder import embed as embed
+    from bertsmith.inference.features import features as features
+    from bertsmith.inference.files import evaluate as evaluate
+    from bertsmith.inference.files import fill as fill
+    from bertsmith.inference.files import predict as predict
+    from bertsmith.inference.predictor import Predictor as Predictor
     from bertsmith.model.config import EncoderConfig as EncoderConfig
+    from bertsmith.pages.report.page_of_runs import report as report
+    from bertsmith.pages.view import view as view
     from bertsmith.paper.reproduce import reproduce as reproduce
-    from bertsmith.predictor import Predictor as Predictor
-    from bertsmith.pretraining import PretrainConfig as PretrainConfig
-    from bertsmith.pretraining import pretrain as pretrain
-    from bertsmith.protocols import finetune_many as finetune_many
-    from bertsmith.protocols import glue as glue
+    from bertsmith.pretraining.run import PretrainConfig as PretrainConfig
+    from bertsmith.pretraining.run import pretrain as pretrain
     from bertsmith.recipes import recipe as recipe
-    from bertsmith.reports.page_of_runs import report as report
     from bertsmith.text.tokenizer import Tokenizer as Tokenizer
-    from bertsmith.text_view import view as view
     from bertsmith.training.settings import TrainConfig as TrainConfig
     from bertsmith.verify import verify_resume as verify_resume
-    from bertsmith.word_features import features as features
 
 __version__ = "0.1.0"
 
@@ -44,33 +44,33 @@ __version__ = "0.1.0"
 # it would put the module in the function's place (`tests/test_public_names.py`).
 _MODULES = {
     "EncoderConfig": "model.config",
-    "Embedder": "embedder",
+    "Embedder": "inference.embedder",
     "Features": "formats.feature_store",
-    "FinetuneConfig": "finetune_settings",
-    "Predictor": "predictor",
-    "PretrainConfig": "pretraining",
+    "FinetuneConfig": "finetuning.settings",
+    "Predictor": "inference.predictor",
+    "PretrainConfig": "pretraining.run",
     "Tokenizer": "text.tokenizer",
     "TrainConfig": "training.settings",
     "UserError": "errors",
-    "build_corpus": "data.build",
+    "build_corpus": "corpus.build",
     "convert": "conversion",
-    "embed": "embedder",
-    "evaluate": "answers",
-    "examine": "data.doctor",
-    "features": "word_features",
-    "fill": "answers",
-    "finetune": "finetuning",
-    "finetune_many": "protocols",
-    "glue": "protocols",
+    "embed": "inference.embedder",
+    "evaluate": "inference.files",
+    "examine": "corpus.doctor.examination",
+    "features": "inference.features",
+    "fill": "inference.files",
+    "finetune": "finetuning.run",
+    "finetune_many": "finetuning.protocols",
+    "glue": "finetuning.protocols",
     "override": "config",
-    "predict": "answers",
-    "pretrain": "pretraining",
+    "predict": "inference.files",
+    "pretrain": "pretraining.run",
     "recipe": "recipes",
-    "report": "reports.page_of_runs",
+    "report": "pages.report.page_of_runs",
     "reproduce": "paper.reproduce",
-    "train_tokenizer": "data.vocabulary",
+    "train_tokenizer": "corpus.vocabulary",
     "verify_resume": "verify",
-    "view": "text_view",
+    "view": "pages.view",
 }
 
 __all__ = list(_MODULES)

@@ -29,7 +29,7 @@ from bertsmith.formats.sentence_folder import MODULES, Pooling, pooling_kind, re
 from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
 from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
-from bertsmith.predictor import Predictor, measure_int8
+from bertsmith.inference.predictor import Predictor, measure_int8
 from bertsmith.progress import say
 from bertsmith.tasks.reading import read_task
 from bertsmith.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
 
-from bertsmith.data.readers import Documents
+from bertsmith.corpus.readers import Documents
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder, writes
 from bertsmith.formats.hub import find_model

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from bertsmith import config as configs
-from bertsmith.data.loader import DataConfig
-from bertsmith.data.masking import MaskPolicy
 from bertsmith.errors import UserError, suggestion
-from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.config import SIZES, encoder_config
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.pretraining import PretrainConfig
+from bertsmith.pretraining.loader import DataConfig
+from bertsmith.pretraining.masking import MaskPolicy
+from bertsmith.pretraining.run import PretrainConfig
 from bertsmith.training.settings import TrainConfig
 
 

@@ -36,7 +36,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Trace
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretraining import PretrainConfig
+from bertsmith.pretraining.run import PretrainConfig
 from bertsmith.progress import progress_bar
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import checkpoints

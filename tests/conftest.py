@@ -41,9 +41,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pydoc_data.topics import topics
 
     from bertsmith.config import override
-    from bertsmith.data.build import build_corpus
-    from bertsmith.data.vocabulary import train_tokenizer
-    from bertsmith.pretraining import pretrain
+    from bertsmith.corpus.build import build_corpus
+    from bertsmith.corpus.vocabulary import train_tokenizer
+    from bertsmith.pretraining.run import pretrain
     from bertsmith.recipes import recipe
 
     root = tmp_path_factory.mktemp("world")

@@ -9,28 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# A room is a folder or a module at the top; `corpus/doctor` stands above the rest of its folder.
 LAYERS = [
-    {"errors", "config", "folders", "progress", "side_by_side", "draws", "batch", "page"},
+    {"errors", "config", "folders", "progress", "draws", "batch"},
     {"text", "model"},
-    {"data", "objectives", "training"},
+    {"corpus", "objectives", "training", "rows"},
     {"tasks", "formats"},
-    {
-        "pretraining",
-        "micro_batches",
-        "held_out",
-        "finetune_settings",
-        "finetuning",
-        "predictor",
-        "answers",
-        "answer_files",
-        "embedder",
-        "word_features",
-        "frozen",
-        "extend",
-        "engines",
-    },
-    {"recipes", "verify", "conversion", "protocols"},
-    {"demo_text", "demo", "reports", "text_view", "view_page", "paper"},
+    {"pretraining", "inference"},
+    {"finetuning", "corpus/doctor", "extend"},
+    {"recipes", "verify", "conversion"},
+    {"pages", "paper", "demo"},
     {"cli", "commands", "__main__", "__init__"},
 ]
 # Inside a layer, who may import whom; everything else goes down only.
@@ -38,41 +26,15 @@ SAME_LAYER = {
     ("config", "errors"),
     ("config", "folders"),
     ("folders", "errors"),
-    ("page", "folders"),
-    ("side_by_side", "progress"),
-    ("side_by_side", "errors"),
-    ("predictor", "engines"),
-    ("pretraining", "predictor"),
-    ("pretraining", "held_out"),
-    ("pretraining", "micro_batches"),
-    ("finetuning", "finetune_settings"),
-    ("finetuning", "predictor"),
-    ("finetuning", "pretraining"),
-    ("answers", "predictor"),
-    ("answers", "answer_files"),
-    ("answer_files", "predictor"),
-    ("embedder", "answer_files"),
-    ("word_features", "answer_files"),
-    ("answers", "engines"),
-    ("embedder", "predictor"),
-    ("embedder", "engines"),
-    ("embedder", "answers"),
-    ("finetuning", "frozen"),
-    ("frozen", "word_features"),
-    ("frozen", "predictor"),
-    ("word_features", "predictor"),
-    ("word_features", "engines"),
-    ("word_features", "answers"),
     ("conversion", "verify"),
-    ("demo", "demo_text"),
-    ("text_view", "view_page"),
-    ("paper", "demo_text"),
-    ("paper", "reports"),
+    ("demo", "pages"),
+    ("paper", "demo"),
+    ("paper", "pages"),
     ("cli", "__init__"),
     ("cli", "commands"),
     ("__main__", "cli"),
 }
-FORBIDDEN = {("training", part) for part in ("model", "data", "tasks", "text", "objectives")}
+FORBIDDEN = {("training", part) for part in ("model", "corpus", "rows", "tasks", "text", "objectives")}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 UNSAFE = {"torch.load", "torch.save", "eval", "exec", "np.load"}
 COMPARES = ROOT / "bertsmith" / "verify.py"  # may import transformers, inside a function: parity is measured against it
@@ -80,23 +42,42 @@ OLD_WEIGHTS = ROOT / "bertsmith" / "formats" / "weights.py"  # reads `pytorch_mo
 FILES = sorted((ROOT / "bertsmith").rglob("*.py"))
 
 
-def part_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+def name_of(path: Path) -> str:
+    """The module that a file is."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def room_of(module: str) -> str:
+    """The room that a module stands in."""
+    parts = module.split(".")[1:]
+    return "/".join(parts[:2]) if "/".join(parts[:2]) in LEVEL else parts[0] if parts else "__init__"
 
 
 def imports(path: Path) -> set[str]:
-    """Every bertsmith module that a file imports, also inside functions."""
+    """Every module of the package that a file imports, also inside functions and for type checkers alone."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "bertsmith":
-            modules = {alias.name for alias in node.names}
-            found |= {f"bertsmith.{m}" if m in LEVEL else "bertsmith" for m in modules}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return {name for name in found if name.split(".")[0] == "bertsmith"}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return found & set(MODULES)
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import one another, directly or through others."""
+    reached = {name: set(others) for name, others in edges.items()}
+    for middle in edges:
+        for others in reached.values():
+            if middle in others:
+                others |= reached[middle]
+    return sorted(
+        {tuple(sorted(n for n in reached[name] if name in reached[n])) for name in edges if name in reached[name]}
+    )  # type: ignore[return-value, arg-type]
 
 
 def test_the_design_shows_this_table() -> None:
@@ -118,15 +99,20 @@ def test_the_design_names_every_file() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_arrow_points_up(path: Path) -> None:
-    own = path.relative_to(ROOT / "bertsmith").parts[0].removesuffix(".py")
+    own = room_of(name_of(path)) if path.parent.name != "bertsmith" else path.stem
     assert own in LEVEL, f"{own} has no place in the table of layers"
     for module in imports(path):
-        other = part_of(module)
-        if other == own:
-            continue
-        edge = (own, other)
+        edge = own, other = own, room_of(module)
         assert edge not in FORBIDDEN, f"{path}: {own} must not import {module}"
-        assert LEVEL[other] < LEVEL[own] or edge in SAME_LAYER, f"{path} imports {module}, which stands above it"
+        below = other == own or LEVEL[other] < LEVEL[own]
+        assert below or edge in SAME_LAYER, f"{path} imports {module}, which stands above it"
+
+
+@pytest.mark.xfail(strict=True, reason="encoder and fused/layer import one another")
+def test_no_circle_of_imports_not_even_inside_a_folder() -> None:
+    edges = {name: imports(path) - {name, "bertsmith"} for name, path in MODULES.items() if name != "bertsmith"}
+    assert circles({**edges, "bertsmith.errors": {"bertsmith.batch"}, "bertsmith.batch": {"bertsmith.errors"}})
+    assert circles(edges) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -162,15 +148,15 @@ def test_files_are_short_and_their_names_say_something(path: Path) -> None:
         "bertsmith.cli",
         "bertsmith.text.tokenizer",
         "bertsmith.text.sentences",
-        "bertsmith.data.readers",
-        "bertsmith.data.shards",
-        "bertsmith.data.build",
-        "bertsmith.data.segments",
-        "bertsmith.data.masking",
+        "bertsmith.corpus.readers",
+        "bertsmith.corpus.shards",
+        "bertsmith.corpus.build",
+        "bertsmith.pretraining.segments",
+        "bertsmith.pretraining.masking",
         "bertsmith.tasks.metrics",
         "bertsmith.tasks.glue_average",
-        "bertsmith.tasks.rows",
-        "bertsmith.tasks.conll",
+        "bertsmith.rows.columns",
+        "bertsmith.rows.conll",
         "bertsmith.tasks.squad_scores",
     ],
 )

@@ -15,15 +15,15 @@ from test_training import settings
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from bertsmith import demo as demonstration
 from bertsmith.config import override
+from bertsmith.demo import run as demonstration
 from bertsmith.errors import Diverged, Interrupted, UserError, suggestion
-from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.finetuning.protocols import PROTOCOL, SUMMARY, finetune_many, glue
+from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.folders import locked, naming, new_file, new_folder
 from bertsmith.model.heads import TaskModel
 from bertsmith.paper import reproduce as tables
-from bertsmith.pretraining import pretrain
-from bertsmith.protocols import PROTOCOL, SUMMARY, finetune_many, glue
+from bertsmith.pretraining.run import pretrain
 from bertsmith.training import runlog
 from bertsmith.training.run import facts_of, read_checked
 

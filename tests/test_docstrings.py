@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bertsmith
-from bertsmith import embedder, predictor
+from bertsmith.inference import embedder, predictor
 
 
 @pytest.fixture(scope="module")

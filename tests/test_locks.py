@@ -13,21 +13,21 @@ import pytest
 from test_training import settings
 
 from bertsmith import folders
-from bertsmith.answers import predict
 from bertsmith.conversion import convert
-from bertsmith.data.build import build_corpus
-from bertsmith.data.vocabulary import train_tokenizer
-from bertsmith.demo import demo, write_text
-from bertsmith.embedder import embed
+from bertsmith.corpus.build import build_corpus
+from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.demo.run import demo, write_text
 from bertsmith.errors import UserError
 from bertsmith.extend import extend
-from bertsmith.finetuning import FinetuneConfig, finetune
+from bertsmith.finetuning.protocols import finetune_many
+from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.folders import locked, new_file, new_folder
-from bertsmith.page import write_page
+from bertsmith.inference.embedder import embed
+from bertsmith.inference.features import features
+from bertsmith.inference.files import predict
+from bertsmith.pages.page import write_page
 from bertsmith.paper.reproduce import reproduce
-from bertsmith.pretraining import pretrain
-from bertsmith.protocols import finetune_many
-from bertsmith.word_features import features
+from bertsmith.pretraining.run import pretrain
 
 ROOT = Path(__file__).parent.parent
 HOLD = (

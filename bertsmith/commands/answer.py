@@ -29,7 +29,7 @@ from bertsmith.commands.options import (
     show_scores,
 )
 from bertsmith.errors import UserError
-from bertsmith.tasks.rows import listed
+from bertsmith.rows.columns import listed
 from bertsmith.text.safe import safe_argument
 
 
@@ -45,7 +45,7 @@ def fill(
     \b
     Example: bertsmith fill run "The [MASK] of a list is its number of items."
     """
-    from bertsmith.answers import fill as function
+    from bertsmith.inference.files import fill as function
 
     masks = function(model, text, top=top, device=device)
     if as_json:
@@ -87,8 +87,8 @@ def evaluate(
     Several seeds as an ensemble: bertsmith evaluate runs/seed-* --data dev.csv
     Predictions: bertsmith evaluate predictions.json --task squad1 --data dev-v1.1.json
     """
-    from bertsmith.answers import evaluate as function
-    from bertsmith.tasks.files import score_file
+    from bertsmith.inference.files import evaluate as function
+    from bertsmith.tasks.prediction_files import score_file
 
     if task is not None:
         if len(models) > 1:
@@ -131,9 +131,9 @@ def predict(
     Several models as one: bertsmith predict runs/seed-1 runs/seed-2 input.csv --out out.jsonl
     Out of a pipe: cat texts.txt | bertsmith predict run2 - --out - > answers.jsonl
     """
-    from bertsmith.answers import predict as function
-    from bertsmith.answers import predict_text
-    from bertsmith.tasks.given import looks_like_text
+    from bertsmith.inference.files import predict as function
+    from bertsmith.inference.files import predict_text
+    from bertsmith.rows.given import looks_like_text
 
     options: dict[str, Any] = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
     options |= {"device": device, "n_best": n_best}
@@ -173,7 +173,7 @@ def embed(
     \b
     Example: bertsmith embed run texts.txt --out vectors.npy --pooling mean --normalize
     """
-    from bertsmith.embedder import embed as function
+    from bertsmith.inference.embedder import embed as function
 
     found = function(
         model, data, out, pooling=pooling, normalize=normalize, layer=layer, max_length=max_length,
@@ -193,6 +193,6 @@ def report(
     Example: bertsmith report run --out report.html
     Tasks beside the paper's figures: bertsmith report runs-of-tasks --out board.html
     """
-    from bertsmith.reports.page_of_runs import report as function
+    from bertsmith.pages.report.page_of_runs import report as function
 
     show(function(runs, out), as_json)

@@ -46,9 +46,9 @@ def features(
     \b
     Example: bertsmith features run texts.txt --layers -4..-1 --out states
     Words given, in their documents: bertsmith features bert eng.train --layers all --out states
-    In Python: from bertsmith.word_features import Features; Features.open("states")[0].vectors
+    In Python: from bertsmith.inference.features import Features; Features.open("states")[0].vectors
     """
-    from bertsmith.word_features import features as function
+    from bertsmith.inference.features import features as function
 
     found = function(
         model, data, out, layers=layers, align=align, dtype=dtype, conll=conll, documents=documents,
@@ -72,6 +72,6 @@ def view(
     Example: bertsmith view run "The length of a list is its number of items." --out page.html
     A pair: bertsmith view run "Is it raining?" "The street is wet."
     """
-    from bertsmith.text_view import view as function
+    from bertsmith.pages.view import view as function
 
     show(function(model, text, pair, out, device=device), as_json)

@@ -31,7 +31,7 @@ def tokenizer_train(
     \b
     Example: bertsmith tokenizer train corpus.txt --out tok --vocab-size 8000
     """
-    from bertsmith.data.vocabulary import train_tokenizer
+    from bertsmith.corpus.vocabulary import train_tokenizer
 
     trained = train_tokenizer(text, out, vocab_size=vocab_size, cased=cased, jamo=jamo, field=field, encoding=encoding)
     tokenizer, held_out = trained.tokenizer, trained.coverage
@@ -107,7 +107,8 @@ def corpus_doctor(
     \b
     Example: bertsmith corpus doctor corpus.txt --tokenizer tok --out doctor.html
     """
-    from bertsmith.data.doctor import describe, examine, write_report
+    from bertsmith.corpus.doctor.examination import describe, examine
+    from bertsmith.pages.doctor import write_report
 
     diagnosis = examine(text, tokenizer=tokenizer, text_field=field, encoding=encoding)
     if out is not None:
@@ -138,7 +139,7 @@ def corpus_build(
     Example: bertsmith corpus build corpus.txt --tokenizer tok --out shards
     Cleaning: --set clean.duplicate_paragraphs=false --set clean.script=hangul --set clean.min_length=200
     """
-    from bertsmith.data.build import BuildConfig, build_corpus
+    from bertsmith.corpus.build import BuildConfig, build_corpus
 
     if engine not in ("local", "ray"):
         raise UserError(f"--engine {engine!r} is not one of 'local', 'ray'")

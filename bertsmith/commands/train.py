@@ -56,7 +56,7 @@ def pretrain(
     By the clock: bertsmith pretrain speedrun --data shards --out run --hours 2
     Several GPUs: torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --data shards --out run
     """
-    from bertsmith.pretraining import pretrain as function
+    from bertsmith.pretraining.run import pretrain as function
     from bertsmith.recipes import recipe as find
 
     if model is not None and (changed := [s for s in settings or [] if s.startswith("model.")]):
@@ -117,8 +117,8 @@ def finetune(
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
-    from bertsmith.finetune_settings import FinetuneConfig
-    from bertsmith.finetuning import finetune as function
+    from bertsmith.finetuning.run import finetune as function
+    from bertsmith.finetuning.settings import FinetuneConfig
     from bertsmith.recipes import feature_based
 
     start = FinetuneConfig(task) if features is None else feature_based(task, features)
@@ -129,7 +129,7 @@ def finetune(
     if config.task != task:
         raise UserError(f"--set task={config.task}: the command names the task {task}; name the other one there")
     if seeds is not None or grid is not None:
-        from bertsmith.protocols import find_grid, finetune_many
+        from bertsmith.finetuning.protocols import find_grid, finetune_many
 
         if fixed := [s for s in changes if s.partition("=")[0].strip() in find_grid(grid, task)]:
             raise UserError(f"{fixed[0]}: --grid changes this setting, too; leave one of them out")
@@ -156,7 +156,7 @@ def glue(
     \b
     Example: bertsmith glue runs
     """
-    from bertsmith.protocols import glue as function
+    from bertsmith.finetuning.protocols import glue as function
 
     show_glue(function(runs), as_json)
 
@@ -208,7 +208,7 @@ def demo(
     \b
     Example: bertsmith demo --out demo
     """
-    from bertsmith import demo as demonstration
+    from bertsmith.demo import run as demonstration
 
     if text_only:
         text = demonstration.write_text(out)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
-from bertsmith.model.config import EncoderConfig
-from bertsmith.model.heads import HeadKind
+from bertsmith.model.config import EncoderConfig, HeadKind
 
 Names = Mapping[str, str | tuple[str, ...]]
 

@@ -20,8 +20,8 @@ from bertsmith.formats.families import (
     family_named,
     family_of,
 )
-from bertsmith.model.config import EncoderConfig
-from bertsmith.model.heads import HeadConfig, HeadKind, TaskModel
+from bertsmith.model.config import EncoderConfig, HeadKind
+from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM

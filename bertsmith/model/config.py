@@ -9,6 +9,7 @@ from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError, suggestion
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]  # of output layers
 Direction = Literal["both", "left-to-right", "right-to-left"]
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.batch import Batch, Layout
 from bertsmith.errors import UserError
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.fast import is_fast
+from bertsmith.model.fused_choice import is_fast
 from bertsmith.model.kernels import attend, attend_explicit
 
 

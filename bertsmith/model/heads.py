@@ -7,7 +7,6 @@ by the counts that the batch carries.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
-from bertsmith.model.config import Direction, EncoderConfig
+from bertsmith.model.config import Direction, EncoderConfig, HeadKind
 from bertsmith.model.encoder import Encoder, activate, init_weights
-from bertsmith.model.fast import is_fast
+from bertsmith.model.fused_choice import is_fast
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 
-HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]
 OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right-to-left": "left-to-right"}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bertsmith.finetuning.protocols import noise
 from bertsmith.paper.tables import Table
-from bertsmith.protocols import noise
 
 HOLDS, NOISE, REVERSED = "holds", "within noise", "reversed"
 

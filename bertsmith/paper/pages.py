@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from bertsmith import page
+from bertsmith.pages import page
 from bertsmith.paper.findings import HOLDS, NOISE, REVERSED
 
 ABSENT = "–"

@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.data.shards import Corpus
-from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.corpus.shards import Corpus
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.cost import training_flops
 from bertsmith.paper.tables import Row, Table
 from bertsmith.paper.work import DEMO_WORDS, SCORES, Data, Work
-from bertsmith.pretraining import PretrainConfig
-from bertsmith.reports.paper_figures import SIZES
+from bertsmith.pretraining.run import PretrainConfig
+from bertsmith.rows.columns import Columns
+from bertsmith.rows.columns import Row as TaskRow
+from bertsmith.tasks.published import SIZES
 from bertsmith.tasks.reading import find_splits, training_rows
-from bertsmith.tasks.rows import Columns
-from bertsmith.tasks.rows import Row as TaskRow
 from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.run import is_finished

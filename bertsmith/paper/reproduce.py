@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import Interrupted, UserError, suggestion
+from bertsmith.finetuning.protocols import figures_of
 from bertsmith.folders import locked
 from bertsmith.formats.hub import find_model
 from bertsmith.paper.findings import judged
@@ -15,13 +16,12 @@ from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table, only_of
 from bertsmith.paper.work import SCORES, Data, Work
-from bertsmith.pretraining import not_learnt
-from bertsmith.protocols import figures_of
-from bertsmith.side_by_side import side_by_side
+from bertsmith.pretraining.run import not_learnt
+from bertsmith.rows.columns import Columns
 from bertsmith.tasks.reading import find_splits, read_task
-from bertsmith.tasks.rows import Columns
 from bertsmith.tasks.task import find_task
 from bertsmith.training.run import is_finished, write_json
+from bertsmith.training.side_by_side import side_by_side
 
 Cell = dict[str, Any]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bertsmith.data.loader import DataConfig
 from bertsmith.errors import UserError, suggestion
-from bertsmith.finetune_settings import FinetuneConfig
+from bertsmith.finetuning.protocols import GLUE, SINGLE
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.config import EncoderConfig
-from bertsmith.pretraining import PretrainConfig
-from bertsmith.protocols import GLUE, SINGLE
+from bertsmith.pretraining.loader import DataConfig
+from bertsmith.pretraining.run import PretrainConfig
 from bertsmith.recipes import feature_based
 from bertsmith.tasks.glue_average import LEADERBOARD
 from bertsmith.training.settings import TrainConfig

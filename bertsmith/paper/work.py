@@ -16,24 +16,24 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bertsmith.answers import evaluate
 from bertsmith.config import override, read_json, to_dict
-from bertsmith.data.build import build_corpus
-from bertsmith.data.shards import MANIFEST, read_manifest
-from bertsmith.data.vocabulary import train_tokenizer
-from bertsmith.demo_text import collect
+from bertsmith.corpus.build import build_corpus
+from bertsmith.corpus.shards import MANIFEST, read_manifest
+from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.demo.text import collect
 from bertsmith.errors import Diverged, UserError
-from bertsmith.finetune_settings import FinetuneConfig
-from bertsmith.finetuning import finetune
+from bertsmith.finetuning.run import finetune
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.saved_config import config_in, read_config
+from bertsmith.inference.files import evaluate
 from bertsmith.model.config import EncoderConfig
 from bertsmith.paper.scales import CHECKPOINTS, Scale
 from bertsmith.paper.tables import SHARES, Column, Row, Table
-from bertsmith.pretraining import PretrainConfig, pretrain
+from bertsmith.pretraining.run import PretrainConfig, pretrain
 from bertsmith.progress import say
 from bertsmith.recipes import bert, left_to_right
-from bertsmith.reports.paper_figures import SIZES, shortfall
 from bertsmith.tasks.judged import read_judged
+from bertsmith.tasks.published import SIZES, shortfall
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bertsmith.model.heads import HeadConfig
-from bertsmith.tasks.conll import to_bio
-from bertsmith.tasks.rows import Row
+from bertsmith.rows.columns import Row
+from bertsmith.rows.conll import to_bio
 from bertsmith.tasks.sequences import labels_of, target
 from bertsmith.tasks.tagging import bio_labels, entity_words, tags_of
 

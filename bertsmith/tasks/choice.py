@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
+from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.examples import between_marks, texts_of
 from bertsmith.tasks.metrics import METRICS
-from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import softmax
 from bertsmith.text.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.model.heads import HeadKind
+from bertsmith.model.config import HeadKind
 from bertsmith.tasks.examples import Examples
 
 Names = dict[str, tuple[str, ...]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bertsmith.model.heads import HeadKind
+from bertsmith.model.config import HeadKind
 from bertsmith.tasks.description import DEV, Task
 
 YES_NO, ENTAILS = ("0", "1"), ("entailment", "not_entailment")

@@ -15,9 +15,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from bertsmith.rows.columns import VOTE, Columns, as_list, listed, named_columns, words_of_name
+from bertsmith.rows.records import Record
 from bertsmith.tasks.description import Task
-from bertsmith.tasks.records import Record
-from bertsmith.tasks.rows import VOTE, Columns, as_list, listed, named_columns, words_of_name
 
 LOOKED_AT = 1000  # rows
 LABEL_WORDS = frozenset(

@@ -19,8 +19,8 @@ import numpy as np
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file
 from bertsmith.model.heads import HeadConfig
+from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Task
-from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import target
 from bertsmith.tasks.spans import answers_of
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores

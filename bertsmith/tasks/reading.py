@@ -12,16 +12,16 @@ from bertsmith.config import SHORT
 from bertsmith.errors import BadRow, UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.progress import say
+from bertsmith.rows.columns import NAMES, Columns, Row, find_columns, first_records, listed, near_column, read_rows
+from bertsmith.rows.conll import NAMES as CONLL
+from bertsmith.rows.conll import is_conll, read_conll, with_documents
+from bertsmith.rows.records import Record, Source, Table, Told, class_names
+from bertsmith.rows.tables import as_source
 from bertsmith.tasks import choice, spans
-from bertsmith.tasks.conll import NAMES as CONLL
-from bertsmith.tasks.conll import is_conll, read_conll, with_documents
 from bertsmith.tasks.description import DEV, Task
 from bertsmith.tasks.guessing import LOOKED_AT, guess_columns
-from bertsmith.tasks.records import Record, Source, Table, Told, class_names
-from bertsmith.tasks.rows import NAMES, Columns, Row, find_columns, first_records, listed, near_column, read_rows
 from bertsmith.tasks.sequences import label_of, labels_of, named, target
 from bertsmith.tasks.spans import place_answers
-from bertsmith.tasks.tables import as_source
 from bertsmith.tasks.tagging import tags_of
 
 CHECKS: dict[str, Callable[[Row], Any]] = {

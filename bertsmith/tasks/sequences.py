@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
+from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.examples import between_marks, texts_of
 from bertsmith.tasks.metrics import METRICS, accuracy, micro_f1
-from bertsmith.tasks.rows import Row
 from bertsmith.text.tokenizer import Tokenizer
 
 LARGEST = 1e15  # of a number to learn: the squares of single precision end at 1e38

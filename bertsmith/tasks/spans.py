@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from bertsmith.batch import Example
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
+from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.examples import Examples
-from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import softmax
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
 from bertsmith.text.tokenizer import Tokenizer

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from bertsmith.batch import IGNORE, Example
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
-from bertsmith.tasks.conll import bio_name, to_bio
+from bertsmith.rows.columns import Row
+from bertsmith.rows.conll import bio_name, to_bio
 from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.metrics import entities
-from bertsmith.tasks.rows import Row
 from bertsmith.tasks.sequences import softmax
 from bertsmith.text.offsets import FLAG, PICTURE, SKIN_TONES, marks
 from bertsmith.text.tokenizer import Tokenizer

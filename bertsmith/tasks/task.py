@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertsmith.errors import UserError, suggestion
-from bertsmith.model.heads import HeadConfig, HeadKind
+from bertsmith.model.config import HeadKind
+from bertsmith.model.heads import HeadConfig
+from bertsmith.rows.columns import NAMES, Row
 from bertsmith.tasks import choice, sequences, spans, tagging
 from bertsmith.tasks.description import DEV, Encoded, Limits, Task
 from bertsmith.tasks.glue import GLUE, KOREAN
-from bertsmith.tasks.rows import NAMES, Row
 from bertsmith.tasks.sequences import target
 
 __all__ = ["KINDS", "OWN", "TASKS", "Encoded", "Limits", "Task", "find_task", "target"]

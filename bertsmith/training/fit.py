@@ -23,17 +23,17 @@ from bertsmith.batch import Batch, rounded
 from bertsmith.errors import Diverged, Interrupted
 from bertsmith.progress import progress_bar, say
 from bertsmith.training import checkpoint, distributed, runlog
-from bertsmith.training.ahead import made_ahead
 from bertsmith.training.checkpoint import TrainerState
+from bertsmith.training.cuda_graphs import Recorder, may_record
+from bertsmith.training.divergence import Guard, give_up
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.passes import RIGHT, gradients, step_loss, update
-from bertsmith.training.recorded import Recorder, may_record
+from bertsmith.training.prefetch import made_ahead
 from bertsmith.training.run import add_facts
 from bertsmith.training.schedule import Course, course_of, rate_share
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 from bertsmith.training.speed import Meter
+from bertsmith.training.steps import RIGHT, gradients, step_loss, update
 from bertsmith.training.stopping import Request, stop_requests
-from bertsmith.training.trouble import Guard, give_up
 
 MicroBatches = Callable[[int, float], list[Batch]]
 

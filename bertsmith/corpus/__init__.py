@@ -1,0 +1,1 @@
+"""Corpora: raw text to memory-mapped shards of tokens."""

@@ -1,0 +1,1 @@
+"""The doctor: what would spoil a training run."""

@@ -1,0 +1,263 @@
+"""The doctor: what in a text or a corpus folder would spoil the training, said before it is run.
+
+Large inputs are looked at by sample: whole blocks (or shards) spread evenly over all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bertsmith.config import to_dict
+from bertsmith.corpus import sources as files
+from bertsmith.corpus.doctor.findings import (
+    Diagnosis,
+    Finding,
+    histogram,
+    raw_findings,
+    text_findings,
+    token_findings,
+)
+from bertsmith.corpus.doctor.measures import (
+    TOKENISED,
+    Part,
+    Spread,
+    TextMeasures,
+    TokenMeasures,
+    make_corpus,
+    measure_tokens,
+    unknown_words,
+)
+from bertsmith.corpus.readers import Trouble, parse
+from bertsmith.corpus.shards import MANIFEST, PLAN, Corpus
+from bertsmith.corpus.sources import Block, Reading, Source, find_sources, open_source, read_blocks
+from bertsmith.corpus.store import Store
+from bertsmith.errors import UserError
+from bertsmith.progress import progress_bar
+from bertsmith.text.tokenizer import Tokenizer
+
+SAMPLE_BYTES = 64 << 20
+BYTES_PER_TOKEN = 4  # of text, about
+MARKS = {"problem": "PROBLEM", "warning": "warning", "ok": "ok"}
+
+
+def examine(
+    inputs: Sequence[str | Path],
+    *,
+    tokenizer: str | Path | None = None,
+    text_field: str = "text",
+    encoding: str = "",
+    sample_bytes: int = SAMPLE_BYTES,
+) -> Diagnosis:
+    """Look at raw text, or at one corpus folder, and say what would spoil the training.
+
+    Of more than `sample_bytes` of text a sample of about that size is looked at. What concerns tokens needs a
+    tokenizer; a corpus folder has its own.
+    """
+    if sample_bytes < 1:
+        raise UserError(f"the sample is {sample_bytes} bytes; give at least 1")
+    corpora = [item for item in inputs if _is_corpus(item)]
+    if corpora and len(inputs) > 1:
+        raise UserError(f"{corpora[0]} is a corpus folder; look at it by itself")
+    tok = Tokenizer.load(tokenizer) if tokenizer is not None else None
+    if corpora:
+        return _examine_corpus(Corpus.open(corpora[0]), tok, str(tokenizer), sample_bytes)
+    return _examine_text(find_sources(inputs, encoding), tok, text_field, sample_bytes)
+
+
+def _is_corpus(item: str | Path) -> bool:
+    store = Store(str(item))
+    return store.exists(MANIFEST) or store.exists(PLAN)
+
+
+# A corpus folder
+
+
+def _examine_corpus(corpus: Corpus, given: Tokenizer | None, where: str, sample_bytes: int) -> Diagnosis:
+    tokenizer = Tokenizer.load(corpus.folder)
+    if given is not None:
+        corpus.check_tokenizer(given.hash, where)
+    part, text = Part(corpus, max(1, sample_bytes // BYTES_PER_TOKEN)), TextMeasures(by_sentence=True)
+    count = len(part.documents)
+    with progress_bar("looking at the corpus", count) as advance:
+        for number, sentences in enumerate(part.texts(tokenizer)):
+            text.look(sentences, sentences)
+            if number % 256 == 0:
+                advance(number, "")
+        advance(count, "")
+    tokens = measure_tokens(part, tokenizer)
+    whole = {f"all_{name}": getattr(corpus.manifest, name) for name in ("documents", "sentences", "tokens")}
+    sampled = len(part.shards) < len(corpus.shards)
+    facts = {"kind": "corpus", "inputs": [str(corpus.folder)], **whole, "sampled": sampled}
+    findings = [*text_findings(text, raw=False, sampled=sampled, built=corpus.manifest.clean)]
+    findings += token_findings(tokens, text, {}, tokenizer)
+    note = "wrapped lines, HTML, control characters, invalid UTF-8, the words behind [UNK]: look at the raw text, too"
+    return _diagnosis(facts, text, tokens, findings, [note])
+
+
+# Raw text
+
+
+def _examine_text(sources: Sequence[Source], tok: Tokenizer | None, text_field: str, sample_bytes: int) -> Diagnosis:
+    spread = Spread(TOKENISED)
+    text, facts = _read(sources, text_field, sample_bytes, spread)
+    if not text.documents:
+        raise UserError(text.first_bad or f"no text in {', '.join(source.url for source in sources)}")
+    findings = [*raw_findings(text), *text_findings(text, raw=True, sampled=facts["sampled"])]
+    if tok is None:
+        note = "[UNK], tokens per word, next-sentence pairs, padding: they need --tokenizer"
+        return _diagnosis(facts, text, None, findings, [note])
+    with TemporaryDirectory() as folder:
+        corpus = make_corpus(spread.kept, tok, Path(folder))
+        if corpus is None:
+            raise UserError(f"no words in {', '.join(source.url for source in sources)}")
+        tokens = measure_tokens(Part(corpus, corpus.manifest.tokens), tok)
+    unknown = unknown_words(spread.kept, tok) if tokens.unknown else {}
+    facts |= {"tokenised_documents": len(spread.kept), "unknown_words": unknown}
+    return _diagnosis(facts, text, tokens, [*findings, *token_findings(tokens, text, unknown, tok)], [])
+
+
+def _read(
+    sources: Sequence[Source], text_field: str, sample_bytes: int, spread: Spread
+) -> tuple[TextMeasures, dict[str, Any]]:
+    """Measure the documents of a sample, and put some of them aside to be tokenised."""
+    text, sample = TextMeasures(), Sample(sources, text_field, sample_bytes)
+    with progress_bar("looking at the text", sample.total) as advance:
+        for block in sample:
+            _look_at_block(block, text_field, text, spread)
+            advance(sample.reading.bytes_read, f"{text.documents:,} documents")
+        advance(sample.total, f"{text.documents:,} documents")
+    text.add_trouble(Trouble(bad=sample.reading.bad))
+    urls = [source.url for source in sources]
+    facts = {"kind": "text", "inputs": urls[:20], "files": len(urls), "input_bytes": sample.total}
+    return text, {**facts, "looked_at_bytes": sample.taken, "sampled": sample.skipped}
+
+
+def _look_at_block(block: Block, text_field: str, text: TextMeasures, spread: Spread) -> None:
+    trouble, before = Trouble(), (text.documents, text.paragraphs, text.characters)
+    for document in parse(block, text_field, trouble, skip_bad=True):
+        text.look_at_raw(document)
+        spread.add(document)
+    after = text.documents, text.paragraphs, text.characters
+    text.add_block(*(b - a for a, b in zip(before, after, strict=True)))
+    text.add_trouble(trouble)
+
+
+@dataclass
+class Sample:
+    """Whole blocks spread evenly over files, up to about so many bytes; a small input is all of it."""
+
+    sources: Sequence[Source]
+    text_field: str
+    limit: int
+    reading: Reading = field(default_factory=Reading)
+    taken: int = 0
+    skipped: bool = False
+
+    @property
+    def total(self) -> int:
+        """The size of all files as they are stored."""
+        return sum(source.size for source in self.sources)
+
+    def __iter__(self) -> Iterator[Block]:
+        done = 0
+        for source in self.sources:
+            self.reading.bytes_read = done
+            if self._is_ahead(done + source.size):  # not even opened
+                self.skipped = True
+            else:
+                yield from self._of_file(source, done)
+            done += source.size
+
+    def _of_file(self, source: Source, start: int) -> Iterator[Block]:
+        rows, place, end = _num_rows(source), float(start), start + source.size
+        for block in read_blocks([source], self.text_field, self.reading, skip_bad=True):
+            if rows:
+                place = start + source.size * (block.first_line - 1) / rows
+            if self._is_ahead(place):
+                self.skipped = True
+            else:
+                self.taken += _size(block)
+                yield block
+            place = float(self.reading.bytes_read)
+            if not rows and place < end and self._is_ahead(end):
+                self.skipped = True
+                break
+
+    def _is_ahead(self, place: float) -> bool:
+        """Whether enough has been taken for what lies before this place; room is left for the last block."""
+        whole = self.total <= self.limit and all(map(_is_plain, self.sources))
+        room = self.limit if whole else max(0, self.limit - files.BLOCK_BYTES)
+        return self.taken > room * place / self.total
+
+
+def _is_plain(source: Source) -> bool:
+    return not source.compression and source.kind != "parquet"
+
+
+def _num_rows(source: Source) -> int:
+    """The rows of a parquet file, by which its blocks are placed; 0 for all others."""
+    if source.kind != "parquet" or source.compression:
+        return 0
+    import pyarrow.parquet as pq
+
+    try:
+        with open_source(source) as (file, _):
+            return int(pq.read_metadata(file).num_rows)
+    except (ValueError, OSError):  # it is refused when it is read
+        return 0
+
+
+def _size(block: Block) -> int:
+    return len(block.data) if isinstance(block.data, bytes) else sum(map(len, block.data))
+
+
+# What is said
+
+
+def _diagnosis(
+    facts: dict[str, Any],
+    text: TextMeasures,
+    tokens: TokenMeasures | None,
+    findings: Sequence[Finding],
+    left_out: Sequence[str],
+) -> Diagnosis:
+    """All of it, the worst first."""
+    letters = sum(text.letters.values())
+    counts = {"documents": text.documents, "sentences": len(text.sentences), "characters": text.characters}
+    scripts = {name: count / letters for name, count in text.letters.most_common() if count}
+    facts = {**facts, **counts, "scripts": scripts}
+    shown = [histogram("Document length in characters", "documents", text.lengths)]
+    if tokens is None:
+        shown.append(histogram("Sentence length in characters", "sentences", text.sentences))
+    else:
+        pairs = {str(length): to_dict(pairs) for length, pairs in tokens.pairs.items()}
+        facts |= {"tokens": tokens.tokens, "tokens_per_word": tokens.pieces / max(1, tokens.words), "pairs": pairs}
+        shown.append(histogram("Document length in tokens", "documents", tokens.documents))
+        shown.append(histogram("Sentence length in tokens", "sentences", tokens.sentences))
+    ordered = sorted(findings, key=lambda finding: list(MARKS).index(finding.severity))
+    return Diagnosis(facts, tuple(ordered), tuple(shown), tuple(left_out))
+
+
+def summary(diagnosis: Diagnosis) -> str:
+    """What was looked at, and how it is, in two sentences."""
+    facts = diagnosis.facts
+    corpus = facts["kind"] == "corpus"
+    size = f"{facts['tokens']:,} tokens" if corpus else f"{facts['looked_at_bytes'] / 1e6:,.1f} MB of text"
+    whole = "a sample, spread evenly over all of it" if facts["sampled"] else "all of it"
+    counts = [len(diagnosis.of(severity)) for severity in ("problem", "warning")]
+    found = f"{counts[0]} problem{'s'[: counts[0] != 1]}, {counts[1]} warning{'s'[: counts[1] != 1]}"
+    return f"Looked at {size} ({whole}): {facts['documents']:,} documents. Found: {found}."
+
+
+def describe(diagnosis: Diagnosis) -> list[str]:
+    """The diagnosis as lines for the terminal, the worst first."""
+    lines = [summary(diagnosis)]
+    for finding in diagnosis.findings:
+        lines.append(f"{MARKS[finding.severity]:>7}  {finding.sentence}")
+        lines += [f"{'':>9}for example: {example}" for example in finding.examples]
+        lines += [f"{'':>9}mend: {finding.fix}"] if finding.fix else []
+    return lines + [f"{'-':>7}  Not looked at: {note}." for note in diagnosis.left_out]

@@ -1,0 +1,341 @@
+"""What the doctor measures: text as it is read, and tokens and segment pairs as training would see them."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.corpus.build import tokenise
+from bertsmith.corpus.cleaning import CleanConfig, script_counts
+from bertsmith.corpus.duplicates import text_hash
+from bertsmith.corpus.readers import Document, Trouble
+from bertsmith.corpus.shards import Corpus, Shard, pack_shard, read_written, shard_name, write_manifest
+from bertsmith.corpus.store import Store
+from bertsmith.pretraining.segments import SPECIAL, PairSource
+from bertsmith.text.sentences import split_sentences, unwrap
+from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+NUM_EXAMPLES, EXAMPLE_LENGTH = 3, 120
+REMEMBERED = 500_000  # hashes that are known by heart, to show examples of what is repeated
+DISTINCT_LINES = 200_000
+TOKENISED = 4 << 20  # characters of raw text that are tokenised
+NUM_PAIRS, PAIR_LENGTHS = 2000, (128, 512)
+LONG_PARAGRAPH, SHORT_LINE = CleanConfig.paragraph_length, {False: 100, True: 50}  # characters, of raw text or not
+SHORT_DOCUMENT, LONG_DOCUMENT = 200, 5_000_000  # characters
+BLANKLESS = 1000  # paragraphs of a block that is a single document
+
+_ENDED = re.compile(r"[.!?…。！？।؟۔][\"'”’»)\]」』]*(?:\s|$)|[다요죠까][\"'”’)]*$")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+_TAGS = "a|b|i|p|u|br|hr|em|li|ol|ul|td|th|tr|h[1-6]|img|div|sub|sup|ref|span|font|html|head|body|table|strong|script"
+_MARKUP = re.compile(rf"</?(?:{_TAGS}|style)(?:\s[^<>]{{0,200}})?/?>|&(?:nbsp|amp|quot|lt|gt|#\d{{1,6}});", re.I)
+
+
+@dataclass
+class Repeats:
+    """How many texts have stood before: exact, at 8 bytes a text."""
+
+    hashes: array[int] = field(default_factory=lambda: array("Q"))
+    seen: set[int] = field(default_factory=set)
+
+    def add(self, text: str) -> bool:
+        """Count a text; whether it is known to have stood before."""
+        value = text_hash(text)
+        self.hashes.append(value)
+        if value in self.seen:
+            return True
+        if len(self.seen) < REMEMBERED:
+            self.seen.add(value)
+        return False
+
+    @property
+    def share(self) -> float:
+        values = np.array(self.hashes, dtype=np.uint64)
+        return 1 - len(np.unique(values)) / len(values) if len(values) else 0.0
+
+
+@dataclass
+class Spread:
+    """Documents spread evenly over all that are added, up to a number of characters."""
+
+    limit: int
+    kept: list[Document] = field(default_factory=list)
+    size: int = 0
+    number: int = 0
+    stride: int = 1
+
+    def add(self, document: Document) -> None:
+        if self.number % self.stride == 0:
+            self.kept.append(_head(document, self.limit // 4))
+            self.size += sum(map(len, self.kept[-1]))
+        while self.size > self.limit:
+            self.stride *= 2
+            self.kept = self.kept[::2]
+            self.size = sum(len(paragraph) for document in self.kept for paragraph in document)
+        self.number += 1
+
+
+@dataclass
+class TextMeasures:
+    """What documents are like as text; of a corpus folder the sentences stand for the paragraphs."""
+
+    by_sentence: bool = False  # a corpus folder: documents have sentences, and no paragraphs any more
+    paragraphs: int = 0
+    characters: int = 0
+    one_line: int = 0
+    one_sentence: int = 0
+    unended: int = 0
+    joined: int = 0
+    controls: int = 0
+    replacements: int = 0
+    marked_up: int = 0  # lines
+    blankless: int = 0  # characters of blocks without a blank line
+    invalid: int = 0
+    bad: int = 0
+    first_bad: str = ""
+    lengths: array[int] = field(default_factory=lambda: array("q"))
+    sentences: array[int] = field(default_factory=lambda: array("q"))  # characters of each
+    document_repeats: Repeats = field(default_factory=Repeats)
+    paragraph_repeats: Repeats = field(default_factory=Repeats)
+    short_lines: Counter[str] = field(default_factory=Counter)
+    letters: Counter[str] = field(default_factory=Counter)
+    main_scripts: Counter[str] = field(default_factory=Counter)
+    examples: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def documents(self) -> int:
+        return len(self.lengths)
+
+    def note(self, name: str, text: str) -> None:
+        """Keep an example, if there is room."""
+        if len(self.examples[name]) < NUM_EXAMPLES:
+            self.examples[name].append(shorten(text))
+
+    def look(self, document: Document, sentences: Sequence[str]) -> None:
+        """Measure a document in what raw text and a corpus folder both show."""
+        text = "\n".join(document)
+        self.lengths.append(len(text))
+        self.characters += len(text)
+        self.paragraphs += len(document)
+        if len(document) == 1:
+            self.one_line += 1
+            self.note("document_boundaries", text)
+        if self.document_repeats.add(text):
+            self.note("duplicate_documents", text)
+        else:
+            self._look_at_lines(document)
+        self._look_at_sentences(text, sentences)
+        if self.documents <= 2000 or self.documents % 16 == 0:
+            self._look_at_scripts(document)
+
+    def look_at_raw(self, document: Document) -> None:
+        """Measure a document in what raw text alone shows, too."""
+        self.look(document, [sentence for paragraph in document for sentence in split_sentences(paragraph)])
+        for paragraph in document:
+            self._look_at_marks(paragraph)
+        joined = unwrap(document)
+        if len(joined) < len(document):
+            self.joined += len(document) - len(joined)
+            first = next(i for i, paragraph in enumerate(joined) if paragraph != document[i])
+            self.note("wrapped_lines", " ⏎ ".join(document[first : first + 2]))
+
+    def _look_at_lines(self, document: Document) -> None:
+        """Long paragraphs that stood before, and short ones by the number of documents they stand in."""
+        for paragraph in _passages(document) if self.by_sentence else document:
+            if len(paragraph) >= LONG_PARAGRAPH and self.paragraph_repeats.add(paragraph):
+                self.note("duplicate_paragraphs", paragraph)
+        self.short_lines.update({line for line in document if len(line) < SHORT_LINE[self.by_sentence]})
+        if len(self.short_lines) > DISTINCT_LINES:  # those that stand in many places stay
+            self.short_lines = Counter(dict(self.short_lines.most_common(DISTINCT_LINES // 2)))
+
+    def _look_at_sentences(self, text: str, sentences: Sequence[str]) -> None:
+        self.sentences.extend(map(len, sentences))
+        if len(text) < SHORT_DOCUMENT:
+            self.note("short_documents", text)
+        if len(sentences) < 2:
+            self.one_sentence += 1
+            self.note("one_sentence", text)
+        if not any(_ENDED.search(sentence) for sentence in sentences):
+            self.unended += 1
+            self.note("no_sentences", text)
+
+    def _look_at_scripts(self, document: Document) -> None:
+        counts = script_counts(document)
+        self.letters.update(counts)
+        name, count = counts.most_common(1)[0]
+        if count:
+            self.main_scripts[name] += 1
+            self.note(f"script {name}", document[0])
+
+    def _look_at_marks(self, paragraph: str) -> None:
+        """Characters and marks that do not belong into text."""
+        if markup := _MARKUP.search(paragraph):
+            self.marked_up += 1
+            self.note("markup", paragraph[max(0, markup.start() - 40) :])
+        if controls := len(_CONTROL.findall(paragraph)):
+            self.controls += controls
+            self.note("control_characters", paragraph)
+        if "\ufffd" in paragraph:
+            self.replacements += paragraph.count("\ufffd")
+            self.note("replacement_characters", paragraph)
+
+    def add_block(self, documents: int, paragraphs: int, characters: int) -> None:
+        """Note a block that has no blank line in it."""
+        if documents == 1 and paragraphs >= BLANKLESS:
+            self.blankless += characters
+
+    def add_trouble(self, trouble: Trouble) -> None:
+        """Note what could not be read."""
+        self.invalid += trouble.replaced
+        self.bad += len(trouble.bad)
+        self.first_bad = self.first_bad or "".join(trouble.bad[:1])
+        for name, texts in (("invalid_utf8", [trouble.first_replaced]), ("bad_records", trouble.bad[:NUM_EXAMPLES])):
+            for text in filter(None, texts):
+                self.note(name, text)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Segment pairs as next sentence prediction would see them."""
+
+    next_share: float
+    first: float  # mean lengths in tokens
+    second: float
+    padding: float  # the share of a padded batch that packing saves
+
+
+@dataclass(frozen=True, eq=False)
+class TokenMeasures:
+    """What documents are like as tokens."""
+
+    tokens: int
+    unknown: int
+    words: int
+    pieces: int  # of words, punctuation left out
+    documents: NDArray[Any]  # tokens of each
+    sentences: NDArray[Any]
+    pairs: dict[int, Pairs]
+
+
+def measure_tokens(part: Part, tokenizer: Tokenizer) -> TokenMeasures:
+    """Count the tokens of a corpus by kind, and draw pairs from it."""
+    counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    for shard in part.shards:
+        counts += np.bincount(shard.tokens, minlength=len(counts))
+    names = _names(tokenizer)
+    inner = np.array([name.startswith("##") for name in names])
+    marks = np.array([name in SPECIAL_TOKENS or not any(map(str.isalnum, name)) for name in names])
+    return TokenMeasures(
+        tokens=int(counts.sum()),
+        unknown=int(counts[tokenizer.id("[UNK]")]),
+        words=int(counts[~inner & ~marks].sum()),
+        pieces=int(counts[~marks].sum()),
+        documents=part.corpus.document_tokens[part.documents],
+        sentences=np.concatenate([np.diff(shard.sentences) for shard in part.shards]),
+        pairs={length: draw_pairs(part, length) for length in PAIR_LENGTHS if len(part.documents) > 1},
+    )
+
+
+def draw_pairs(part: Part, max_length: int) -> Pairs:
+    """Draw pairs spread evenly over a corpus; from a small one in several epochs."""
+    source = PairSource(part.corpus, part.documents, max_length)
+    samples = np.arange(NUM_PAIRS)
+    if len(source) < NUM_PAIRS:
+        epochs, indices = np.divmod(samples, len(source))
+    else:
+        epochs, indices = np.zeros_like(samples), samples * len(source) // NUM_PAIRS
+    pairs = source.pairs(epochs, indices)
+    first, second = np.mean([(len(pair.first), len(pair.second)) for pair in pairs], axis=0).tolist()
+    fill = (first + second + SPECIAL) / max_length
+    return Pairs(sum(pair.is_next for pair in pairs) / len(pairs), first, second, 1 - fill)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Whole shards spread evenly over a corpus, up to about so many tokens."""
+
+    corpus: Corpus
+    max_tokens: int
+
+    @property
+    def stride(self) -> int:
+        return -(-self.corpus.manifest.tokens // self.max_tokens)
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        return self.corpus.shards[:: self.stride]
+
+    @cached_property
+    def documents(self) -> NDArray[np.int64]:
+        """The numbers of the documents of these shards."""
+        bounds = list(pairwise(self.corpus.first_documents))[:: self.stride]
+        return np.concatenate([np.arange(begin, end) for begin, end in bounds])
+
+    def texts(self, tokenizer: Tokenizer) -> Iterator[list[str]]:
+        """The documents as lists of sentences: tokens with spaces between words."""
+        names = _names(tokenizer)
+        for number in self.documents.tolist():
+            tokens, bounds = self.corpus.document(number)
+            words = [names[token] for token in tokens.tolist()]
+            yield [" ".join(words[begin:end]).replace(" ##", "") for begin, end in pairwise(bounds.tolist())]
+
+
+def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, folder: Path) -> Corpus | None:
+    """A corpus of one shard out of documents, for the time that the folder is there; None where there is no token."""
+    store, name = Store(str(folder)), shard_name(0)
+    tokens = tokenise(documents, tokenizer.backend)
+    if not len(tokens.tokens):
+        return None
+    store.write_sealed(name, pack_shard(tokens, tokenizer.vocab_size, {}, Trouble()))
+    write_manifest(store, tokenizer.hash, tokenizer.vocab_size, [read_written(store, name)])
+    return Corpus.open(folder)
+
+
+def _names(tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.token(number) for number in range(tokenizer.vocab_size)]
+
+
+def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int = 20) -> dict[str, int]:
+    """The most frequent words that become [UNK], among the 50,000 most frequent ones, and how often they stand."""
+    counts = Counter(word for document in documents for paragraph in document for word in paragraph.split())
+    words, unknown = [word for word, _ in counts.most_common(50_000)], tokenizer.id("[UNK]")
+    lost = [word for word, ids in zip(words, tokenizer.encode(words), strict=True) if unknown in ids]
+    found: Counter[str] = Counter()
+    for word, encoding in zip(lost, tokenizer.encode_aligned(lost), strict=True):
+        for number, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if number == unknown:
+                found[word[begin:end]] += counts[word]
+    return dict(found.most_common(top))
+
+
+def _passages(sentences: Sequence[str]) -> Iterator[str]:
+    """From every sentence on, as many as make up a long paragraph: a short sentence alone may stand anywhere."""
+    for first in range(len(sentences)):
+        passage = ""
+        for sentence in sentences[first:]:
+            passage = f"{passage} {sentence}"
+            if len(passage) > LONG_PARAGRAPH:
+                yield passage[1:]
+                break
+
+
+def shorten(text: str) -> str:
+    """A text on one line, cut to the length of an example; control characters are written out."""
+    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text[: 4 * EXAMPLE_LENGTH])
+    text = " ".join(text.split())
+    return text if len(text) <= EXAMPLE_LENGTH else text[: EXAMPLE_LENGTH - 1] + "…"
+
+
+def _head(document: Document, limit: int) -> Document:
+    """The beginning of a document that is very long."""
+    ends = np.cumsum([len(paragraph) for paragraph in document])
+    return document[: int(np.searchsorted(ends, limit)) + 1]

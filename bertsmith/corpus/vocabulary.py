@@ -1,0 +1,144 @@
+"""Text files to a tokenizer folder, with bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bertsmith.corpus.coverage import Coverage, coverage
+from bertsmith.corpus.readers import Document, Trouble, parse
+from bertsmith.corpus.sources import RECORD_ENDS, Block, Reading, Source, find_sources, read_blocks
+from bertsmith.folders import new_folder, writes
+from bertsmith.progress import Advance, progress_bar, say
+from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
+
+SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, and this stays under 1 GiB
+HELD_OUT_EVERY = 50  # documents
+HELD_OUT_FROM = 2_000_000  # bytes of text: from a smaller one nothing is held out
+HELD_OUT_MOST = 4_000_000  # characters
+SHARES = (10.0, 20.0, 60.0)  # of the time, in percent: measuring, characters, words; the rest is training
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedTokenizer:
+    """A new tokenizer, how it does on held-out documents (none of a small text), and what of the text was sampled."""
+
+    tokenizer: Tokenizer
+    coverage: Coverage | None
+    sampled: str  # empty where the whole text was used
+
+
+@writes()
+def train_tokenizer(
+    inputs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    vocab_size: int = 30_000,
+    cased: bool = False,
+    jamo: bool = False,
+    field: str = "text",
+    encoding: str = "",
+) -> TrainedTokenizer:
+    """Train a WordPiece vocabulary on text files and save it as a folder.
+
+    `cased` keeps capitals and accents; `jamo` breaks Hangul into its letters, as the original uncased form does. Of
+    more than 100 MB of text an evenly spread sample of that size is used. `encoding` is the files', if not UTF-8.
+    """
+    sources = find_sources(inputs, encoding)
+    with new_folder(out) as folder, progress_bar("training the vocabulary", 100) as advance:
+        text = _Text(sources, field, advance)
+        text.measure()
+        sampled = text.sampled
+        if sampled:
+            say(f"note: the vocabulary is trained on {sampled}, spread evenly over all inputs")
+        tokenizer = train_wordpiece(text, vocab_size, cased=cased, jamo=jamo)
+        tokenizer.save(folder)
+        found = coverage(tokenizer, text.held_out) if text.held_out else None
+    for warning in text.trouble.warnings():
+        say(f"warning: {warning}")
+    if tokenizer.vocab_size < vocab_size:
+        say(f"note: the text supports {tokenizer.vocab_size:,} entries, fewer than the {vocab_size:,} asked for")
+    return TrainedTokenizer(tokenizer, found, sampled)
+
+
+@dataclass(eq=False)
+class _Text:
+    """The paragraphs to train on, which may be gone through again and again, and those that are held out."""
+
+    sources: list[Source]
+    text_field: str
+    advance: Advance
+    size: int = 0  # bytes of plain text
+    passes: int = 0
+    trouble: Trouble = field(default_factory=Trouble)
+    held_out: list[str] = field(default_factory=list)
+
+    def measure(self) -> None:
+        """Find out how much text there is: a compressed file does not tell."""
+        self.size = sum(map(_size, self._blocks()))
+
+    @property
+    def sampled(self) -> str:
+        """What part of the text is used, in words; empty where it is all of it."""
+        return f"{SAMPLE_BYTES / 1e6:,.1f} of {self.size / 1e6:,.1f} MB of text" if self.size > SAMPLE_BYTES else ""
+
+    def __iter__(self) -> Iterator[str]:
+        self.trouble, self.held_out = Trouble(), []
+        room = HELD_OUT_MOST if self.size >= HELD_OUT_FROM else 0
+        for number, document in enumerate(self._documents(), 1):
+            length = sum(map(len, document))
+            if number % HELD_OUT_EVERY == 0 and length <= room:
+                self.held_out += document
+                room -= length
+            else:
+                yield from document
+
+    def _documents(self) -> Iterator[Document]:
+        for block in sample(self._blocks(), min(1.0, SAMPLE_BYTES / max(1, self.size))):
+            yield from parse(block, self.text_field, self.trouble)
+
+    def _blocks(self) -> Iterator[Block]:
+        reading, total = Reading(), sum(source.size for source in self.sources)
+        start, share = sum(SHARES[: self.passes]), SHARES[min(self.passes, len(SHARES) - 1)]
+        for block in read_blocks(self.sources, self.text_field, reading):
+            yield block
+            self.advance(start + share * reading.bytes_read / total, "")
+        self.passes += 1
+
+
+def sample(blocks: Iterable[Block], share: float) -> Iterator[Block]:
+    """The beginning of every block, so that together they are a share of the text that is spread over all of it.
+
+    What one block gives too much, because a record or line ends where it ends, the next ones give less.
+    """
+    due = 0.0
+    for block in blocks:
+        if share < 1:
+            due += share * _size(block)
+            if due < 1:
+                continue
+            block = _beginning(block, int(due))
+            due -= _size(block)
+        yield block
+
+
+def _beginning(block: Block, size: int) -> Block:
+    """A block's records up to the first that ends after `size` bytes; plain text may end at any line."""
+    if isinstance(block.data, list):
+        rows, taken = 0, 0
+        while rows < len(block.data) and taken < size:
+            taken += len(block.data[rows].encode())
+            rows += 1
+        return replace(block, data=block.data[:rows])
+    if block.kind == "text":
+        end = block.data.find(b"\n", size - 1) + 1
+    else:
+        match = RECORD_ENDS[block.kind].search(block.data, size - 1)
+        end = match.end() if match else 0
+    return replace(block, data=block.data[:end]) if end else block
+
+
+def _size(block: Block) -> int:
+    """The bytes of a block's text."""
+    return len(block.data) if isinstance(block.data, bytes) else sum(len(row.encode()) for row in block.data)

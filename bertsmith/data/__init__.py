@@ -1,1 +1,0 @@
-"""From raw text to batches: readers, shards, segment pairs, masking, loader."""

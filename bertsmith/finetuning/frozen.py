@@ -1,0 +1,75 @@
+"""Training on a frozen encoder (section 5.3): its states of the training rows are computed once and lie on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertsmith.batch import Batch, Example, collate
+from bertsmith.errors import UserError
+from bertsmith.folders import new_folder
+from bertsmith.formats.feature_store import INDEX, Features, write_index
+from bertsmith.inference.features import PARTS, Extractor, write_parts
+from bertsmith.inference.predictor import Predictor
+from bertsmith.model.heads import HeadConfig
+from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.rows.columns import Row
+from bertsmith.rows.records import Told
+from bertsmith.tasks.description import Task
+from bertsmith.tasks.tagging import check
+from bertsmith.training import distributed
+
+STATES = "states"  # in a run's folder, while it goes on
+
+
+@dataclass(frozen=True)
+class FrozenExamples:
+    """Sentences with their states, a batch of them at a time."""
+
+    examples: list[Example]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
+        """These sentences as a packed batch."""
+        return collate([self.examples[row] for row in rows], packed=True, indices=rows)
+
+
+def check_features(features: FeatureConfig, task: Task) -> None:
+    """Refuse features where there are no words to tag."""
+    if features.variant and task.head != "tags":
+        raise UserError(f"--features {features.variant} is for tasks that tag words (conll2003, tag), not {task.name}")
+
+
+def frozen_examples(
+    predictor: Predictor, rows: Sequence[Row], head: HeadConfig, max_length: int, folder: Path
+) -> FrozenExamples:
+    """One example a sentence: the states of its words, memory-mapped, and their tags."""
+    assert head.features is not None
+    extractor = Extractor(predictor, head.features.layers, "first", "float16", max_length)
+    distributed.by_main(lambda: _write(extractor, rows, folder))
+    examples = []
+    for row, entry in zip(rows, Features.open(folder), strict=True):
+        none = np.zeros(len(entry.words), dtype=np.int64)
+        tags, states = np.array(check(row, head)), entry.vectors.transpose(1, 0, 2)
+        examples.append(Example(none, none, tags=tags, states=states))
+    return FrozenExamples(examples)
+
+
+def _write(extractor: Extractor, rows: Sequence[Row], folder: Path) -> None:
+    if (folder / INDEX).exists():  # of this run, before it was stopped
+        return
+
+    def told_rows(told: Told) -> Iterator[Row]:
+        for number, row in enumerate(rows, 1):
+            told(number / len(rows))
+            yield row
+
+    with new_folder(folder) as work:
+        write_index(work, write_parts(extractor, extractor.described, work, told_rows))
+        (work / PARTS).unlink(missing_ok=True)

@@ -1,0 +1,202 @@
+"""Encoded rows on the disk, by their content: the second run on the same rows does not tokenise them again.
+
+The cache is a folder of safetensors files; whatever is wrong with it, rows are encoded as if it were not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from bertsmith.folders import new_file
+from bertsmith.model.heads import HeadConfig
+from bertsmith.progress import say
+from bertsmith.rows.columns import Row
+from bertsmith.tasks.description import Encoded, Limits
+from bertsmith.tasks.examples import Examples, joined, starts_of
+from bertsmith.tasks.spans import Window
+from bertsmith.tasks.task import KINDS
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training import distributed
+
+FOLDER = "BERTSMITH_CACHE"  # the variable that names the folder; empty: nothing is kept
+LARGEST = 4 << 30  # bytes of all files together
+FORGOTTEN = 86400.0  # seconds after which a half-written file has nobody who finishes it
+Arrays = dict[str, NDArray[Any]]
+
+
+def encode_once(
+    rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool
+) -> Encoded:
+    """What `encode` of the head's kind gives, read from the cache where these rows have been encoded before.
+
+    Labelled rows are to be learnt from: they come without the details that decoding needs. Of several processes, which
+    all have to call this, the first of each machine encodes and the others read what it has written.
+    """
+    folder = cache_folder()
+    if folder is None:
+        return KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
+    path = folder / f"{digest(rows, tokenizer, limits, head, labelled)}.safetensors"
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if not first:
+        distributed.wait()
+    try:
+        if (found := _read(path)) is not None:
+            if labelled and first:
+                say(f"the {len(rows):,} training rows were tokenised before: taken from {folder}")
+            return found
+        encoded = KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
+        _write(path, encoded, with_details=not labelled)
+        return encoded
+    finally:  # also where rows are refused: the others refuse them too
+        if first:
+            distributed.wait()
+
+
+def cache_folder() -> Path | None:
+    """Where encoded rows are kept; None where they are not."""
+    if (named := os.environ.get(FOLDER)) is not None:
+        return Path(named).expanduser() / "rows" if named else None
+    with suppress(RuntimeError):  # nobody's home
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertsmith" / "rows"
+    return None
+
+
+def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, labelled: bool) -> str:
+    """All that decides how rows are encoded, the code included, as one name."""
+    found = hashlib.blake2b(digest_size=16)
+    settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.num_choices, labelled]
+    settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
+    found.update(json.dumps(settings).encode())
+    _add_rows(found, rows, labelled)
+    return found.hexdigest()
+
+
+def rows_hash(rows: Iterable[Row]) -> str:
+    """What tells rows from others, whatever reads them: a digest of their texts and labels."""
+    found = hashlib.blake2b(digest_size=16)
+    _add_rows(found, list(rows), labelled=True)
+    return found.hexdigest()
+
+
+def _add_rows(found: hashlib.blake2b, rows: Sequence[Row], labelled: bool) -> None:
+    documents = {id(row.document): row.document for row in rows}  # the sentences of a document share one
+    places = {key: number for number, key in enumerate(documents)}
+    for texts in (
+        [row.text for row in rows],
+        [row.pair or "" for row in rows],
+        [part for row in rows for part in row.parts],
+        [word for document in documents.values() for word in document],
+    ):
+        found.update(np.array([len(text) for text in texts], dtype=np.int64).tobytes())
+        found.update("".join(texts).encode("utf-8", "surrogatepass"))
+    shapes = [(row.pair is None, len(row.parts), places[id(row.document)], row.begin) for row in rows]
+    found.update(np.array([*shapes, *((0, 0, 0, len(d)) for d in documents.values())], dtype=np.int64).tobytes())
+    if labelled:
+        found.update(json.dumps([row.label for row in rows], default=repr).encode())
+
+
+@cache
+def _code() -> str:
+    """The code of tasks and texts: rows that another version has encoded are not those of this one."""
+    found = hashlib.blake2b(digest_size=16)
+    package = Path(__file__).parent.parent
+    for path in sorted([*package.glob("tasks/*.py"), *package.glob("text/*.py")]):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
+    examples = encoded.examples
+    arrays: Arrays = {
+        "tokens": examples.tokens,
+        "segments": examples.segments,
+        "starts": examples.starts,
+        "owners": np.asarray(encoded.owners, dtype=np.int64),
+        **({} if encoded.sources is None else {"sources": np.asarray(encoded.sources, dtype=np.int64)}),
+        **({} if examples.labels is None else {"labels": examples.labels}),
+        **({} if examples.tags is None else {"tags": examples.tags}),
+        **({} if examples.read is None else {"read": examples.read}),
+        **(_flat_details(encoded.details) if with_details and encoded.details else {}),
+    }
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    facts = {"shortened": encoded.shortened, "step": examples.step, "checksum": _checksum(arrays)}
+    with suppress(OSError, SafetensorError):  # a full disk or a folder of others: the next run encodes anew
+        with new_file(path) as work:
+            save_file(arrays, work, {"facts": json.dumps(facts)})
+        _forget_oldest(path)
+
+
+def _read(path: Path) -> Encoded | None:
+    """What is kept under a name; None where there is nothing, or something damaged."""
+    try:
+        with safe_open(path, "numpy") as file:
+            facts = json.loads(file.metadata()["facts"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if facts["checksum"] != _checksum(arrays):
+            return None
+        flat: Any = [arrays.get(name) for name in ("tokens", "segments", "starts", "labels", "tags")]
+        examples = replace(Examples(*flat), step=facts["step"], read=arrays.get("read"))
+        found = Encoded(examples, arrays["owners"], _details(arrays), facts["shortened"], arrays.get("sources"))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    with suppress(OSError):
+        os.utime(path)  # the oldest go first: those that nobody has asked for
+    return found
+
+
+def _checksum(arrays: Arrays) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        found.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        found.update(arrays[name].tobytes())
+    return found.hexdigest()
+
+
+def _flat_details(details: Sequence[Any]) -> Arrays:
+    """What decoding needs of each part: the first tokens of words, or windows of contexts."""
+    if not isinstance(details[0], Window):
+        return {"words": joined(details, np.int32), "word_starts": starts_of([len(d) for d in details])}
+    return {
+        "shifts": np.array([window.shift for window in details], dtype=np.int64),
+        "offsets": joined([window.offsets for window in details], np.int32),
+        "best": joined([window.best for window in details], np.bool_),
+        "window_starts": starts_of([len(window.offsets) for window in details]),
+    }
+
+
+def _details(arrays: Arrays) -> list[Any]:
+    if "words" in arrays:
+        return np.split(arrays["words"], arrays["word_starts"][1:-1])
+    if "offsets" not in arrays:
+        return []
+    starts = arrays["window_starts"]
+    offsets, best = (np.split(arrays[name], starts[1:-1]) for name in ("offsets", "best"))
+    return [Window(int(s), o, b) for s, o, b in zip(arrays["shifts"], offsets, best, strict=True)]
+
+
+def _forget_oldest(new: Path) -> None:
+    """Keep the cache under its size: what was not asked for longest goes first, and what nobody will finish."""
+    for left in new.parent.glob(".*.partial"):
+        if time.time() - left.stat().st_mtime > FORGOTTEN:
+            left.unlink()
+    files = sorted(((p.stat(), p) for p in new.parent.glob("*.safetensors")), key=lambda pair: pair[0].st_mtime)
+    total = sum(stat.st_size for stat, _ in files)
+    for stat, path in files:
+        if total > LARGEST and path != new:
+            path.unlink(missing_ok=True)
+            total -= stat.st_size

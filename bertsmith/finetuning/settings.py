@@ -1,0 +1,85 @@
+"""The settings of a fine-tuning run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bertsmith.config import Bounds, check_bounds
+from bertsmith.errors import UserError
+from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.rows.columns import Columns
+from bertsmith.training.settings import TrainConfig
+
+
+@dataclass(frozen=True)
+class FinetuneData:
+    """How rows are read and encoded; `max_length` is the task's own where it is not set.
+
+    Answers are looked for in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer
+    has at most `max_answer`. Rows of a class count `class_weights` times, or, `balanced`, all classes count alike.
+    `partial` says that the rows are only a part of their data set, so that reports mark the scores. With `skip_bad`,
+    rows that cannot be used (an empty text, no label) are left out and counted; else they end the run. Where no dev
+    rows are given, `dev_share` of the training rows are held out to score on (see `tasks.dev_split`); 0: none.
+    """
+
+    max_length: int | None = None
+    columns: Columns = field(default_factory=Columns)
+    stride: int = 128
+    max_query: int = 64
+    max_answer: int = 30
+    class_weights: dict[str, float] = field(default_factory=dict)
+    balanced: bool = False
+    partial: bool = False
+    skip_bad: bool = False
+    dev_share: float = 0.1
+    BOUNDS = {
+        "max_length": Bounds(8, 2**24),
+        "stride": Bounds(1, 2**24),
+        "max_query": Bounds(1, 2**24),
+        "max_answer": Bounds(1, 2**24),
+        "class_weights": Bounds(0, 10**9),
+        "dev_share": Bounds(0, 0.5),
+    }
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "data.")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
+
+    A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
+    the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
+    they are (0: the embeddings alone). With a variant of `features` the encoder is not trained: a BiLSTM on its states
+    is (section 5.3). `bilstm_layers` puts a random BiLSTM between the encoder and the output layer, trained with them
+    (Table 5); `beside` is a second model that reads the other way, whose states stand beside the first one's. `dropout`
+    is set everywhere instead of the model's own: one that was pre-trained without any may still need some here.
+    """
+
+    task: str
+    data: FinetuneData = field(default_factory=FinetuneData)
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(epochs=3, batch_size=32, learning_rate=5e-5, warmup=0.1)
+    )
+    random_start: bool = False
+    restarts: int = 2
+    reinit_layers: int = 0
+    frozen_layers: int | None = None
+    features: FeatureConfig = field(default_factory=FeatureConfig)
+    bilstm_layers: int = 0
+    beside: str = ""
+    dropout: float | None = None
+    BOUNDS = {
+        "restarts": Bounds(0, 1000),
+        "reinit_layers": Bounds(0, 1000),
+        "frozen_layers": Bounds(0, 1000),
+        "bilstm_layers": Bounds(0, 100),
+        "dropout": Bounds(0, 1, "[)"),
+    }
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.features.variant and (self.bilstm_layers or self.beside):
+            name = "bilstm_layers" if self.bilstm_layers else "beside"
+            raise UserError(f"--features trains a BiLSTM on a frozen encoder, and {name} is for one that is trained")

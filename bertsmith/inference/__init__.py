@@ -1,0 +1,1 @@
+"""Inference: a saved model to predictions, vectors and features."""

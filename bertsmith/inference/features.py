@@ -1,0 +1,380 @@
+"""Feature-based use (section 5.3): hidden states of any layers for every word or token of a file, in a compact store.
+
+Texts go through in parts, so memory does not grow with the file. A text longer than the model is read in windows that
+overlap, and each word is taken from the window in which it has the most context. W words of a part, H hidden size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertsmith.batch import Example, collate
+from bertsmith.config import read_json
+from bertsmith.errors import UserError
+from bertsmith.folders import file_hash, new_file, refuse_existing, sync, writes
+from bertsmith.formats.feature_store import Align, Described, Features, part_file, read_index, write_index, write_part
+from bertsmith.inference.engines import TOKENS, Precision, TorchEngine, batches
+from bertsmith.inference.output import facts_of, partial_folder
+from bertsmith.inference.predictor import Predictor
+from bertsmith.model.states import hidden_states, parse_layers
+from bertsmith.progress import progress_bar, say
+from bertsmith.rows.columns import NAMES, Columns, Row, read_rows
+from bertsmith.rows.conll import is_conll, read_conll
+from bertsmith.rows.records import Told
+from bertsmith.tasks.tagging import words_of
+from bertsmith.text.tokenizer import Tokenizer
+
+__all__ = ["Features", "features"]
+
+FACTS, PARTS = "facts.json", "parts.json"
+PART_BYTES = 256 * 2**20  # of vectors: what memory holds at once
+PASSAGES = 1024  # encoded together
+WORDS = {"text": ("tokens", "words", *NAMES["text"])}
+
+
+@writes()
+def features(
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    layers: str = "-1",
+    align: str = "first",
+    dtype: str = "float16",
+    conll: bool = False,
+    documents: bool = True,
+    max_length: int | None = None,
+    overlap: int | None = None,
+    text: str = "",
+    resume: bool = False,
+    precision: Precision | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Write the hidden states of some layers for every word of a file; `Features.open(out)` reads them.
+
+    `align` is a word's `first` sub-token, their `mean`, or `none`: every token by itself. A CoNLL file (`conll`, or by
+    its name) gives the words; with `documents` its sentences are read in the context of their document.
+    """
+    out, work = Path(out), partial_folder(Path(out))
+    refuse_existing(out)
+    predictor = Predictor.load(model, device, precision=precision)
+    extractor = Extractor(predictor, layers, align, dtype, max_length, overlap)
+    if work.exists() and not resume:
+        raise UserError(f"{work} is there from a run that was stopped; add --resume to go on with it, or remove it")
+    settings = {"layers": list(extractor.described.layers), "align": align, "dtype": dtype, "documents": documents}
+    settings |= {"max_length": extractor.room + 2, "overlap": extractor.overlap}
+    described = _begin(work, {**facts_of(predictor, data, Columns(text), ()), **settings}, extractor.described)
+    try:
+        described = write_parts(extractor, described, work, lambda told: _rows(data, text, conll, documents, told))
+    except BaseException:
+        _keep_or_remove(work)
+        raise
+    return _finish(work, out, described)
+
+
+def write_parts(
+    extractor: Extractor, described: Described, work: Path, read: Callable[[Told], Iterator[Row]]
+) -> Described:
+    """Write the parts that are not there yet; what all of them hold."""
+    share = 0.0
+
+    def told(now: float) -> None:
+        nonlocal share
+        share = now
+
+    rows = islice(read(told), sum(described.texts), None)
+    with progress_bar("extracting", 1.0) as advance:
+        for part in extractor.parts(rows):
+            path = part_file(work, len(described.texts))
+            texts, words = extractor.write(path, part)
+            described = replace(
+                described,
+                texts=(*described.texts, texts),
+                words=(*described.words, words),
+                hashes=(*described.hashes, file_hash(path)),
+            )
+            write_index(work, described, PARTS)
+            advance(share, f"{sum(described.texts):,} texts, {sum(described.words):,} vectors")
+    return described
+
+
+def _keep_or_remove(work: Path) -> None:
+    """Say how to go on with what is there; a folder without a part is no use to anyone."""
+    if part_file(work, 0).exists():
+        say(f"note: what was extracted is in {work}; --resume goes on with it")
+    else:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _rows(data: str | Path, text: str, conll: bool, documents: bool, told: Told) -> Iterator[Row]:
+    if conll or is_conll(data):
+        rows = read_conll(data, labelled=False)
+    else:
+        rows = read_rows(data, Columns(text), labelled=False, names=WORDS, told=told)
+    return rows if documents else (replace(row, document=(), begin=0) for row in rows)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Tokens that are read together: a text, or a document with its sentences.
+
+    Word i has the tokens from `firsts[i]` to `firsts[i + 1]`; each text has its words from `ends` of the one before.
+    """
+
+    texts: list[str]
+    words: list[str]
+    offsets: list[tuple[int, int]]  # of each word in its text
+    firsts: NDArray[np.int64]  # (words + 1,)
+    tokens: NDArray[np.int64]
+    ends: list[int]  # of each text, in words
+
+
+def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterator[Passage]:
+    """Rows that share a document, together; the others one by one."""
+    numbered = enumerate(rows)
+    groups = (
+        [row for _, row in g] for _, g in groupby(numbered, lambda e: id(e[1].document) if e[1].document else -e[0])
+    )
+    while chunk := list(islice(groups, PASSAGES)):
+        whole = iter(tokenizer.encode_aligned([group[0].text for group in chunk if not group[0].parts]))
+        given = list(dict.fromkeys(word for group in chunk for row in group for word in row.parts))
+        pieces = dict(zip(given, tokenizer.encode_aligned(given), strict=True))
+        for group in chunk:
+            if group[0].parts:
+                yield _of_words(group, pieces, tokenizer.id("[UNK]"), align)
+            else:
+                yield _of_text(group[0].text, next(whole), align)
+
+
+def _of_text(text: str, encoding: Any, align: Align) -> Passage:
+    """A text whose words are as the tokenizer divides it: at spaces and at signs."""
+    owners, offsets = np.array(encoding.word_ids, dtype=np.int64), encoding.offsets
+    firsts = np.flatnonzero(np.diff(owners, prepend=-1)) if align != "none" else np.arange(len(owners))
+    firsts = np.append(firsts, len(owners))
+    places = offsets
+    if align != "none":
+        places = [(offsets[a][0], offsets[b - 1][1]) for a, b in pairwise(firsts.tolist())]
+    words = encoding.tokens if align == "none" else [text[begin:end] for begin, end in places]
+    return Passage([text], words, places, firsts, np.array(encoding.ids, dtype=np.int64), [len(words)])
+
+
+def _of_words(rows: Sequence[Row], pieces: dict[str, Any], unknown: int, align: Align) -> Passage:
+    """Sentences whose words are given; one that vanishes in cleaning is unknown."""
+    words: list[str] = []
+    offsets: list[tuple[int, int]] = []
+    tokens: list[int] = []
+    sizes: list[int] = []
+    ends: list[int] = []
+    for row in rows:
+        for word, (begin, end) in zip(row.parts, words_of(row), strict=True):
+            encoding = pieces[word]
+            ids = encoding.ids or [unknown]
+            tokens += ids
+            if align == "none" and encoding.ids:
+                words += encoding.tokens
+                offsets += [(begin + a, begin + b) for a, b in encoding.offsets]
+                sizes += [1] * len(ids)
+            else:
+                words.append("[UNK]" if align == "none" else word)
+                offsets.append((begin, end))
+                sizes.append(len(ids))
+        ends.append(len(words))
+    firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Passage([row.text for row in rows], words, offsets, firsts, np.array(tokens, dtype=np.int64), ends)
+
+
+def windows(passage: Passage, room: int, overlap: int) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    """Stretches of a passage's tokens that fit: begin, end, and the tokens that are taken from there.
+
+    Two neighbours meet in the middle of their overlap, where a token has as much context in the one as in the other. A
+    word goes with its middle; only one that does not fit into that window whole is divided.
+    """
+    count, firsts, sizes = len(passage.tokens), passage.firsts[:-1], np.diff(passage.firsts)
+    number = max(1, -(-(count - overlap) // (room - overlap)))
+    begins = np.linspace(0, max(0, count - room), number).round().astype(np.int64)
+    borders = (begins[1:] + begins[:-1] + room) / 2
+    of_words = np.searchsorted(borders, firsts + (sizes - 1) / 2, side="right")
+    whole = (firsts >= begins[of_words]) & (firsts + sizes <= begins[of_words] + room)
+    nearest = np.searchsorted(borders, np.arange(count), side="right")
+    taken = np.where(np.repeat(whole, sizes), np.repeat(of_words, sizes), nearest)
+    for i, begin in enumerate(begins.tolist()):
+        yield begin, min(begin + room, count), np.flatnonzero(taken == i)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What one sequence gives: the tokens that are read of it, the word of the part that each counts for, how much."""
+
+    example: Example
+    places: NDArray[np.int64]
+    words: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+class Extractor:
+    """An encoder with all that says how its states become features."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        layers: str,
+        align: str,
+        dtype: str,
+        max_length: int | None = None,
+        overlap: int | None = None,
+    ) -> None:
+        if not isinstance(predictor.engine, TorchEngine):
+            raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")
+        self.encoder, self.device = predictor.engine.model.encoder, predictor.engine.device
+        self.tokenizer, config = predictor.tokenizer, self.encoder.config
+        numbers = parse_layers(layers, config.num_layers)
+        name = str(predictor.folder)
+        self.described = Described(name, numbers, align, dtype, config.hidden_size)  # type: ignore[arg-type]
+        length = config.max_positions if max_length is None else max_length
+        if not 3 < length <= config.max_positions:
+            raise UserError(f"--max-length {max_length} is not between 4 and the model's {config.max_positions}")
+        self.room = length - 2
+        self.overlap = self.room // 4 if overlap is None else overlap
+        if not 0 <= self.overlap <= self.room // 2:
+            raise UserError(f"--overlap {overlap} is not between 0 and {self.room // 2}, half of a window")
+
+    def parts(self, rows: Iterable[Row]) -> Iterator[list[Passage]]:
+        """Passages whose vectors fit into memory together; a larger one by itself."""
+        chosen: list[Passage] = []
+        size = 0
+        for passage in passages(rows, self.tokenizer, self.described.align):
+            more = len(passage.words) * self.described.bytes_per_word
+            if chosen and size + more > PART_BYTES:
+                yield chosen
+                chosen, size = [], 0
+            chosen.append(passage)
+            size += more
+        if chosen:
+            yield chosen
+
+    def write(self, path: Path, part: Sequence[Passage]) -> tuple[int, int]:
+        """Compute a part and write it; gives the numbers of its texts and words."""
+        cuts = [words for p in part for words in _cut(p.words, p.ends)]
+        offsets = [place for passage in part for place in passage.offsets]
+        places = np.array(offsets, dtype=np.int32).reshape(-1, 2)
+        with tempfile.TemporaryFile(dir=path.parent) as scratch:
+            vectors = self._room(len(places), scratch)
+            self._fill(vectors, list(self._windows(part)))
+            write_part(path, [text for passage in part for text in passage.texts], cuts, places, vectors)
+        return len(cuts), len(places)
+
+    def _room(self, words: int, scratch: Any) -> NDArray[Any]:
+        """Zeros (W, layers, H): in memory, or for a single very long text on the disk."""
+        shape = (words, len(self.described.layers), self.described.hidden_size)
+        if words * self.described.bytes_per_word <= PART_BYTES:
+            return np.zeros(shape, self.described.dtype)
+        return np.memmap(scratch, self.described.dtype, "w+", shape=shape)
+
+    def _windows(self, part: Sequence[Passage]) -> Iterator[_Window]:
+        first, last = self.tokenizer.id("[CLS]"), self.tokenizer.id("[SEP]")
+        before = 0
+        for passage in part:
+            sizes = np.diff(passage.firsts)
+            words, weights = np.repeat(np.arange(len(sizes)), sizes), np.repeat(1 / sizes, sizes).astype(np.float32)
+            read = np.ones(len(words), dtype=bool)
+            if self.described.align == "first":
+                read[:], weights[:] = False, 1
+                read[passage.firsts[:-1]] = True
+            for begin, end, taken in windows(passage, self.room, self.overlap) if len(words) else ():
+                tokens = np.array([first, *passage.tokens[begin:end], last])
+                taken = taken[read[taken]]
+                example = Example(tokens, np.zeros(len(tokens), dtype=np.int64))
+                yield _Window(example, taken - begin + 1, before + words[taken], weights[taken])
+            before += len(sizes)
+
+    @torch.inference_mode()
+    def _fill(self, vectors: NDArray[Any], cut: list[_Window]) -> None:
+        """Put the states of all windows where their words are; batches hold windows of similar length."""
+        self.encoder.eval()
+        for chosen in batches([window.example for window in cut], TOKENS.get(self.device.type, 2048)):
+            some = [cut[i] for i in chosen]
+            words, pooled = self._pooled(some)
+            vectors[words] += pooled.cpu().numpy()
+            if not np.isfinite(vectors[words]).all():
+                advice = "; take --dtype float32" if self.described.dtype == "float16" else ""
+                raise UserError(f"a hidden state is not finite as {self.described.dtype}{advice}")
+
+    def _pooled(self, some: Sequence[_Window]) -> tuple[NDArray[np.int64], Tensor]:
+        """The words of some windows and what their tokens there make of them (words, layers, H)."""
+        batch = collate([window.example for window in some], packed=True)
+        starts = np.concatenate([[0], np.cumsum([len(window.example.tokens) for window in some])])
+        places = np.concatenate([start + window.places for start, window in zip(starts, some, strict=False)])
+        states = hidden_states(self.encoder, batch.to(self.device), self.described.layers)
+        read = torch.from_numpy(places).to(self.device)
+        found = torch.stack([states[layer][read].float() for layer in self.described.layers], 1)  # (tokens, layers, H)
+        words, owners = np.unique(np.concatenate([window.words for window in some]), return_inverse=True)
+        weights = torch.from_numpy(np.concatenate([window.weights for window in some])).to(self.device)
+        pooled = found.new_zeros(len(words), *found.shape[1:])
+        pooled.index_add_(0, torch.from_numpy(owners).to(self.device), found * weights[:, None, None])
+        return words, pooled.to(getattr(torch, self.described.dtype))
+
+
+def _cut(words: list[str], ends: list[int]) -> Iterator[list[str]]:
+    return (words[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
+
+
+def _begin(work: Path, facts: dict[str, Any], described: Described) -> Described:
+    """What is there already of a run that was stopped."""
+    if (work / FACTS).exists():
+        saved = read_json(work / FACTS)
+        if changed := [name for name, value in facts.items() if saved.get(name) != value]:
+            raise UserError(f"{work} was begun with another {', '.join(changed)}; remove it to begin anew")
+        for left in work.glob(".*"):  # what a killed process was writing
+            left.unlink()
+        written = read_index(work / PARTS) if (work / PARTS).exists() else described
+        good = 0
+        while good < len(written.hashes) and _is_whole(part_file(work, good), written.hashes[good]):
+            good += 1
+        if good < len(written.hashes):
+            say(f"note: {part_file(work, good)} is damaged; it and what follows are extracted again")
+        say(f"going on after {sum(written.texts[:good]):,} texts")
+        parts = {"texts": written.texts[:good], "words": written.words[:good], "hashes": written.hashes[:good]}
+        return replace(described, **parts)  # type: ignore[arg-type]
+    with new_file(work / FACTS) as file:
+        file.write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    return described
+
+
+def _is_whole(path: Path, expected: str) -> bool:
+    return path.exists() and file_hash(path) == expected
+
+
+def _finish(work: Path, out: Path, described: Described) -> dict[str, Any]:
+    """Give the folder its name; what it holds, and how large it is."""
+    size = sum(path.stat().st_size for path in work.glob("part-*"))
+    write_index(work, described)
+    for name in (FACTS, PARTS):
+        (work / name).unlink(missing_ok=True)
+    if out.exists():
+        out.rmdir()  # an empty one; anything else was refused
+    os.replace(work, out)
+    sync(out.parent)
+    unit, count = "token" if described.align == "none" else "word", sum(described.words)
+    return {
+        "features": str(out),
+        "texts": sum(described.texts),
+        f"{unit}s": count,
+        "layers": list(described.layers),
+        "dimensions": described.hidden_size,
+        "dtype": described.dtype,
+        "bytes": size,
+        f"bytes_per_{unit}": round(size / max(1, count)),
+    }

@@ -1,0 +1,338 @@
+"""`Predictor`: the one door from a saved folder to answers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertsmith.batch import Example
+from bertsmith.config import from_dict
+from bertsmith.errors import UserError
+from bertsmith.formats.graphs import FLOAT32, is_onnx
+from bertsmith.formats.hf import NOTES, Loaded, load_folder
+from bertsmith.formats.hub import find_model
+from bertsmith.formats.onnx import Exported, open_onnx, require, write_quality
+from bertsmith.inference.engines import (
+    Engine,
+    EngineName,
+    OnnxEngine,
+    Precision,
+    Together,
+    TorchEngine,
+    check_settings,
+    refuse_not_finite,
+)
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.progress import Advance
+from bertsmith.rows.columns import Columns, Row
+from bertsmith.rows.given import rows_given
+from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.spans import merge
+from bertsmith.tasks.task import KINDS, find_task, plain_task
+from bertsmith.text.unknown import Unknowns
+from bertsmith.training.settings import pick_device
+
+Combine = Literal["logits", "nbest"]
+Names = str | Path | Sequence[str | Path]
+WINDOW = 4096  # rows that are sorted by length together
+
+
+class Predictor:
+    """A model with its tokenizer, ready to answer.
+
+    >>> import bertsmith
+    >>> predictor = bertsmith.Predictor.load("reviews")
+    >>> predictor("The battery of phone 3 died.")
+    {'label': 'bad', 'score': 0..., 'scores': {'bad': 0..., 'good': 0...}}
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded | Exported,
+        device: str | torch.device | None = None,
+        *,
+        threads: int | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        check_settings(None, threads, precision)
+        self.tokenizer, self.notes, self.folder = loaded.tokenizer, loaded.notes, loaded.folder
+        self.folders: tuple[Path, ...] = (loaded.folder,)  # several where models answer together
+        self.members: tuple[Predictor, ...] = ()  # whose answers are merged, where their scores cannot be averaged
+        self.engine: Engine
+        self.missing: tuple[str, ...] = ()
+        if isinstance(loaded, Exported):
+            if str(device or "cpu") != "cpu":
+                raise UserError(f"onnxruntime is used on the CPU, not on {device}; leave --device out")
+            self.engine = OnnxEngine(loaded, threads, precision or "float32")
+            self.config = loaded.config
+            self._head, self._fills = loaded.head, "mlm_logits" in loaded.outputs
+        else:
+            where = device if isinstance(device, torch.device) else pick_device(device)
+            self.engine = TorchEngine(loaded.model, where, threads, precision or "float32")
+            self.missing, self.config = loaded.missing, loaded.model.encoder.config
+            self._head = loaded.model.head_config if isinstance(loaded.model, TaskModel) else None
+            self._fills = isinstance(loaded.model, MaskedLM)
+        self.positions = self.config.max_positions
+        self.max_length = min(loaded.notes.max_length or self.positions, self.positions)
+        self.shortened = 0
+        self.unknowns = Unknowns(self.tokenizer)  # of all that was encoded
+        self.encode: Callable[..., Encoded] | None = None  # rows to examples, where not as the head's kind does
+
+    @classmethod
+    def load(
+        cls,
+        name: Names,
+        device: str | None = None,
+        *,
+        engine: EngineName | None = None,
+        threads: int | None = None,
+        precision: Precision | None = None,
+        combine: Combine | None = None,
+    ) -> Predictor:
+        """Open a model folder, a run or a hub name, or several of them, which then answer together.
+
+        An ONNX folder is computed by ONNX Runtime, others by PyTorch. `combine` is for several, see `together`.
+        """
+        check_settings(engine, threads, precision)
+        names = [name] if isinstance(name, (str, Path)) else list(name)
+        if not names:
+            raise UserError("no model is given; name a model folder, a run or a hub name")
+        members = [cls._open(each, device, engine, threads, precision) for each in names]
+        if combine is not None:
+            _check_combine(combine, members[0])
+        return members[0] if len(members) == 1 else together(members, combine)
+
+    @classmethod
+    def _open(
+        cls,
+        name: str | Path,
+        device: str | None,
+        engine: EngineName | None,
+        threads: int | None,
+        precision: Precision | None,
+    ) -> Predictor:
+        folder = find_model(name)
+        if engine is None:
+            engine = "onnxruntime" if is_onnx(folder) and not any(folder.glob("*.safetensors")) else "torch"
+        if engine == "torch":
+            return cls(load_folder(folder), device, threads=threads, precision=precision)
+        require("onnxruntime")
+        if not is_onnx(folder):
+            raise UserError(f"{folder} holds no {FLOAT32}, which onnxruntime needs; export it to ONNX first")
+        return cls(open_onnx(folder), device, threads=threads, precision=precision)
+
+    @property
+    def head(self) -> HeadConfig:
+        """The output layer, or an error where the model has none."""
+        if self._head is None:
+            raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` puts one on it")
+        self._refuse_random("head.")
+        return self._head
+
+    @property
+    def task(self) -> Task:
+        """The task that the model was trained for, or the plain one of its head."""
+        plain = plain_task(self.head.kind)  # first, since it says where a model has no head
+        return find_task(self.notes.task) if self.notes.task else plain
+
+    @property
+    def limits(self) -> Limits:
+        """How long inputs and answers may be, as in training."""
+        values: dict[str, Any] = {**self.notes.limits, "max_length": self.max_length}
+        if self.task.no_answer:
+            values.setdefault("threshold", 0.0)
+        return from_dict(Limits, values, f"{self._notes_file}: limits")
+
+    @property
+    def columns(self) -> Columns:
+        """The columns that the model was trained on."""
+        return from_dict(Columns, self.notes.columns, f"{self._notes_file}: columns")
+
+    @property
+    def _notes_file(self) -> Path:
+        return self.folder / NOTES
+
+    def _refuse_random(self, part: str) -> None:
+        """An answer out of weights that were never trained is worse than none."""
+        if lacking := [name for name in self.missing if name.startswith(part)]:
+            raise UserError(f"{self.folder} has no weights for {', '.join(lacking)}")
+
+    @overload
+    def predict(self, texts: str) -> dict[str, Any]: ...
+
+    @overload
+    def predict(self, texts: Iterable[Any]) -> Iterator[dict[str, Any]]: ...
+
+    def predict(self, texts: str | Iterable[Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """The answer to a text, or an iterator over the answers to several, in order, as they come.
+
+        An item is a text or a pair `(first, second)`; for a tagger a text or a list of its words; for questions
+        `(question, context)`; for endings `(context, [ending, ending])`. An answer is a dict: label, score and scores
+        of a classifier, value of a regression, words, tags and entities of a tagger, text, start and end of a span.
+
+        >>> predictor = Predictor.load("reviews")
+        >>> predictor.predict("The battery of phone 3 died.")["label"]
+        'bad'
+        >>> [answer["label"] for answer in predictor.predict(["I love phone 7.", "The battery of phone 5 died."])]
+        ['good', 'bad']
+        >>> tagger = Predictor.load("doses")
+        >>> next(iter(tagger.predict([["Patient", "took", "5", "ml"]])))["tags"]
+        ['O', 'O', 'B-DOSE', 'I-DOSE']
+        """
+        if isinstance(texts, str):
+            return next(self.predict_rows(rows_given([texts], self.head.kind)))
+        return self.predict_rows(rows_given(texts, self.head.kind))
+
+    def __call__(self, texts: str | Iterable[Any]) -> Any:
+        """The answer to a text, or a list of answers; see `predict`."""
+        return self.predict(texts) if isinstance(texts, str) else list(self.predict(texts))
+
+    def __repr__(self) -> str:
+        what = "no task" if self._head is None else self.task.name
+        labels = ", ".join(self._head.labels[:5]) if self._head is not None else ""
+        more = ", …" if self._head is not None and len(self._head.labels) > 5 else ""
+        size = f"{self.config.num_layers} layers, hidden size {self.config.hidden_size}"
+        folders = ", ".join(map(str, self.folders))
+        return f"<Predictor for {what}{f' ({labels}{more})' if labels else ''}: {folders}; {size}; {self.engine!r}>"
+
+    def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        """Answers for rows, a window of them at a time."""
+        rows, head, limits = iter(rows), self.head, self.limits
+        kind = KINDS[head.kind]
+        while window := list(islice(rows, WINDOW)):
+            if self.members:
+                found = [list(member.predict_rows(window)) for member in self.members]
+                self.shortened, self.unknowns = self.members[0].shortened, self.members[0].unknowns
+                yield from (merge(answers, limits) for answers in zip(*found, strict=True))
+                continue
+            encoded = (self.encode or kind.encode)(window, self.tokenizer, limits, head, labelled=False)
+            self.shortened += encoded.shortened
+            self.unknowns.add_framed(encoded.examples.tokens)
+            yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
+
+    def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
+        """The task's metrics on labelled rows, from 0 to 100; `advance` is told how many are done."""
+        return self.score(rows, self.answer_all(rows, advance, labelled=True))
+
+    def score(self, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """The task's metrics of answers to labelled rows."""
+        return KINDS[self.head.kind].score(self.task, rows, answers, self.head, self.limits)
+
+    def answer_all(self, rows: Sequence[Row], advance: Advance, *, labelled: bool = False) -> list[dict[str, Any]]:
+        """Answers for rows, whose labels the model has to know; `advance` is told how many are done."""
+        for row in rows if labelled else ():
+            KINDS[self.head.kind].check(row, self.head)
+        answers = []
+        for answer in self.predict_rows(rows):
+            answers.append(answer)
+            advance(len(answers), "")
+        return answers
+
+    def logits(self, examples: Sequence[Example]) -> list[NDArray[np.float32]]:
+        """Scores of each example, in their order: (K,), or (n, K) for its tokens."""
+        scores = self.engine.run(examples)
+        refuse_not_finite(scores, "scores", self.folder, self.engine)
+        return scores
+
+    def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
+        """The likeliest words for each `[MASK]` of a text, with their probabilities."""
+        if top < 1:
+            raise UserError(f"--top {top} must be at least 1")
+        if not self._fills or any(name.startswith("masked_lm.") for name in self.missing):
+            why = ""
+            if self._head is not None:
+                why = f" (it was fine-tuned for {self.task.name})"
+            elif self.config.direction != "both":
+                why = " (it reads in one direction)"
+            raise UserError(
+                f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give a model that was "
+                "pre-trained on masked words"
+            )
+        ids = self.tokenizer.encode([text], special=True)[0]
+        if len(ids) > self.positions:
+            limit = self.positions
+            raise UserError(f"the text has {len(ids)} tokens, more than the model's {limit} positions; shorten it")
+        masked = np.flatnonzero(np.array(ids) == self.tokenizer.id("[MASK]"))
+        if not masked.size:
+            raise UserError(f"no [MASK] in {text!r}; write [MASK] where a word is to be filled in")
+        scores = self.engine.masked_words(Example(np.array(ids), np.zeros(len(ids), dtype=np.int64)), masked)
+        refuse_not_finite([scores], "scores", self.folder, self.engine)
+        probabilities = torch.from_numpy(scores).softmax(-1)
+        best = probabilities.topk(min(top, probabilities.shape[-1]))
+        return [
+            [{"token": self.tokenizer.token(i), "probability": p} for p, i in zip(ps, ids, strict=True)]
+            for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+
+
+def together(members: Sequence[Predictor], combine: Combine | None = None) -> Predictor:
+    """Several models of one task as one.
+
+    `logits` averages their scores, before the softmax, which takes models that encode a text alike; `nbest` adds up
+    the probabilities of their answers to a question, whatever their tokenizers. By default the first where it can be.
+    A threshold for no answer is the mean of theirs.
+    """
+    first = members[0]
+    for other in members[1:]:
+        _refuse_unlike(first, other)
+    strange = next((m for m in members if _encoding(m) != _encoding(first)), None)
+    is_span = first.head.kind == "span"
+    if strange is not None and (combine == "logits" or not is_span):
+        hint = "; combine them by nbest" if is_span else ""
+        raise UserError(
+            f"{strange.folder} and {first.folder} encode texts differently (tokenizer, max_length or windows), so that "
+            f"their scores have no mean{hint}"
+        )
+    result = copy.copy(first)
+    result.folders = tuple(folder for member in members for folder in member.folders)
+    if is_span and first.task.no_answer:
+        thresholds = [limit for limit in (member.limits.threshold for member in members) if limit is not None]
+        mean = sum(thresholds) / len(thresholds) if thresholds else None
+        result.notes = replace(first.notes, limits={**first.notes.limits, "threshold": mean})
+    if strange is not None or combine == "nbest":
+        result.members = tuple(members)
+    else:
+        result.engine = Together([member.engine for member in members])
+    return result
+
+
+def _check_combine(combine: str, first: Predictor) -> None:
+    """Refuse a way to combine that is unknown, or that is not for this kind of model."""
+    if combine not in get_args(Combine):
+        raise UserError(f"unknown way to combine models {combine!r}; one of: {', '.join(get_args(Combine))}")
+    if combine == "nbest" and first.head.kind != "span":
+        raise UserError(f"nbest is for answers in a text, and {first.folder} gives none; combine by logits")
+
+
+def _refuse_unlike(first: Predictor, other: Predictor) -> None:
+    """Models that answer together answer the same question with the same labels."""
+    if first.task.name != other.task.name:
+        raise UserError(f"{other.folder} was trained for {other.task.name}, {first.folder} for {first.task.name}")
+    one, two = first.head, other.head
+    if not one.same_classes(two) or one.num_choices != two.num_choices:
+        labels = (", ".join(head.labels) or f"{head.num_choices} endings" for head in (two, one))
+        raise UserError(f"{other.folder} and {first.folder} give different labels: {' against '.join(labels)}")
+
+
+def _encoding(member: Predictor) -> tuple[Any, ...]:
+    """What decides how a text is encoded."""
+    return member.tokenizer.hash, replace(member.limits, threshold=None)
+
+
+def measure_int8(folder: str | Path, rows: Sequence[Row]) -> dict[str, Any]:
+    """The task's scores of an ONNX folder in float32 and in int8 on labelled rows; `onnx.json` keeps them."""
+    scores: dict[str, dict[str, float]] = {}
+    precisions: tuple[Precision, ...] = ("float32", "int8")
+    for precision in precisions:
+        predictor = Predictor.load(folder, engine="onnxruntime", precision=precision)
+        scores[precision] = predictor.evaluate(rows)
+    return write_quality(predictor.folder, predictor.task.name, len(rows), scores)

@@ -1,0 +1,152 @@
+"""A page that looks inside a model on one text: attention, masked words, and what each layer's states are near to.
+
+n tokens, L layers, A heads, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertsmith.batch import Example, collate
+from bertsmith.errors import UserError
+from bertsmith.inference.engines import TOKENS, TorchEngine, batches
+from bertsmith.inference.predictor import Predictor
+from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.heads import TaskModel
+from bertsmith.objectives.causal_lm import CausalLM
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.pages.page import write_page
+from bertsmith.pages.view_page import answer_parts, body
+from bertsmith.progress import progress_bar
+
+MOST_TOKENS = 128  # the weights of all heads grow by their square: 3 MB of page for BERT-Base
+CANDIDATES, NEIGHBOURS = 8, 6
+Words = list[tuple[str, float]]
+
+
+def view(
+    model: str | Path, text: str, pair: str | None = None, out: str | Path = "view.html", *, device: str | None = None
+) -> dict[str, Any]:
+    """Write a page on what a model does with a text or a pair; it needs nothing beside itself."""
+    predictor = Predictor.load(model, device)
+    if not isinstance(predictor.engine, TorchEngine):
+        raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")
+    example = _example(predictor, text, pair)
+    found = look(predictor, example)
+    config = predictor.engine.model.encoder.config
+    size = f"{config.num_layers} layers with {config.num_heads} heads, {config.hidden_size} wide"
+    name = predictor.folder.parent.name if predictor.folder.name == "model" else predictor.folder.name
+    answer = _answer(predictor, text, pair)
+    write_page(out, f"Inside {name}", f"{len(example.tokens)} tokens, {size}", [*answer_parts(answer), *body(found)])
+    shown = {} if answer is None else {"answer": answer}
+    return {"page": str(out), "tokens": len(example.tokens), "masked_words": bool(found["masked"]), **shown}
+
+
+def _answer(predictor: Predictor, text: str, pair: str | None) -> dict[str, Any] | None:
+    """What a fine-tuned model answers; None where there is no head, or where its task needs more than was given."""
+    assert isinstance(predictor.engine, TorchEngine)
+    model = predictor.engine.model
+    if not isinstance(model, TaskModel) or any(name.startswith("head.") for name in predictor.missing):
+        return None
+    kind = model.head_config.kind
+    if kind == "choice" or (kind == "span" and pair is None) or (kind == "tags" and pair is not None):
+        return None
+    return next(predictor.predict([text if pair is None else (text, pair)]))
+
+
+def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
+    """`[CLS] A [SEP]`, or `[CLS] A [SEP] B [SEP]`."""
+    tokenizer = predictor.tokenizer
+    first, *second = tokenizer.encode([text] if pair is None else [text, pair])
+    sep = tokenizer.id("[SEP]")
+    parts = [[tokenizer.id("[CLS]"), *first, sep], *([*ids, sep] for ids in second)]
+    tokens = np.concatenate([np.array(part) for part in parts])
+    limit = min(MOST_TOKENS, predictor.positions)
+    if len(tokens) > limit:
+        raise UserError(f"the text has {len(tokens)} tokens with [CLS] and [SEP], and a page shows {limit}; shorten it")
+    return Example(tokens, np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
+
+
+@torch.inference_mode()
+def look(predictor: Predictor, example: Example) -> dict[str, Any]:
+    """All that the page shows, as JSON takes it; weights of attention are bytes (L, A, n, n), 255 for 1."""
+    assert isinstance(predictor.engine, TorchEngine)
+    model, device, tokenizer = predictor.engine.model.eval(), predictor.engine.device, predictor.tokenizer
+    trace = Trace()
+    model.encoder(collate([example], packed=True).to(device), trace)
+    attention = torch.cat(trace.attention).float()  # (L, A, n, n)
+    weights = (attention * 255).round().to(torch.uint8).cpu().numpy()
+    special = np.isin(example.tokens, [tokenizer.id("[CLS]"), tokenizer.id("[SEP]")])
+    why = ""
+    if isinstance(model, CausalLM):
+        why = "The model reads in one direction and was not trained to fill masks."
+    elif not isinstance(model, MaskedLM):
+        why = "The model was fine-tuned and has no masked-word head any more; take the model it was started from."
+    elif any(name.startswith("masked_lm.") for name in predictor.missing):
+        why = "The folder has no weights for a masked-word head."
+    return {
+        "tokens": [tokenizer.token(int(i)) for i in example.tokens],
+        "segments": example.segments.tolist(),
+        "special": special.tolist(),
+        "layers": attention.shape[0],
+        "heads": attention.shape[1],
+        "attention": base64.b64encode(weights.tobytes()).decode(),
+        "masked": [] if why else _masked(predictor, example, np.flatnonzero(~special).tolist()),
+        "why_not": why,
+        "nearest": nearest(model.encoder, trace.hidden, predictor),
+    }
+
+
+def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> list[dict[str, Any] | None]:
+    """For each token: the likeliest words in its place, how likely it is itself, and which place it takes."""
+    assert isinstance(predictor.engine, TorchEngine)
+    model, device, tokenizer = predictor.engine.model, predictor.engine.device, predictor.tokenizer
+    assert isinstance(model, MaskedLM)
+    examples = []
+    for place in places:
+        tokens = example.tokens.copy()
+        tokens[place] = tokenizer.id("[MASK]")
+        examples.append(Example(tokens, example.segments))
+    found: list[dict[str, Any] | None] = [None] * len(example.tokens)
+    with progress_bar("masking", len(places)) as advance:
+        done = 0
+        for chosen in batches(examples, TOKENS.get(device.type, 2048)) if examples else ():
+            batch = collate([examples[i] for i in chosen], packed=True)
+            starts = np.arange(len(chosen)) * len(example.tokens)
+            batch.labels["masked"] = torch.from_numpy(starts + np.array(places)[chosen])
+            chances = model.logits(batch.to(device))["mlm"].float().softmax(-1)  # (chosen, V)
+            for row, i in zip(chances, chosen, strict=True):
+                own = row[int(example.tokens[places[i]])]
+                rank = int((row > own).sum()) + 1
+                found[places[i]] = {
+                    "words": _top(row, predictor, CANDIDATES),
+                    "own": round(float(own), 8),
+                    "rank": rank,
+                }
+            done += len(chosen)
+            advance(done, "")
+    return found
+
+
+def nearest(encoder: Encoder, hidden: Sequence[Tensor], predictor: Predictor) -> list[list[Words]]:
+    """By layer, the embeddings first, and token: the words whose embeddings point most nearly the same way."""
+    table = F.normalize(encoder.embeddings.tokens.weight.float(), dim=-1)  # (V, H)
+    found = []
+    for states in hidden:
+        cosines = F.normalize(states.float(), dim=-1) @ table.T  # (n, V)
+        found.append([_top(row, predictor, NEIGHBOURS) for row in cosines])
+    return found
+
+
+def _top(values: Tensor, predictor: Predictor, count: int) -> Words:
+    best = values.topk(min(count, predictor.tokenizer.vocab_size, len(values)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(predictor.tokenizer.token(i), round(value, 4)) for i, value in pairs]

@@ -1,0 +1,1 @@
+"""Pre-training: a corpus and a configuration to a model."""

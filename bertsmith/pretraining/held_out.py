@@ -1,0 +1,110 @@
+"""Evaluation of a pre-training objective on held-out text: figures, and samples of what it fills into masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from bertsmith import draws
+from bertsmith.batch import Example, collate
+from bertsmith.corpus.shards import Corpus
+from bertsmith.objectives.causal_lm import CausalLM
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.pretraining.loader import Loader
+from bertsmith.text.tokenizer import Tokenizer
+
+LONG = "long_"  # before the names of figures on sequences of the second phase's length
+SEQUENCES, TOKENS, AT_ONCE = 512, 65_536, 4096  # in all, the fewer of both; tokens at once
+TEXTS, CANDIDATES = 4, 3  # texts that are shown, words for each mask
+SHORTEST, LONGEST = 8, 32  # tokens of a text that is shown
+TEXT = 109  # a stream of draws
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A held-out sentence with masks."""
+
+    example: Example
+    masked: list[int]
+    answers: list[str]
+
+
+@torch.inference_mode()
+def evaluate(
+    objective: MaskedLM | CausalLM, loader: Loader, samples: list[Sample], dtype: torch.dtype | None = None
+) -> dict[str, Any]:
+    """Loss, perplexity and accuracy of the masked or next words, accuracy of the pairs, and the samples filled in."""
+    objective.eval()
+    device = next(objective.parameters()).device
+    length = loader.source.max_length
+    count, at_once = min(len(loader.source), SEQUENCES, max(1, TOKENS // length)), max(1, AT_ONCE // length)
+    name = "mlm" if isinstance(objective, MaskedLM) else "lm"
+    sums = {"loss": 0.0, "right": 0.0, "words": 0.0, "nsp_right": 0.0, "pairs": 0.0}
+    with torch.autocast(device.type, dtype, enabled=dtype is not None):
+        for begin in range(0, count, at_once):
+            indices = draws.permute(np.arange(begin, min(begin + at_once, count)), len(loader.source), 0)
+            batch = loader.batch(np.zeros_like(indices), indices).to(device)
+            scores, targets = objective.logits(batch), batch.labels["targets"]
+            sums["loss"] += F.cross_entropy(scores[name], targets, reduction="sum").item()
+            sums["right"] += (scores[name].argmax(-1) == targets).sum().item()
+            sums["words"] += len(targets)
+            if "nsp" in scores:
+                sums["nsp_right"] += (scores["nsp"].argmax(-1) == batch.labels["next"]).sum().item()
+                sums["pairs"] += len(indices)
+        filled = [_fill(objective, s, loader.tokenizer) for s in samples] if isinstance(objective, MaskedLM) else []
+    loss = sums["loss"] / sums["words"]
+    result: dict[str, Any] = {f"{name}_loss": loss, f"{name}_perplexity": float(np.exp(min(loss, 700.0)))}
+    result[f"{name}_accuracy"] = 100.0 * sums["right"] / sums["words"]
+    if sums["pairs"]:
+        result["nsp_accuracy"] = 100.0 * sums["nsp_right"] / sums["pairs"]
+    return {**result, **({"samples": filled} if filled else {})}
+
+
+def choose_samples(corpus: Corpus, documents: np.ndarray[Any, Any], tokenizer: Tokenizer) -> list[Sample]:
+    """A few held-out sentences, the same ones in every evaluation and every run on this corpus."""
+    samples: list[Sample] = []
+    for attempt in range(40 * TEXTS):
+        document = int(documents[int(draws.below(len(documents), attempt, TEXT))])
+        tokens, starts = corpus.document(document)
+        number = int(draws.below(len(starts) - 1, attempt, TEXT, 1))
+        sentence = tokens[starts[number] : starts[number + 1]]
+        if SHORTEST <= len(sentence) <= LONGEST:
+            samples.append(_sample(sentence, attempt, tokenizer))
+        if len(samples) == TEXTS:
+            break
+    return samples
+
+
+def _sample(sentence: np.ndarray[Any, Any], number: int, tokenizer: Tokenizer) -> Sample:
+    ids = np.array([tokenizer.id("[CLS]"), *sentence, tokenizer.id("[SEP]")], dtype=np.int64)
+    order = 1 + draws.permute(np.arange(len(sentence)), len(sentence), number, TEXT)
+    whole = [i for i in order.tolist() if not tokenizer.token(int(ids[i + 1])).startswith("##")]
+    words = [i for i in whole if tokenizer.token(int(ids[i])).isalpha()] or order.tolist()
+    masked = sorted(words[: max(1, len(sentence) // 8)])
+    answers = [tokenizer.token(int(ids[i])) for i in masked]
+    ids[masked] = tokenizer.id("[MASK]")
+    return Sample(Example(ids, np.zeros_like(ids)), masked, answers)
+
+
+def _fill(objective: MaskedLM, sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
+    batch = collate([sample.example], packed=True)
+    batch.labels["masked"] = torch.tensor(sample.masked)
+    scores = objective.logits(batch.to(next(objective.parameters()).device))["mlm"]
+    best = scores.float().softmax(-1).topk(CANDIDATES)
+    guesses = [
+        [[tokenizer.token(i), round(p, 4)] for p, i in zip(ps, ids, strict=True)]
+        for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+    return {"text": _text(sample, tokenizer), "answers": sample.answers, "guesses": guesses}
+
+
+def _text(sample: Sample, tokenizer: Tokenizer) -> str:
+    """The sentence with its masks written out."""
+    ends = [0, *sample.masked, len(sample.example.tokens) - 1]
+    parts = [sample.example.tokens[a + 1 : b].tolist() for a, b in pairwise(ends)]
+    return " [MASK] ".join(tokenizer.decode(part) for part in parts).strip()

@@ -1,0 +1,151 @@
+"""Pre-training batches: index → segments → masked, packed batch. A step's data is a pure function of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertsmith import draws
+from bertsmith.batch import Batch, Packed, lay_out, share
+from bertsmith.config import Bounds, check_bounds
+from bertsmith.errors import UserError
+from bertsmith.model.config import Direction
+from bertsmith.pretraining.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
+from bertsmith.pretraining.segments import PairKind, SegmentSource
+from bertsmith.text.tokenizer import Tokenizer
+
+MASKING, ORDER = 101, 102  # streams of draws
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How a corpus becomes pre-training data.
+
+    `pairs` says what a sequence holds: a segment and the "next" or a random one (BERT), two segments in "order" or
+    swapped (ALBERT), or "full" sentences in one segment (RoBERTa), which come without pair labels. `short_share` is the
+    share of pairs that are made shorter than they might be; full sentences never are. `copies` is how many differently
+    masked copies of the data there are, gone through in turn (the paper: ten); 0 masks anew in every epoch.
+    `held_out` is the share of documents that are kept for evaluation. Where `long_length` is set, the last `long_share`
+    of a run has sequences of that length, as the paper's last tenth with 512 tokens; their positions are learnt in it.
+    """
+
+    max_length: int = 128
+    short_share: float = 0.1
+    long_length: int | None = None
+    long_share: float = 0.1
+    masking: MaskPolicy = field(default_factory=MaskPolicy)
+    copies: int = 10
+    held_out: float = 0.01
+    pairs: PairKind = "next"
+    BOUNDS = {
+        "max_length": Bounds(5, 2**24),  # two segments of one token
+        "short_share": Bounds(0, 1),
+        "long_length": Bounds(5, 2**24),
+        "long_share": Bounds(0, 1, "()"),
+        "copies": Bounds(0, 10**9),  # 0: masks drawn anew in every epoch
+        "held_out": Bounds(0, 1, "[)"),
+    }
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "data.")
+        if self.long_length is not None and self.long_length <= self.max_length:
+            raise UserError(
+                f"data.long_length {self.long_length} is not longer than data.max_length {self.max_length}; "
+                "set data.long_length=null for one length"
+            )
+        if self.pairs not in get_args(PairKind):
+            raise UserError(f"data.pairs must be one of {', '.join(get_args(PairKind))}, not {self.pairs!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Loader:
+    """Draws batches of masked sequences, or of whole ones for an encoder that reads in one direction."""
+
+    source: SegmentSource
+    tokenizer: Tokenizer
+    config: DataConfig
+    vocabulary: Vocabulary
+    packed: bool = True
+    direction: Direction = "both"
+
+    @classmethod
+    def of(
+        cls,
+        source: SegmentSource,
+        tokenizer: Tokenizer,
+        config: DataConfig,
+        packed: bool = True,
+        direction: Direction = "both",
+    ) -> Loader:
+        vocabulary = Vocabulary.of(
+            tokenizer.vocab_size, tokenizer.id("[MASK]"), tokenizer.special_ids, tokenizer.continuation_ids
+        )
+        return cls(source, tokenizer, config, vocabulary, packed, direction)
+
+    def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
+        """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
+
+        Of several ranks each builds its share of the same list, no more.
+        """
+        begin, size = number * batch_size, len(self.source)
+        epochs = (begin + np.arange(batch_size)) // size
+        indices = draws.in_epochs(begin, begin + batch_size, size, self.source.seed, ORDER)
+        cuts = [slice(i, i + micro_batch_size) for i in range(0, batch_size, micro_batch_size)]
+        own = [(self.batch(epochs[cut], indices[cut]), idle) for cut, idle in share(cuts, rank, ranks)]
+        return [batch.idle() if idle else batch for batch, idle in own]
+
+    def batch(self, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> Batch:
+        """One batch of the given chunks, each in its epoch."""
+        copies = epochs % self.config.copies if self.config.copies else epochs
+        samples = self.source.samples(copies, indices)
+        cls_id, sep_id = np.array([self.tokenizer.id("[CLS]")]), np.array([self.tokenizer.id("[SEP]")])
+        rows = [(cls_id, *(ids for part in s.parts for ids in (part, sep_id))) for s in samples]
+        tokens = np.concatenate([ids for row in rows for ids in row]).astype(np.int64)
+        if (largest := int(tokens.max())) >= self.tokenizer.vocab_size:  # which a GPU would look up all the same
+            raise UserError(
+                f"the corpus holds the token id {largest}, and its vocabulary {self.tokenizer.vocab_size:,} entries: a "
+                "shard is damaged; build the corpus again"
+            )
+        sizes = [len(part) + 1 + (i == 0) for s in samples for i, part in enumerate(s.parts)]  # [CLS] to the first
+        segments = np.repeat([segment for s in samples for segment in s.segments], sizes)
+        lengths = np.array([sum(map(len, row)) for row in rows])
+        if self.direction == "both":
+            keys = draws.key(self.source.seed, copies, indices, MASKING)
+            masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
+        else:
+            masked = next_tokens(tokens, lengths, self.direction)
+        batch = lay_out(masked.tokens, segments, lengths, packed=self.packed, pad=self.tokenizer.id("[PAD]"))
+        positions = masked.positions
+        if not isinstance(batch.layout, Packed):  # places in the rectangle instead of in the row of tokens
+            positions = np.flatnonzero(batch.layout.mask.numpy().ravel())[positions]
+        labels = {"masked": torch.from_numpy(positions), "targets": torch.from_numpy(masked.targets)}
+        counts = {"mlm" if self.direction == "both" else "lm": len(positions)}
+        pair_labels = [s.label for s in samples if s.label is not None]
+        if pair_labels and self.direction == "both":
+            labels["next"], counts["nsp"] = torch.tensor(pair_labels), len(pair_labels)
+        return replace(batch, labels=labels, counts=counts, indices=indices)
+
+
+def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction: Direction) -> Masked:
+    """Nothing hidden: every position but the last one predicts its successor, or right to left all but the first."""
+    ends = np.cumsum(lengths)
+    if direction == "left-to-right":
+        positions = np.delete(np.arange(len(tokens)), ends - 1)
+        return Masked(tokens, positions, tokens[positions + 1])
+    positions = np.delete(np.arange(len(tokens)), ends - lengths)
+    return Masked(tokens, positions, tokens[positions - 1])
+
+
+def split_documents(count: int, held_out: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The documents for training and those held out: about the given share, chosen by number, at least two."""
+    if held_out == 0:
+        return np.arange(count), np.arange(0)
+    size = min(max(2, round(held_out * count)), count - 2)
+    if size < 2:
+        raise UserError(f"{count} documents cannot be divided into training and held-out text; set data.held_out=0")
+    held = np.sort(draws.permute(np.arange(size), count, seed, ORDER))
+    return np.delete(np.arange(count), held), held

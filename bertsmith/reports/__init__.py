@@ -1,1 +1,0 @@
-"""Pages about runs: `bertsmith report`."""

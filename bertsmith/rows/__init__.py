@@ -1,0 +1,1 @@
+"""Labelled rows, read from files and tables."""

@@ -1,0 +1,230 @@
+"""Rows of files and tables: which column is what. Imports without torch."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from itertools import islice
+from typing import Any
+
+from bertsmith.errors import BadRow, UserError
+from bertsmith.rows.records import STDIN, Form, Record, Source, Told, read_records
+
+# Where each role's column is looked for, unless a task or the user names it.
+NAMES: dict[str, tuple[str, ...]] = {
+    "text": ("text", "sentence", "document", "review", "content", "comment", "title"),
+    "label": ("gold_label", "label", "labels", "class", "category", "target", "score", "sentiment", "rating"),
+}
+ENDINGS = re.compile(r"(ending|choice|option|answer)[_ -]?([0-9]|[a-e])$", re.I)
+VOTE = re.compile(r"(label|annotator|annotation|worker|vote)s?[_ -]?\d+|(annotator|annotation|worker|vote).*", re.I)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the columns; where one is not given, it is guessed from the names that the file has.
+
+    A text, for pairs a second one, and what is to be learnt. `endings` are the endings of a choice: a column with a
+    list, or several columns, separated by commas (a name that has a comma stands in quotation marks). `start` says
+    where an answer begins, `key` names the rows. `separator` is no column: it divides the labels where a text file
+    gives a row several.
+    """
+
+    text: str = ""
+    pair: str = ""
+    label: str = ""
+    endings: str = ""
+    start: str = ""
+    key: str = ""
+    separator: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its texts, its label as written, and its place for error messages.
+
+    `text` is a question where `pair` is the context of its answer. `parts` are the endings of a choice, or the words
+    of a sentence; `document` has the words around them too, from `begin` on this row's. `kept` are columns to carry
+    along.
+    """
+
+    text: str
+    pair: str | None
+    label: Any
+    place: str
+    key: str = ""
+    parts: tuple[str, ...] = ()
+    document: tuple[str, ...] = ()
+    begin: int = 0
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+def listed(names: str) -> list[str]:
+    """The names of a list with commas; a name that has a comma stands in quotation marks."""
+    return [name.strip() for name in next(csv.reader([names], skipinitialspace=True), []) if name.strip()]
+
+
+def as_list(names: Sequence[str]) -> str:
+    """Names as `listed` reads them."""
+    return ",".join(f'"{name}"' if "," in name else name for name in names)
+
+
+def read_rows(
+    path: Source,
+    columns: Columns,
+    *,
+    labelled: bool,
+    names: Mapping[str, tuple[str, ...]] = NAMES,
+    literal: bool = False,
+    header: tuple[str, ...] = (),
+    empty: bool = False,
+    left_out: list[str] | None = None,
+    keep: Sequence[str] = (),
+    told: Told = lambda share: None,
+) -> Iterator[Row]:
+    """The rows of a file, one at a time; a missing column or label is an error that names file and line.
+
+    `names` says where the columns are looked for that are not given. `literal` and `header`: see `separated`. Texts to
+    learn from may only be empty with `empty`. With `left_out` rows that cannot be used are left out, and what is wrong
+    with them put there. `keep` names columns to carry along; `told` hears which share of the file has been read.
+    """
+    where = "standard input" if str(path) == STDIN else str(path)
+
+    def find(record: Record) -> Columns:
+        for name in keep:
+            if name not in record:
+                raise missing_columns(where, {"": name}, record)
+        return find_columns(columns, names, record, where, labelled=labelled)
+
+    def used(there: Sequence[str]) -> list[str]:
+        """Of a file's columns those that are needed."""
+        chosen = find(dict.fromkeys(there))
+        wanted = [chosen.text, chosen.pair, chosen.label, *listed(chosen.endings), chosen.start, chosen.key, *keep]
+        return [name for name in there if name in wanted]
+
+    known = tuple(name for each in names.values() for name in each)
+    form = Form(literal, header, known, columns.text or names.get("text", ("text",))[0], used, told)
+    found: Columns | None = None
+    for place, record in read_records(path, form):
+        try:
+            if isinstance(record, BadRow):
+                raise record
+            found = found or find(record)
+            row = _row(record, found, place, labelled=labelled, empty=empty)
+        except BadRow as error:
+            if left_out is None:
+                raise
+            left_out.append(str(error))
+            continue
+        yield replace(row, kept={name: record.get(name) for name in keep}) if keep else row
+    if found is None:
+        raise UserError(f"{where} is empty: it holds no rows")
+
+
+def first_records(path: Source, count: int) -> list[Record]:
+    """The first records of a file that has columns, without those that cannot be read."""
+    placed = list(islice(read_records(path, Form()), count))
+    records = [record for _, record in placed if not isinstance(record, BadRow)]
+    if not records:
+        raise next(
+            (bad for _, bad in placed if isinstance(bad, BadRow)), UserError(f"{path} is empty: it holds no rows")
+        )
+    return records
+
+
+def find_columns(
+    columns: Columns, names: Mapping[str, tuple[str, ...]], record: Record, where: str, *, labelled: bool
+) -> Columns:
+    """The columns as given and, where not given, by their usual names; a role in `names` that has none is an error."""
+    optional = {"start", "key", *(["pair"] if "endings" in names else []), *([] if labelled else ["label"])}
+    found = named_columns(columns, names, record)
+    lacking = {r: found[r] or (r if r in usual else usual[0]) for r, usual in names.items() if r not in optional}
+    lacking |= {role: name for role, name in found.items() if name and (labelled or role not in optional)}
+    lacking = {
+        role: name
+        for role, name in lacking.items()
+        if not found[role] or any(each not in record for each in (listed(name) if role == "endings" else [name]))
+    }
+    if lacking:
+        raise missing_columns(where, lacking, record)
+    for role, other in (("text", "label"), ("text", "pair"), ("pair", "label")):
+        if found[role] and found[role] == found[other] and (labelled or other != "label"):
+            raise UserError(f"{where}: column {found[role]!r} cannot be both {role} and {other}; name another one")
+    return replace(columns, **found)
+
+
+def named_columns(columns: Columns, names: Mapping[str, tuple[str, ...]], record: Record) -> dict[str, str]:
+    """For each role the column that was given, else the first of its usual names that is there, else nothing."""
+    found = {}
+    for role in (each.name for each in fields(Columns) if each.name != "separator"):
+        given, candidates = getattr(columns, role), names.get(role, ())
+        if role == "endings" and candidates and not given:
+            given = as_list([name for name in record if ENDINGS.match(name)])
+        found[role] = given or next((name for name in candidates if name in record), "")
+    return found
+
+
+def missing_columns(where: str, lacking: Mapping[str, str], record: Record) -> UserError:
+    """An error that names all columns that are looked for and not there, and the ones that are."""
+    near = {name: near_column(name, record) for name in lacking.values()}
+    said = [f"no column {name!r}" + (f"; did you mean {other!r}?" if other else "") for name, other in near.items()]
+    return UserError(f"{where}: {', '.join(said)}; the columns are: {', '.join(map(str, record))}")
+
+
+def near_column(name: str, record: Record) -> str:
+    """The column that may be meant: one with this name as a whole word, else a similar one, but no annotator's vote."""
+    there = [column for column in record if not VOTE.fullmatch(column)]
+    whole = [column for column in there if name.lower() in words_of_name(column)]
+    return next(iter(whole or get_close_matches(name, there, n=1)), "")
+
+
+def words_of_name(name: str) -> list[str]:
+    """The words of a column's name: `gold_label`, `goldLabel` and `Gold label` have two."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+", name)]
+
+
+def _row(record: Record, columns: Columns, place: str, *, labelled: bool, empty: bool) -> Row:
+    for role in ("text", "pair", "label"):
+        name = getattr(columns, role)
+        if name and record.get(name) is None and (labelled or role != "label"):
+            raise BadRow(f"{place}: nothing in column {name!r}")
+    label = record.get(columns.label)
+    if columns.separator and isinstance(label, str):
+        label = [name.strip() for name in label.split(columns.separator) if name.strip()]
+    if labelled and (label == "" or (isinstance(label, float) and math.isnan(label))):
+        raise BadRow(f"{place}: no label in column {columns.label!r}")
+    text, pair = record[columns.text], record[columns.pair] if columns.pair else None
+    parts = _endings(record, columns.endings, place) if columns.endings else ()
+    if isinstance(text, (list, tuple)):
+        parts = tuple(_plain(word, columns.text, place) for word in text)
+        text = " ".join(parts)
+    text = _plain(text, columns.text, place)
+    pair = None if pair is None else _plain(pair, columns.pair, place)
+    blank = [
+        name for name, value in ((columns.text, text), (columns.pair, pair)) if value is not None and not value.strip()
+    ]
+    if labelled and not empty and blank and not (columns.endings and text.strip()):
+        raise BadRow(f"{place}: the text in column {blank[0]!r} is empty")
+    if columns.start and isinstance(label, str):
+        label = {"text": [label], "answer_start": [record.get(columns.start)]}
+    key = str(record[columns.key]) if columns.key and record.get(columns.key) is not None else ""
+    return Row(text, pair, label, place, key, parts)
+
+
+def _plain(value: Any, name: str, place: str) -> str:
+    """A value as text; what only looks like one when it is printed (an object, bytes, not a number) is refused."""
+    if value is None or isinstance(value, (dict, list, tuple, bytes)) or value != value:
+        raise BadRow(f"{place}: {str(value)[:60]} in column {name!r} is not a text")
+    return str(value)
+
+
+def _endings(record: Record, names: str, place: str) -> tuple[str, ...]:
+    values = [record.get(name) for name in listed(names)]
+    if len(values) == 1:
+        values = list(values[0]) if isinstance(values[0], (list, tuple)) else [None]
+    if len(values) < 2 or any(value is None or not str(value).strip() for value in values):
+        raise BadRow(f"{place}: an ending is empty or missing in {names!r}")
+    return tuple(_plain(value, names, place) for value in values)

@@ -1,0 +1,132 @@
+"""Files with a word a line, as CoNLL-2003: the word (or its number) first, its tag last, sentences between blank lines.
+
+Imports without torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.rows.columns import Row
+from bertsmith.rows.records import decoded, unchanged
+from bertsmith.text.safe import SafeTexts
+
+DOCUMENT = "-DOCSTART-"
+NAMES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
+BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # other schemes' names
+KIND_FIRST = re.compile(r"(.+)[-_]([BI])")  # PER-B, PER_B: Naver's form
+
+
+def is_conll(path: str | Path) -> bool:
+    """Whether a file has a word a line: by its name or, where that says text or table, by its first lines."""
+    path = Path(path)
+    if path.suffix.lower() not in (".txt", ".tsv") or not path.is_file():
+        return path.suffix.lower() in NAMES and path.is_file()
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        lines = [line.strip() for line in islice(file, 200)]
+    sentence = list(takewhile(bool, lines))
+    alike = len({len(_fields(line)) for line in lines if line}) == 1
+    return "".join(lines[:1]).startswith(DOCUMENT) or (alike and 1 < len(sentence) < len(lines))
+
+
+def _fields(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else line.split()
+
+
+def read_conll(path: str | Path, *, labelled: bool) -> Iterator[Row]:
+    """The sentences of a file, each with the words of its document around it."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no such file: {path}")
+    yield from with_documents(_sentences(path, labelled))
+
+
+def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
+    words: list[list[str]] = []  # the fields of each
+    begin = width = 0
+    numbered: bool | None = None  # whether a word's number stands before it; the first sentence tells
+    safe = SafeTexts()
+    with unchanged(path) as file:
+        lines = [*decoded(file, str(path)), ""]
+    for number, raw in enumerate(lines, 1):
+        line = safe.text(raw, f"{path}, line {number}")
+        fields = _fields(line)
+        if not line.strip():
+            if words:
+                numbered = _counts(words) if numbered is None else numbered
+                yield _sentence(words, int(numbered), f"{path}, line {begin}", labelled)
+            words = []
+            continue
+        begin = begin if words else number
+        width = width or len(fields)
+        if len(fields) != width and fields[0] != DOCUMENT:
+            raise UserError(f"{path}, line {number}: {len(fields)} columns, where the lines before have {width}")
+        if labelled and len(fields) < 2:
+            raise UserError(f"{path}, line {number}: a word without a tag: {line.strip()!r}")
+        words.append([field.strip() for field in fields])
+    safe.say()
+    if not width:
+        raise UserError(f"{path} is empty: it holds no rows")
+
+
+def _counts(words: list[list[str]]) -> bool:
+    """Whether the first of at least three columns counts the words of a sentence, as in Naver's files."""
+    return len(words[0]) > 2 and [fields[0] for fields in words] == [str(n + 1) for n in range(len(words))]
+
+
+def _sentence(words: list[list[str]], column: int, place: str, labelled: bool) -> Row:
+    parts = tuple(fields[column if len(fields) > column else 0] for fields in words)
+    return Row(" ".join(parts), None, [fields[-1] for fields in words] if labelled else None, place, parts=parts)
+
+
+def with_documents(rows: Iterable[Row]) -> Iterator[Row]:
+    """Sentences with the words of their document: it begins at `-DOCSTART-`; without that, a sentence is alone."""
+    document: list[Row] = []
+    inside = False
+    for row in rows:
+        if row.parts and row.parts[0] == DOCUMENT:
+            yield from _together(document)
+            document, inside = [], True
+        elif inside:
+            document.append(row)
+        else:
+            yield from _together([row])
+    yield from _together(document)
+
+
+def _together(sentences: list[Row]) -> Iterator[Row]:
+    words = tuple(word for row in sentences for word in row.parts)
+    begin = 0
+    for row in sentences:
+        yield replace(row, document=words, begin=begin)
+        begin += len(row.parts)
+
+
+def to_bio(tags: Iterable[Any]) -> list[str]:
+    """Tags in which every entity begins with B: IOB1 (B only between neighbours), BIO, BIOES and Naver's are read."""
+    found: list[str] = []
+    before = "O"
+    for tag in map(bio_name, tags):
+        kind = tag.removeprefix("I-")
+        if kind != tag and before not in (f"B-{kind}", tag):
+            tag = f"B-{kind}"
+        found.append(tag)
+        before = tag
+    return found
+
+
+def bio_name(tag: Any) -> str:
+    """The name of one tag in BIO, whatever stands before it."""
+    tag = str(tag)
+    head, dash, kind = tag.partition("-")
+    if head not in ("B", "I", *BEGINS) and (match := KIND_FIRST.fullmatch(tag)):
+        return f"{match[2]}-{match[1]}"
+    if tag == "-":
+        return "O"
+    return f"{BEGINS.get(head, head)}-{kind}" if dash and head in BEGINS else tag

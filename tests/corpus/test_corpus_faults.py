@@ -1,0 +1,210 @@
+"""Damage before a build is resumed, damaged files of a corpus, cut shards, and workers without a main process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertsmith.corpus import build as building
+from bertsmith.corpus import shards, sources
+from bertsmith.corpus.build import build_corpus
+from bertsmith.corpus.shards import LENGTHS, MANIFEST, PLAN, Corpus
+from bertsmith.errors import UserError
+from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
+
+
+def flip(path: Path, place: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 0x04
+    path.write_bytes(bytes(data))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
+    """A build that was stopped after three shards, its command, and the bytes of the same build in one go."""
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(building, "BLOCK_BYTES", 1 << 16)
+    call = {"inputs": [world / "text.txt"], "tokenizer": world / "tok", "workers": 1}
+    build_corpus(**call, out=tmp_path / "whole")
+    real = building.tokenise_block
+    done = []
+
+    def few(work):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(work)
+        return real(work)
+
+    monkeypatch.setattr(building, "tokenise_block", few)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(**call, out=tmp_path / "out")
+    monkeypatch.setattr(building, "tokenise_block", real)
+    return tmp_path / "out", lambda: build_corpus(**call, out=tmp_path / "out"), content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["000001.safetensors", "000002.hashes", "000001.safetensors.sha256"])
+@pytest.mark.parametrize("place", [10, -1])
+def test_a_flipped_byte_in_an_unfinished_build_is_mended(stopped, name: str, place: int) -> None:
+    folder, resume, whole = stopped
+    flip(folder / name, place)
+    resume()
+    assert content(folder) == whole
+
+
+def test_damage_after_writing_is_not_sealed_by_the_manifest(stopped, monkeypatch) -> None:
+    folder, resume, _ = stopped
+    real = building._tokenise
+
+    def and_damage(*given):
+        real(*given)
+        flip(folder / "000000.safetensors")
+
+    monkeypatch.setattr(building, "_tokenise", and_damage)
+    with pytest.raises(UserError, match=r"000000\.safetensors was damaged after it was written"):
+        resume()
+    assert not (folder / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[1]", b"\xff"])
+def test_a_damaged_plan_is_one_line(stopped, damaged: bytes) -> None:
+    folder, resume, _ = stopped
+    (folder / PLAN).write_bytes(damaged)
+    with pytest.raises(UserError, match=r"build\.json is damaged; remove"):
+        resume()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, world: Path) -> Path:
+    build_corpus([world / "text.txt"], world / "tok", tmp_path / "c", workers=1)
+    return tmp_path / "c"
+
+
+def test_a_finished_corpus_has_no_seals_left(corpus: Path) -> None:
+    assert not [name for name in content(corpus) if name.endswith((".sha256", ".hashes", ".drops"))]
+
+
+@pytest.mark.parametrize("place", [-1, -2, 3, 30])
+def test_flipped_lengths_are_refused(corpus: Path, place: int) -> None:
+    flip(corpus / LENGTHS, place)
+    with pytest.raises(UserError, match=r"documents\.lengths does not match its checksum"):
+        Corpus.open(corpus)
+
+
+def test_lengths_of_older_folders_are_checked_by_their_sums(corpus: Path) -> None:
+    values = json.loads((corpus / MANIFEST).read_text())
+    for name in ("clean", "unknown", "lengths_sha256"):
+        del values[name]
+    (corpus / MANIFEST).write_text(json.dumps(values))
+    assert Corpus.open(corpus).manifest.unknown is None
+    flip(corpus / LENGTHS)
+    with pytest.raises(UserError, match=r"documents\.lengths does not belong to this"):
+        Corpus.open(corpus)
+    (corpus / LENGTHS).unlink()
+    with pytest.raises(UserError, match=r"documents\.lengths is missing"):
+        Corpus.open(corpus)
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"", b"{", b"[]", b"{}", b'{"version": 1}', b'{"version": 1, "shards": 3}', b"\xff"]
+)
+def test_a_damaged_manifest_is_one_line(corpus: Path, damaged: bytes) -> None:
+    (corpus / MANIFEST).write_bytes(damaged)
+    with pytest.raises(UserError, match=r"corpus\.json") as error:
+        Corpus.open(corpus)
+    assert "\n" not in str(error.value)
+
+
+def test_a_shard_that_is_cut_while_it_is_used_is_an_error(corpus: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "LOOK_EVERY", 0.0)
+    opened = Corpus.open(corpus)
+    before = opened.document(0)[0].tolist()
+    path = corpus / "000000.safetensors"
+    whole = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(len(whole) // 2)
+    with pytest.raises(UserError, match=r"000000\.safetensors was cut to"):
+        opened.document(0)
+    path.write_bytes(whole)
+    assert opened.document(0)[0].tolist() == before
+
+
+def test_the_share_of_unknown_tokens_is_counted_and_warned_of(tmp_path: Path, world: Path, capfd) -> None:
+    (tmp_path / "a.txt").write_text("The list of Жук and names.\n" * 3 + "\n" + "plain words\n", encoding="utf-8")
+    corpus = build_corpus([tmp_path / "a.txt"], world / "tok", tmp_path / "out", workers=1)
+    tokens = np.concatenate([shard.tokens for shard in corpus.shards])
+    unknown = int((tokens == Tokenizer.load(world / "tok").id("[UNK]")).sum())
+    assert unknown == corpus.manifest.unknown == 3
+    share = 100 * unknown / corpus.manifest.tokens
+    assert f"{share:.1f} % of the tokens of the corpus are [UNK]: the vocabulary" in capfd.readouterr().err
+
+
+def test_a_lower_casing_tokenizer_on_a_cased_vocabulary_is_named(tmp_path: Path, capfd) -> None:
+    text = ["Anna Kim liest das Buch", "Das Haus in Berlin"] * 40
+    (tmp_path / "a.txt").write_text("\n".join(text), encoding="utf-8")
+    train_wordpiece(text, 150, cased=True).save(tmp_path / "tok")
+    (tmp_path / "tok" / "tokenizer.json").unlink()
+    (tmp_path / "tok" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    vocabulary = [t for t in (tmp_path / "tok" / "vocab.txt").read_text().splitlines() if t not in "abdhiknlsu"]
+    (tmp_path / "tok" / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    build_corpus([tmp_path / "a.txt"], tmp_path / "tok", tmp_path / "out", workers=1)
+    assert "the tokenizer lower-cases, but its vocabulary is cased" in capfd.readouterr().err
+
+
+# Workers
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_no_worker_outlives_the_main_process(tmp_path: Path, world: Path, number: signal.Signals) -> None:
+    text = (world / "text.txt").read_text(encoding="utf-8")
+    (tmp_path / "big.txt").write_text("\n\n".join(f"{i} {text}" for i in range(60)), encoding="utf-8")
+    command = [sys.executable, "-m", "bertsmith", "corpus", "build", tmp_path / "big.txt", "--tokenizer"]
+    command += [world / "tok", "--out", tmp_path / "out", "--workers", "2"]
+    main = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, cwd=Path(__file__).parent.parent.parent)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "out").glob("0*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = children(main.pid)
+    assert len(workers) >= 2
+    os.kill(main.pid, number)
+    _, said = main.communicate(timeout=60)
+    deadline = time.monotonic() + 10
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, workers))
+    if number != signal.SIGKILL:
+        assert main.returncode == 128 + number
+        assert b"stopped; what is done stays" in said
+        assert b"Traceback" not in said
+        assert b"leaked" not in said
+        assert not list((tmp_path / "out").glob("*.partial"))

@@ -1,0 +1,78 @@
+"""Compile every fused kernel for a GPU, which need not be there: `python -m tests.compile_kernels`.
+
+Triton's interpreter, which runs the kernels in the other tests, forgives what its compiler does not. Prints the names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partialmethod
+from types import SimpleNamespace
+
+import torch
+from tests.test_fused import masked_batch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from bertsmith.batch import Packed
+from bertsmith.model import encoder, heads
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.fused import attention, long_attention, lookup, rows
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.training import muon_kernels
+
+BERT = EncoderConfig(
+    vocab_size=100, hidden_size=64, num_layers=2, num_heads=1, intermediate_size=128, max_positions=512
+)  # fmt: skip
+
+
+def compile_only() -> None:
+    """Have Triton compile for an H100 and start nothing."""
+    ours = {
+        "get_current_device": lambda: 0,
+        "get_current_stream": lambda device: 0,
+        "get_current_target": lambda: GPUTarget("cuda", 90, 32),
+    }
+    driver.set_active(SimpleNamespace(**ours))
+    JITFunction.run = partialmethod(JITFunction.run, warmup=True)
+    JITFunction.__getitem__ = lambda self, grid: lambda *given, **named: self.run(*given, grid=grid, **named)
+
+
+def compile_model(config: EncoderConfig, lengths: list[int]) -> None:
+    model = MaskedLM(Encoder(config))
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model(masked_batch(lengths))
+    (losses["mlm"] + losses["nsp"]).backward()
+
+
+def compile_muon(side: int) -> None:
+    matrices = torch.randn(2, side, side)
+    step = matrices.bfloat16()
+    muon_kernels.momentum(matrices, matrices, step, 0.95)
+    muon_kernels.change(matrices, step, torch.tensor(0.1), 0.01, 1.0)
+    muon_kernels.product(step, step.mT, symmetric=True)
+    muon_kernels.product(step, step, step, 1.0, 1.0)
+
+
+def main() -> None:
+    compile_only()
+    for module in (encoder, heads):
+        module.is_fast = lambda config, device, layout: isinstance(layout, Packed)
+    for dropout in (0.0, 0.1):
+        config = dataclasses.replace(BERT, hidden_dropout=dropout, attention_dropout=dropout)
+        for direction in ("both", "left-to-right", "right-to-left"):
+            compile_model(dataclasses.replace(config, direction=direction), [20, 3])
+            compile_model(dataclasses.replace(config, direction=direction), [20, 300])
+        compile_model(dataclasses.replace(config, norm_first=True, bias=False), [20, 300])
+    compile_muon(64)
+    compile_muon(128)
+    for part in (attention, long_attention, lookup, rows, muon_kernels):
+        for name, kernel in vars(part).items():
+            if isinstance(kernel, JITFunction) and len(kernel.device_caches[0][0]):
+                print(name)
+
+
+if __name__ == "__main__":
+    main()

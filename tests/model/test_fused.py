@@ -1,0 +1,318 @@
+"""The fused kernels compute what plain code does. On a machine without a GPU, Triton's interpreter runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertsmith.batch import IGNORE, Batch, Example, Packed, collate, lay_out, rounded
+from bertsmith.model import encoder as encoders
+from bertsmith.model import fused_choice, heads
+from bertsmith.model.config import Direction, EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.fused_choice import can_fuse, is_fast, plain_kernels
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.kernels import visible
+from bertsmith.objectives.masked_lm import MaskedLM
+
+pytest.importorskip("triton", reason="the fused kernels are written in Triton")
+from bertsmith.model.fused import attention, layer, long_attention, lookup, rows
+from bertsmith.model.fused import operations as ops
+from bertsmith.training import muon_kernels
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="runs on the interpreter; test_gpu.py runs on the GPU"
+)
+WORD = (1 << 32) - 1
+DROPOUTS = pytest.mark.parametrize("dropout", [0.0, 0.3])
+
+
+def scrambled(index: Tensor, seed: int) -> Tensor:
+    x = (index * 0x9E3779B1 + (seed & WORD)) & WORD
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
+    return x ^ (x >> 16)
+
+
+def column_numbers(count: int) -> Tensor:
+    numbers = rows.column_numbers(count, torch.tensor(0))
+    assert numbers is not None
+    return numbers.long() & WORD
+
+
+def kept(rows: Tensor, columns: Tensor, seed: int, dropout: float) -> Tensor:
+    """What dropout leaves of ones, 0 or 1 / (1 - dropout), where rows and columns of these numbers meet."""
+    slope, level = scrambled(rows, seed), scrambled(rows, seed ^ 0x2545F491)
+    numbers = column_numbers(1024)[columns]
+    keep = ((slope * numbers + level) & WORD) >= round(dropout * (1 << 32))
+    return keep / (1 - dropout)
+
+
+def drawn_seed(dropout: float) -> int:
+    torch.manual_seed(7)
+    seed = ops.draw_seed(torch.device("cpu"), dropout)
+    torch.manual_seed(7)
+    return 0 if seed is None else int(seed)
+
+
+def grid(shape: tuple[int, int], dropout: float) -> Tensor:
+    seed = drawn_seed(dropout)
+    return kept(torch.arange(shape[0])[:, None], torch.arange(shape[1])[None], seed, dropout)
+
+
+def assert_same(ours: Tensor, theirs: Tensor, inputs: list[Tensor]) -> None:
+    """Outputs and all gradients agree to float32's precision."""
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    weight = torch.randn_like(theirs)
+    for mine, other in zip(
+        torch.autograd.grad(ours, inputs, weight), torch.autograd.grad(theirs, inputs, weight), strict=True
+    ):
+        torch.testing.assert_close(mine, other, atol=2e-5 * max(1.0, float(other.abs().max())), rtol=1e-5)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def random_norm(size: int) -> nn.LayerNorm:
+    norm = nn.LayerNorm(size, eps=1e-12)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+@DROPOUTS
+def test_add_and_norm(dropout: float) -> None:
+    x, y, bias, norm = random(37, 48), random(37, 48), random(48), random_norm(48)
+    mask = grid((37, 48), dropout)
+    ours = ops.add_norm(x, y, bias, norm, dropout)
+    assert_same(ours, norm(x + (y + bias) * mask), [x, y, bias, norm.weight, norm.bias])
+
+
+def test_norm_beside() -> None:
+    x, norm = random(19, 40), random_norm(40)
+    normed, same = ops.norm_beside(x, norm)
+    assert_same(normed * 2 + same.sin(), norm(x) * 2 + x.sin(), [x, norm.weight, norm.bias])
+
+
+def test_gelu() -> None:
+    x, bias = random(11, 1300), random(1300)
+    assert_same(ops.gelu(4 * x, bias), F.gelu(4 * x + bias), [x, bias])
+    tails = torch.linspace(-12, 12, 2001)[:, None]
+    torch.testing.assert_close(ops.gelu(tails, None), F.gelu(tails.double()).float(), atol=1e-6, rtol=1e-5)
+
+
+@DROPOUTS
+def test_the_input_layer(dropout: float) -> None:
+    tables = random(50, 48), random(2, 48), random(16, 48)
+    indices = [torch.randint(len(t), (29,)) for t in tables]
+    norm, mask = random_norm(48), grid((29, 48), dropout)
+    ours = ops.embed(*indices, tables, norm, dropout, torch.float32)  # type: ignore[arg-type]
+    plain = norm(sum(t[i] for t, i in zip(tables, indices, strict=True))) * mask
+    assert_same(ours, plain, [*tables, norm.weight, norm.bias])
+
+
+def test_products() -> None:
+    x, weight = random(13, 20), random(8, 20)
+    product, same = ops.branch(x, weight)
+    assert_same(product.sum() * 2 + (same**3).sum(), F.linear(x, weight).sum() * 2 + (x**3).sum(), [x, weight])
+    assert_same(ops.linear(x, weight), F.linear(x, weight), [x, weight])
+
+
+def test_the_loss_of_the_masked_words() -> None:
+    hidden, weight, bias = random(9, 32), random(5001, 32), random(5001)
+    targets = torch.randint(5001, (9,))
+    scores = F.linear(hidden, weight, bias)
+    targets[0], targets[1], targets[2] = scores[0].argmax(), scores[1].argmax(), IGNORE
+    loss, right = ops.masked_words(hidden, weight, bias, targets)
+    assert int(right) == int((scores.argmax(-1) == targets).sum()) >= 2
+    assert_same(loss, F.cross_entropy(scores, targets, reduction="sum"), [hidden, weight, bias])
+    with torch.no_grad():
+        torch.testing.assert_close(ops.masked_words(hidden, weight, bias, targets)[0], loss)
+
+
+def test_equal_scores_count_for_the_first_word() -> None:
+    scores = torch.zeros(2, 64)
+    _, right = rows.cross_entropy(scores, 60, torch.tensor([0, 1]), False)
+    assert right.tolist() == [1, 0]
+
+
+@DROPOUTS
+@pytest.mark.parametrize("direction", ["both", "left-to-right", "right-to-left"])
+@pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [100, 128, 3], [200, 300, 1]], ids=["short", "tile", "long"])
+def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
+    heads, size = 2, 16
+    qkv = random(sum(lengths), 3 * heads * size)
+    starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    seed, outputs = drawn_seed(dropout), []
+    bias = torch.zeros(3 * heads * size, requires_grad=True)
+    ours = ops.attend(qkv + bias.detach(), bias, Packed(starts, max(lengths)), heads, direction, dropout)
+    for start, end in pairwise(starts.tolist()):
+        q, k, v = (qkv + bias)[start:end].unflatten(1, (3, heads, size)).unbind(1)
+        scores = torch.einsum("iad,jad->aij", q, k) / size**0.5
+        if (seen := visible(None, end - start, scores.device, direction)) is not None:
+            scores = scores.masked_fill(~seen[0], -torch.inf)
+        weights = scores.softmax(-1)
+        rows = torch.arange(start, end)[None, :, None] * heads + torch.arange(heads)[:, None, None]
+        weights = weights * kept(rows, torch.arange(end - start)[None, None], seed, dropout)
+        outputs.append(torch.einsum("aij,jad->iad", weights, v).flatten(1))
+    assert_same(ours, torch.cat(outputs), [qkv, bias])
+
+
+def test_dropout_is_even_and_independent() -> None:
+    rate, size = 0.1, 1024
+    kept_places = [torch.from_numpy(np.asarray(places)) > 0 for places in (_dropped(1, size), _dropped(2, size))]
+    for places in kept_places:
+        assert abs(float(places.double().mean()) - (1 - rate)) < 0.002
+        z = (places.double() - 1 + rate) / (rate * (1 - rate)) ** 0.5
+        for correlated in (z @ z.T / size**0.5, z.T @ z / size**0.5):  # rows with rows, columns with columns
+            others = correlated - correlated.diag().diag()
+            assert abs(float(others.std()) - 1) < 0.02
+            assert float(others.abs().max()) < 8
+    both = (kept_places[0] & kept_places[1]).double().mean()
+    assert abs(float(both) - (1 - rate) ** 2) < 0.002
+
+
+def _dropped(seed: int, size: int) -> Tensor:
+    index = torch.arange(size)
+    return kept(index[:, None], index[None], seed, 0.1)
+
+
+# --- whole models
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused kernels on a CPU, in float32."""
+    for module in (encoders, heads):
+        monkeypatch.setattr(module, "is_fast", lambda config, device, layout: isinstance(layout, Packed))
+    monkeypatch.setattr(layer, "DTYPE", torch.float32)
+
+
+CONFIGS = {
+    "bert": EncoderConfig(
+        vocab_size=100, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, max_positions=256,
+        hidden_dropout=0.0, attention_dropout=0.0,
+    )
+}  # fmt: skip
+CONFIGS["pre-norm without biases"] = dataclasses.replace(CONFIGS["bert"], norm_first=True, bias=False)
+CONFIGS["pre-norm"] = dataclasses.replace(CONFIGS["bert"], norm_first=True)
+CONFIGS["another activation"] = dataclasses.replace(CONFIGS["bert"], activation="relu")
+
+
+def masked_batch(lengths: list[int]) -> Batch:
+    rng = np.random.default_rng(0)
+    total = sum(lengths)
+    batch = lay_out(rng.integers(5, 100, total), rng.integers(0, 2, total), np.array(lengths), packed=True)
+    masked = np.sort(rng.choice(total, 7, replace=False))
+    labels = {
+        "masked": torch.from_numpy(masked),
+        "targets": torch.from_numpy(rng.integers(5, 100, 7)),
+        "next": torch.from_numpy(rng.integers(0, 2, len(lengths))),
+    }
+    return dataclasses.replace(batch, labels=labels, counts={"mlm": 7, "nsp": len(lengths)})
+
+
+def losses_and_gradients(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    losses = model(batch)
+    sum(v for n, v in losses.items() if not n.endswith("accuracy")).backward()
+    found = {n: v.detach().float() for n, v in losses.items()}
+    return {**found, **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
+
+
+def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+SLOW = "pre-norm", "another activation"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
+def test_a_whole_model(name: str, request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(0)
+    model = MaskedLM(Encoder(CONFIGS[name]))
+    batch = masked_batch([20, 3, 30] if name != "bert" else [20, 150, 3])
+    expected = losses_and_gradients(model, batch)
+    request.getfixturevalue("fused")
+    assert_alike(losses_and_gradients(model, batch), expected)
+    assert_alike(losses_and_gradients(model, rounded(batch)), expected)  # filler changes nothing
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        ("single", ("a", "b")),
+        pytest.param("tags", ("O", "B"), marks=pytest.mark.slow),
+        pytest.param("span", (), marks=pytest.mark.slow),
+    ],
+)
+def test_a_task_with_filler(kind: str, labels: tuple[str, ...], request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(0)
+    model = TaskModel(Encoder(CONFIGS["bert"]), HeadConfig(kind, labels))  # type: ignore[arg-type]
+    label = {"single": 1, "tags": None, "span": (1, 3)}[kind]
+    tags = np.array([0, 1, 0, IGNORE, 1]) if kind == "tags" else None
+    batch = collate([Example(np.arange(5, 10), np.zeros(5, int), label, tags)] * 3, packed=True)
+    expected = losses_and_gradients(model, batch)
+    assert_alike(losses_and_gradients(model, rounded(batch)), expected)
+    request.getfixturevalue("fused")
+    assert_alike(losses_and_gradients(model, batch), expected)
+    assert_alike(losses_and_gradients(model, rounded(batch)), expected)
+
+
+def test_rounded_batches_have_few_sizes() -> None:
+    sizes = set()
+    for length in range(100, 128):
+        batch = rounded(masked_batch([length] * 40))
+        assert isinstance(batch.layout, Packed)
+        assert int(batch.layout.starts[-1]) == len(batch.tokens)
+        assert int(batch.layout.starts.diff().max()) <= batch.layout.max_length
+        assert batch.num_tokens == 40 * length
+        assert batch.layout.lengths.tolist() == [length] * 40
+        sizes.add((len(batch.tokens), len(batch.layout.starts), batch.layout.max_length, len(batch.labels["masked"])))
+    assert len(sizes) <= 6
+
+
+def test_plain_code_without_a_gpu() -> None:
+    cpu, layout = torch.device("cpu"), Packed(torch.tensor([0, 4], dtype=torch.int32), 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_fast(CONFIGS["bert"], cpu, layout)
+    assert not can_fuse(CONFIGS["bert"], cpu, torch.bfloat16)
+
+
+def test_which_encoders_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_choice, "_can_run", lambda device: True)
+    config, cuda = CONFIGS["bert"], torch.device("cuda")
+    assert can_fuse(config, cuda, torch.bfloat16)
+    assert not can_fuse(config, cuda, torch.float32)
+    assert can_fuse(dataclasses.replace(config, direction="left-to-right"), cuda, torch.bfloat16)
+    odd = dataclasses.replace(config, hidden_size=312, num_heads=12)  # heads of 26
+    assert not can_fuse(odd, cuda, torch.bfloat16)
+    with plain_kernels():
+        assert not can_fuse(config, cuda, torch.bfloat16)
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_gpu() -> None:
+    command = [sys.executable, "-m", "tests.compile_kernels"]
+    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    parts = attention, long_attention, lookup, rows, muon_kernels
+    started = {
+        name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))
+    }
+    assert len(started) >= 13
+    assert started <= set(done.stdout.split())

@@ -1,0 +1,244 @@
+"""What needs a GPU: the fused kernels and recorded steps give what plain code gives, and compile once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bertsmith.batch import Batch, Example, collate, lay_out, rounded
+from bertsmith.config import override
+from bertsmith.finetuning.run import FinetuneConfig, finetune
+from bertsmith.model.config import EncoderConfig, encoder_config
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.fused_choice import can_fuse, compiled_kernels, plain_kernels
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.pretraining.run import pretrain
+from bertsmith.recipes import recipe
+from bertsmith.training.cuda_graphs import Recorder
+from bertsmith.training.optim import make_optimizers
+from bertsmith.training.settings import TrainConfig
+from bertsmith.training.steps import gradients, update
+
+CUDA = torch.device("cuda")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not can_fuse(encoder_config("base"), CUDA, torch.bfloat16),
+    reason="needs a CUDA GPU and Triton",
+)
+
+
+def config(dropout: float = 0.0, **changes: object) -> EncoderConfig:
+    values = {"num_layers": 2, "hidden_dropout": dropout, "attention_dropout": dropout, **changes}
+    return dataclasses.replace(encoder_config("base"), **values)  # type: ignore[arg-type]
+
+
+def masked_batch(longest: int, rows: int, seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(longest // 4, longest + 1, rows)
+    total = int(lengths.sum())
+    batch = lay_out(rng.integers(1000, 30000, total), rng.integers(0, 2, total), lengths, packed=True)
+    masked = np.sort(rng.choice(total, total // 7, replace=False))
+    labels = {
+        "masked": torch.from_numpy(masked),
+        "targets": torch.from_numpy(rng.integers(1000, 30000, len(masked))),
+        "next": torch.from_numpy(rng.integers(0, 2, rows)),
+    }
+    return dataclasses.replace(batch, labels=labels, counts={"mlm": len(masked), "nsp": rows})
+
+
+def all_gradients(model: torch.nn.Module, batch: Batch, precision: str) -> tuple[dict[str, float], Tensor]:
+    model.zero_grad(set_to_none=True)
+    train = TrainConfig(steps=1, precision=precision, clip_norm=0.0)  # type: ignore[arg-type]
+    means, _ = gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, 0)
+    return means, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("longest", [60, 128, 512])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"norm_first": True}, {"direction": "left-to-right"}, {"direction": "right-to-left"}],
+    ids=["bert", "pre-norm", "left-to-right", "right-to-left"],
+)
+def test_fused_is_as_near_to_float32_as_plain_code(longest: int, changes: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    model = MaskedLM(Encoder(config(**changes))).to(CUDA)  # type: ignore[arg-type]
+    batch = masked_batch(longest, 16)
+    with plain_kernels():
+        truth, exact = all_gradients(model, batch, "float32")
+        _, plain = all_gradients(model, batch, "bfloat16")
+    means, fused = all_gradients(model, batch, "bfloat16")
+    assert abs(means["mlm"] - truth["mlm"]) < 2e-3
+    assert (fused - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()
+
+
+def weights_after(
+    model: torch.nn.Module, batches: list[Batch], train: TrainConfig, recorded: bool
+) -> tuple[list[float], Tensor]:
+    optimizers = make_optimizers(model, train)
+    recorder = Recorder(model, optimizers, train, passes=True) if recorded else None
+    losses = []
+    for step, batch in enumerate(batches):
+        means, _ = gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, step, recorder)
+        losses.append(sum(v for n, v in means.items() if not n.endswith("accuracy")))
+        update(optimizers, 1.0, recorder)
+        if recorder is None:
+            model.zero_grad(set_to_none=True)
+    return losses, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_recorded_steps_are_those_that_are_not(optimizer: str) -> None:
+    train = TrainConfig(steps=1, optimizer=optimizer, learning_rate=1e-3)  # type: ignore[arg-type]
+    batches = [rounded(masked_batch(128, 8, seed)) for seed in range(8)]
+    runs = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        runs.append(weights_after(MaskedLM(Encoder(config(0.1))).to(CUDA), batches, train, recorded))
+    (plain, first), (fast, second) = runs
+    assert np.allclose(plain, fast, atol=0.02)
+    assert (first - second).norm() < 0.02 * first.norm()
+
+
+def test_losses_of_recorded_micro_batches_add_up() -> None:
+    train = TrainConfig(steps=1, learning_rate=1e-3)
+    steps = [[rounded(masked_batch(128, rows, 10 * step + rows)) for rows in (8, 24, 8, 16)] for step in range(5)]
+    found = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = MaskedLM(Encoder(config())).to(CUDA)
+        recorder = Recorder(model, make_optimizers(model, train), train, passes=True) if recorded else None
+        for number, batches in enumerate(steps):
+            counts = {name: float(sum(b.counts[name] for b in batches)) for name in batches[0].counts}
+            means, norm = gradients(model, batches, counts, train, number, recorder)
+            found.append([*means.values(), norm])
+            model.zero_grad(set_to_none=recorder is None)
+    plain, fast = found[: len(steps)], found[len(steps) :]
+    assert np.allclose(plain, fast, rtol=0.02, atol=0.02)
+
+
+def test_small_batches_of_a_task() -> None:
+    rng = np.random.default_rng(0)
+    batches = []
+    for _ in range(12):
+        lengths = rng.integers(4, 60, 32)
+        rows = [Example(rng.integers(1000, 30000, n), np.zeros(n, int), int(rng.integers(2))) for n in lengths]
+        batches.append(collate(rows, packed=True))
+    train = TrainConfig(steps=1, learning_rate=1e-4)
+    runs = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        model = TaskModel(Encoder(config()), HeadConfig("single", ("a", "b"))).to(CUDA)
+        given = [rounded(b) for b in batches] if recorded else batches
+        runs.append(weights_after(model, given, train, recorded)[0])
+    assert np.allclose(*runs, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["weighted", "multi", "regression", "tags", "span", "choice", "beside", "bilstm", "bilstm-tags", "features"],
+)
+def test_every_head_can_be_recorded(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    labels = {"multi": [1.0, 0.0], "regression": 0.5, "span": (1, 2)}.get(kind, 1)
+    head = {"bilstm-tags": "tags", "features": "tags"}.get(kind, kind)
+    head = "single" if kind in ("weighted", "beside", "bilstm") else head
+    batches = []
+    for _ in range(4):
+        rows = []
+        for n in rng.integers(4, 60, 8):
+            tags = rng.integers(0, 2, n) if head == "tags" else None
+            states = rng.normal(size=(n, 1, 768)).astype(np.float16) if kind == "features" else None
+            label = None if tags is not None else labels
+            rows.append(Example(rng.integers(1000, 30000, n), np.zeros(n, int), label, tags, states=states))
+        if kind == "choice":
+            rows = [dataclasses.replace(row, label=1 if i % 4 == 0 else None) for i, row in enumerate(rows)]
+        batches.append(collate(rows, packed=True))
+    encoder = config(direction="left-to-right" if kind == "beside" else "both")
+    runs = []
+    for recorded in (False, True):
+        torch.manual_seed(0)
+        names = ("a", "b") if head in ("single", "multi", "tags") else ()
+        choices = 4 if head == "choice" else 0
+        features = FeatureConfig("last", hidden_size=256) if kind == "features" else None
+        made = HeadConfig(  # type: ignore[call-overload]
+            head, names, choices, features=features, bilstm_layers=int("bilstm" in kind), beside=kind == "beside"
+        )
+        model = TaskModel(Encoder(encoder), made).to(CUDA)
+        if kind == "weighted":
+            model.class_weights = [0.5, 2.0]
+        given = [rounded(b) for b in batches * 3] if recorded else batches * 3
+        runs.append(weights_after(model, given, TrainConfig(steps=1, learning_rate=1e-4), recorded)[0])
+    assert np.allclose(*runs, atol=0.03)
+
+
+def test_kernels_are_compiled_once() -> None:
+    model = MaskedLM(Encoder(config(0.1))).to(CUDA)
+    train = TrainConfig(steps=1)
+    weights_after(model, [masked_batch(128, 9, 0)], train, recorded=False)
+    before = compiled_kernels()
+    weights_after(model, [masked_batch(128, rows, rows) for rows in range(7, 20)], train, recorded=False)
+    assert compiled_kernels() == before
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_dropout_keeps_the_mean(dropout: float) -> None:
+    """Averaged over many draws, outputs with dropout come near those without."""
+    torch.manual_seed(0)
+    model = Encoder(config(dropout, num_layers=1)).to(CUDA)
+    batch = masked_batch(128, 8).to(CUDA)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        model.train()
+        mean = torch.stack([model(batch).float() for _ in range(200)]).mean(0)
+        model.eval()
+        plain = model(batch).float()
+    assert (mean - plain).norm() < 0.15 * plain.norm()
+
+
+def test_evaluation_on_both_paths() -> None:
+    torch.manual_seed(0)
+    model = MaskedLM(Encoder(config())).to(CUDA).eval()
+    batch = masked_batch(128, 8).to(CUDA)
+    found = []
+    for context in (plain_kernels(), nullcontext()):
+        with context, torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            found.append(model.logits(batch)["mlm"].float())
+    assert (found[0] - found[1]).norm() < 0.02 * found[0].norm()
+
+
+@pytest.fixture(scope="module")
+def pretrained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the command: its workers' batches are pinned by another thread, while the main one records."""
+    run = tmp_path_factory.mktemp("pretrained") / "run"
+    changes = ["model.hidden_size=128", "model.num_heads=2", "train.steps=30", "train.workers=2", "data.max_length=64"]
+    pretrain(override(recipe("bert-tiny"), changes), world / "shards", run, device="cuda")
+    return run
+
+
+def test_the_whole_command(pretrained: Path) -> None:
+    logged = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
+    assert max(line.get("compile_seconds", 0) for line in logged) > 0
+    assert [line["loss"] for line in logged if "loss" in line][-1] < 14
+
+
+@pytest.mark.parametrize("change", ["train.seed=1", "bilstm_layers=1", "features.variant=last"])
+def test_tagging_with_and_without_a_bilstm(change: str, pretrained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("seqeval")
+    sentences = [
+        "\n".join(f"{word} {'B-X' if word == 'file' else 'O'}" for word in f"the file {i} of a".split())
+        for i in range(40)
+    ]
+    (tmp_path / "train.txt").write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
+    changes = ["train.epochs=8", "train.batch_size=8", "train.learning_rate=1e-3", change]
+    found = override(FinetuneConfig("tag"), changes)
+    scores = finetune(
+        found, pretrained, tmp_path / "train.txt", tmp_path / "run", dev=tmp_path / "train.txt", device="cuda"
+    )
+    assert scores["f1"] > 90

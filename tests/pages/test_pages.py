@@ -1,0 +1,95 @@
+"""What a person must see on a page, wide and narrow: measured in a browser where there is one."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bertsmith.pages import page
+from bertsmith.pages.report.mistakes import confusion
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+CLASSES = [f"{word}_category" for word in "a b c d e f g h i j k l m n o p q r".split()]
+MEASURE = """<script>
+addEventListener("load", () => {
+  const lines = e => { const r = document.createRange(); r.selectNodeContents(e.querySelector("b") || e);
+    return new Set([...r.getClientRects()].map(b => Math.round(b.bottom))).size; };
+  const all = s => [...document.querySelectorAll(s)];
+  document.title = JSON.stringify({
+    broken: all("td.n, td.short").filter(e => lines(e) > 1).map(e => e.textContent),
+    overflow: document.body.scrollWidth - document.body.clientWidth,
+    clipped: all(".wide").filter(e => getComputedStyle(e).overflowX !== "auto").length,
+    columns: all(".matrix tr:nth-child(2) td").length,
+    heads: all(".matrix th span").map(e => e.getBoundingClientRect().width),
+    closed: all("details:not([open])").length,
+    keep: all("[lang=ko]").map(e => getComputedStyle(e).wordBreak),
+  });
+});
+</script>"""
+
+
+def write(path: Path) -> None:
+    pairs = [(gold, CLASSES[(i * 7) % 18]) for i, gold in enumerate(CLASSES * 12)]
+    rows = [
+        (
+            "ko-1",
+            18,
+            1234567,
+            "이 영화는 정말 재미있었습니다",
+            "some words that are long enough to be broken into lines",
+        )
+    ]
+    parts = [
+        page.table(["run", "rows", "tokens", "text", "words"], rows),
+        page.folded("the first task", confusion(CLASSES, pairs), is_open=True),
+        page.table(["path"], [("/a/very/long/path/" + "x" * 90,)]),
+        MEASURE,
+    ]
+    page.write_page(path, "A page", "What it is.", parts)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
+@pytest.mark.parametrize("width", [1400, 420])
+def test_cells_are_whole_and_every_class_can_be_reached(width: int, tmp_path: Path) -> None:
+    write(tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    narrow = f"<style>html {{ width: {width}px; }}</style></head>"  # a window is never under 500 wide
+    (tmp_path / "page.html").write_text(text.replace("</head>", narrow, 1), encoding="utf-8")
+    switches = "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-sync dump-dom"
+    command = [BROWSER, *(f"--{name}" for name in switches.split()), f"--user-data-dir={tmp_path / 'chromium'}"]
+    command += [f"--window-size={max(500, width)},2000", f"file://{tmp_path / 'page.html'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (title,) = re.findall(r"<title>(.*?)</title>", done.stdout)
+    found = json.loads(title.replace("&quot;", '"'))
+    assert found["broken"] == []
+    assert found["overflow"] <= 0
+    assert found["clipped"] == 0
+    assert found["columns"] == len(CLASSES) + 3  # the label, the number of rows, the share found
+    assert max(found["heads"]) < 32  # names stand upright, so that all columns fit beside each other
+    assert found["closed"] == 0
+    assert set(found["keep"]) == {"keep-all"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("이 영화는 정말 재미있었습니다", " lang=ko"),
+        ("東京へ行きました", " lang=ja"),
+        ("我们去北京", " lang=zh"),
+        ("the word 영화 in English text", ""),
+        ("plain words", ""),
+        ("12.5", ""),
+    ],
+)
+def test_the_language_of_a_text_is_told_by_its_script(text: str, expected: str) -> None:
+    assert page.lang(text) == expected
+
+
+def test_only_very_long_words_may_be_broken() -> None:
+    shown = page.table(["a"], [("x" * 40,), ("short words <b> & more",), (18,)])
+    assert "<wbr>" in shown
+    assert "short words &lt;b&gt; &amp; more" in shown
+    assert ">18<" in shown

@@ -1,0 +1,85 @@
+"""What holds for every kind of task: a resumed run is the same to the bit, and losses are those of transformers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import LABELS, reference
+
+from bertsmith.config import override
+from bertsmith.finetuning.run import FinetuneConfig, finetune
+from bertsmith.formats.hf import load_folder
+from bertsmith.model.heads import HeadConfig
+from bertsmith.rows.columns import Row
+from bertsmith.tasks.judged import FILE, read_judged
+from bertsmith.tasks.sequences import answer, encode
+from bertsmith.tasks.spans import stride_note
+from bertsmith.tasks.task import Limits
+from bertsmith.text.tokenizer import Tokenizer
+
+CONTEXT = "a list of numbers is in the file and the class has a name of its own"
+ROWS = {
+    "tag": [{"tokens": ["the", "list", str(i)], "tags": ["O", "B-X", "O"]} for i in range(14)],
+    "answer": [{"question": f"what {i}", "context": CONTEXT * (1 + i % 3), "answers": ["list"]} for i in range(14)],
+    "choose": [{"text": f"we {i}", "endings": ["ran", "a list", f"{i}"], "label": i % 3} for i in range(14)],
+    "classify": [{"text": f"it is {i}", "label": "ab"[i % 2]} for i in range(14)],
+    "pair": [{"text1": f"it is {i}", "text2": "so", "label": "ab"[i % 2]} for i in range(14)],
+    "regress": [{"text": f"it is {i}", "label": i / 3} for i in range(14)],
+}
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_a_run_resumed_in_the_middle_is_identical_to_the_bit(world: Path, tmp_path: Path, task: str) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, ROWS[task])) + "\n")
+    changes = ["train.epochs=3", "train.batch_size=4", "train.micro_batch_size=3", "train.save_every=4", "train.keep=9"]
+    changes += ["train.learning_rate=1e-3", "data.max_length=32", "data.stride=8", "data.max_query=8"]
+    config, whole, cut = override(FinetuneConfig(task), changes), tmp_path / "whole", tmp_path / "cut"
+    scores = finetune(config, world / "run", data, whole, dev=data, device="cpu")
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / "model")
+    (cut / FILE).unlink()
+    for folder in sorted((cut / "checkpoints").iterdir())[1:]:
+        shutil.rmtree(folder)
+    assert finetune(config, world / "run", data, cut, dev=data, device="cpu", resume=True) == scores
+    files = [(run / "model" / "model.safetensors").read_bytes() for run in (whole, cut)]
+    assert files[0] == files[1]
+    assert read_judged(whole) == read_judged(cut)
+
+
+def test_several_labels_are_learnt_as_by_transformers(world: Path, tmp_path: Path) -> None:
+    tokenizer, labels = Tokenizer.load(world / "tok"), tuple(LABELS.values())
+    theirs = reference("multi", tokenizer.vocab_size)
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    model = load_folder(tmp_path).model.eval()
+    chosen = [["red"], [], ["green", "none"], ["red", "green", "blue", "none"]]
+    rows = [Row(f"the list of {'files ' * i}", None, names, "") for i, names in enumerate(chosen)]
+    batch = encode(rows, tokenizer, Limits(24), HeadConfig("multi", labels), labelled=True).examples.batch(np.arange(4))
+    texts = tokenizer.encode([row.text for row in rows], special=True)
+    longest = max(map(len, texts))
+    tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids in texts])
+    mask = torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in texts])
+    wanted = torch.tensor([[float(name in names) for name in labels] for names in chosen])
+    output = theirs(input_ids=tokens, attention_mask=mask, labels=wanted)
+    loss = model(batch)["task"] / batch.counts["task"]
+    assert loss.item() == pytest.approx(output.loss.item(), abs=1e-5)
+    (loss - output.loss).backward()  # to the same weights: the gradients are compared through the head
+    torch.testing.assert_close(model.head.output.weight.grad, -theirs.classifier.weight.grad, atol=1e-5, rtol=1e-4)
+    for scores, row in zip(output.logits.detach().numpy(), rows, strict=True):
+        above = [name for name, score in zip(labels, scores, strict=True) if 1 / (1 + np.exp(-score)) >= 0.5]
+        assert answer(scores, HeadConfig("multi", labels))["labels"] == above, row
+
+
+def test_windows_without_overlap_are_told() -> None:
+    assert stride_note(Limits(384, 128, 64)) is None
+    assert stride_note(Limits(128, 60, 64)) is None
+    told = stride_note(Limits(128, 128, 64))
+    assert told is not None
+    assert "a question of 64 tokens a window has room for 61, and data.stride is 128" in told
+    assert "data.stride=30 suits" in told
+    assert stride_note(Limits(128, 61, 64)) is not None
+    assert stride_note(Limits(8, 128, 64)) is not None

@@ -1,0 +1,74 @@
+"""The share of `[UNK]`, and the likely cause where it is high."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertsmith.config import override
+from bertsmith.finetuning.run import finetune
+from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.inference.files import evaluate, predict
+from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
+from bertsmith.text.unknown import Unknowns
+
+TEXTS = ["Der Hund und die Katze sind in Berlin. 영화가 정말 재미있다", "Anna liest ein Buch 연기도 좋았다"] * 3
+
+
+def reopened(tokenizer: Tokenizer, folder: Path, **settings: object) -> Tokenizer:
+    """The vocabulary alone, opened with other settings."""
+    tokenizer.save(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return Tokenizer.load(folder)
+
+
+def warning(tokenizer: Tokenizer, texts: list[str]) -> str | None:
+    unknowns = Unknowns(tokenizer)
+    unknowns.add(tokenizer.encode(texts))
+    return unknowns.warning("the rows")
+
+
+def test_no_warning_where_the_vocabulary_fits() -> None:
+    for cased in (True, False):
+        assert warning(train_wordpiece(TEXTS, 300, cased=cased), TEXTS) is None
+
+
+@pytest.mark.parametrize(
+    ("cased", "settings", "cause"),
+    [
+        (True, {"do_lower_case": True}, "lower-cases, but its vocabulary is cased"),
+        (False, {"do_lower_case": True}, "takes Hangul apart"),
+        (False, {"do_lower_case": False}, "keeps capitals, but its vocabulary has none"),
+    ],
+)
+def test_the_cause_is_named(tmp_path: Path, cased: bool, settings: dict, cause: str) -> None:
+    said = warning(reopened(train_wordpiece(TEXTS, 300, cased=cased), tmp_path, **settings), TEXTS)
+    assert said is not None
+    assert cause in said
+
+
+def test_another_script(tmp_path: Path) -> None:
+    tokenizer = train_wordpiece(TEXTS, 300)
+    unknowns = Unknowns(tokenizer)
+    unknowns.add([[tokenizer.id("[UNK]")], [7, 8, 9]])
+    assert unknowns.share == 0.25
+    assert (unknowns.warning("the rows") or "").startswith("25.0 % of the tokens of the rows are [UNK]: the vocabulary")
+    unknowns.add([[7] * 46])
+    assert unknowns.share == 0.02
+    assert unknowns.warning("the rows") is None
+
+
+def test_fine_tuning_and_answers_report_it(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Half of the training rows are in a script that the vocabulary does not have."""
+    foreign = [("Ж" * 3, "x"), ("the list", "y")] * 6
+    config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
+    scores = finetune(config, world / "run", foreign, tmp_path / "run", device="cpu")
+    assert scores["unknown_percent"] == pytest.approx(100 / 3, abs=0.01)  # one token of three
+    said = " ".join(capfd.readouterr().err.split())
+    assert "warning: 33.3 % of the tokens of the training rows are [UNK]: the vocabulary does not fit" in said
+    (tmp_path / "texts.csv").write_text("text,label\n" + "the list,x\n" * 30 + "ЖЖЖ,x\n" * 20)
+    predict(tmp_path / "run", tmp_path / "texts.csv", tmp_path / "out.jsonl", device="cpu")
+    assert "warning: 25.0 % of the tokens of the texts are [UNK]" in " ".join(capfd.readouterr().err.split())
+    evaluate(tmp_path / "run", [("the list", "y")] * 3, device="cpu")
+    assert "[UNK]" not in capfd.readouterr().err

@@ -1,0 +1,50 @@
+"""Recorded steps without a GPU: what they give stays when the next one is replayed."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bertsmith.batch import Batch, Example, collate
+from bertsmith.training import cuda_graphs
+from bertsmith.training.cuda_graphs import Recorder
+from bertsmith.training.settings import TrainConfig
+
+memory = torch.zeros(1)  # of all recordings, as they share it on a GPU
+
+
+class Graph:
+    """A recording whose kernels count in the memory that they share with others."""
+
+    def replay(self) -> None:
+        memory.add_(1)
+
+
+def batch(*lengths: int) -> Batch:
+    rows = [Example(torch.arange(n).numpy(), torch.zeros(n, dtype=int).numpy(), 1) for n in lengths]  # type: ignore[call-overload]
+    return collate(rows, packed=True)
+
+
+def test_what_a_recorded_pass_gives_stays_when_another_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1))
+    monkeypatch.setattr(cuda_graphs, "recording", lambda graph, pool: nullcontext())
+    memory.zero_()
+    recorder = Recorder(nn.Linear(1, 1), [], TrainConfig(steps=1), passes=True)
+
+    def one_pass(given: Batch, scales: Any) -> tuple[list[str], torch.Tensor]:
+        return ["loss"], memory
+
+    for given in (batch(3), batch(4, 2)):  # seen once
+        recorder.run(one_pass, given, {"loss": 1.0})
+    (_, first), (_, second) = (recorder.run(one_pass, given, {"loss": 1.0}) for given in (batch(3), batch(4, 2)))
+    assert (first.item(), second.item()) == (1.0, 2.0)

@@ -1,0 +1,188 @@
+"""Several processes compute what one does: losses, weights, data order, checkpoints."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TINY
+from safetensors.torch import load_file
+
+from bertsmith.config import override
+from bertsmith.pretraining.run import pretrain
+from bertsmith.recipes import recipe
+from bertsmith.training import runlog
+
+ROOT = Path(__file__).parent.parent.parent
+# Sequences of unequal length, dropout on, five micro-batches of unequal size for two processes: one of them idles.
+SETTINGS = [
+    *TINY,
+    "train.steps=20",
+    "train.batch_size=18",
+    "train.micro_batch_size=4",
+    "train.learning_rate=1e-3",
+    "data.max_length=48",
+    "data.short_share=0.5",
+    "data.long_length=64",
+]
+SAVED = [*SETTINGS, "train.save_every=7", "train.keep=9"]
+PROGRAM = """
+import json, sys, torch
+from bertsmith.config import override
+from bertsmith.pretraining.run import pretrain
+from bertsmith.recipes import recipe
+from bertsmith.training.distributed import processes
+
+data, folder, settings = json.loads(sys.argv[1])
+with processes(torch.device("cpu")):
+    for parallel in ("ddp", "fsdp"):
+        config = override(recipe("bert-tiny"), [*settings, f"train.parallel={parallel}"])
+        pretrain(config, data, f"{folder}/{parallel}", device="cpu")
+"""
+
+
+def command(world: Path, out: Path, settings: list[str], *more: str) -> list[str]:
+    flags = [part for setting in settings for part in ("--set", setting)]
+    return [
+        "pretrain",
+        "bert-tiny",
+        "--data",
+        str(world / "shards"),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *flags,
+        *more,
+    ]
+
+
+def torchrun(
+    arguments: list[str],
+    *,
+    processes: int = 2,
+    store: torch.distributed.TCPStore | None = None,
+    program: tuple[str, ...] = ("-m", "bertsmith"),
+    **options: str,
+) -> subprocess.Popen[str]:
+    agent = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    agent += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    if store is None:
+        agent += ["--standalone"]  # which takes a port that is free, and keeps it
+    else:
+        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
+    agent += ["--local-addr=127.0.0.1", *program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*agent, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+
+
+def losses(run: Path) -> list[tuple[float, float]]:
+    return [(r["mlm_loss"], r["nsp_loss"]) for r in runlog.read(run) if "loss" in r]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def close(first: Path, second: Path, tolerance: float) -> None:
+    assert len(losses(first)) == len(losses(second)) == 20
+    assert torch.allclose(torch.tensor(losses(first)), torch.tensor(losses(second)), atol=tolerance, rtol=0)
+
+
+@pytest.fixture(scope="session")
+def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run by one process."""
+    run = tmp_path_factory.mktemp("alone") / "run"
+    pretrain(override(recipe("bert-tiny"), SAVED), world / "shards", run, device="cpu")
+    return run
+
+
+@pytest.fixture(scope="module")
+def together(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run by two processes, as `ddp` and as `fsdp`: both by one start of the processes, which takes the longest."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "program.py").write_text(PROGRAM)
+    given = json.dumps([str(world / "shards"), str(folder), SAVED])
+    finish(torchrun([given], program=(str(folder / "program.py"),)))
+    return folder
+
+
+def test_two_processes_have_the_losses_of_one(alone: Path, together: Path) -> None:
+    close(alone, together / "ddp", 1e-6)
+    for name, tensor in weights(alone).items():
+        assert torch.allclose(tensor, weights(together / "ddp")[name], atol=1e-5), name
+
+
+def test_a_divided_model_has_the_losses_of_one(alone: Path, together: Path) -> None:
+    close(alone, together / "fsdp", 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "parallel", "tolerance"),
+    [("lamb", "fsdp", 2e-6), ("muon", "fsdp", 2e-5), ("muon", "ddp", 2e-5)],
+)
+def test_optimisers_in_two_processes(
+    optimizer: str, parallel: str, tolerance: float, world: Path, tmp_path: Path
+) -> None:
+    settings = [*SETTINGS, f"train.optimizer={optimizer}", "train.clip_norm=0.1"]
+    pretrain(override(recipe("bert-tiny"), settings), world / "shards", tmp_path / "one", device="cpu")
+    finish(torchrun(command(world, tmp_path / "two", [*settings, f"train.parallel={parallel}"])))
+    close(tmp_path / "one", tmp_path / "two", tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_saved_by_two_resumed_by_one_and_the_reverse(parallel: str, world: Path, alone: Path, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "train.save_every=7", "train.keep=9", f"train.parallel={parallel}"]
+    run = tmp_path / "run"
+    finish(torchrun(command(world, run, settings)))
+    for folder in ("model", "checkpoints/step-00000014", "checkpoints/step-00000020"):
+        shutil.rmtree(run / folder)
+    pretrain(override(recipe("bert-tiny"), settings), world / "shards", run, device="cpu", resume=True)
+    close(alone, run, 1e-6)
+    for folder in ("model", "checkpoints/step-00000020"):
+        shutil.rmtree(run / folder)
+    finish(torchrun(command(world, run, settings, "--resume")))
+    close(alone, run, 1e-6)
+
+
+def test_the_same_checkpoint_by_one_and_by_two(alone: Path, together: Path) -> None:
+    files = [run / "checkpoints" / "step-00000014" for run in (alone, together / "fsdp")]
+    first, second = (load_file(folder / "optimizer.safetensors") for folder in files)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert value.shape == second[name].shape
+        assert torch.allclose(value, second[name], atol=1e-5), name
+    states = [json.loads((folder / "trainer.json").read_text()) for folder in files]
+    assert states[0]["step"] == states[1]["step"] == 14
+    assert states[0]["tokens"] == states[1]["tokens"]
+
+
+@pytest.mark.slow
+def test_two_nodes(world: Path, alone: Path, tmp_path: Path) -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    nodes = [
+        torchrun(
+            command(world, tmp_path / f"node{n}" / "run", SETTINGS),
+            processes=1,
+            store=store,
+            nnodes="2",
+        )
+        for n in range(2)
+    ]
+    finish(*nodes)
+    (run,) = tmp_path.glob("node*/run")  # the first process alone writes
+    close(alone, run, 1e-6)

@@ -1,0 +1,214 @@
+"""The learning rate's course by steps and by the clock, and the phases of a run."""
+
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_safety import signal_in_step
+from test_training import cut, settings, weights
+
+from bertsmith.config import override
+from bertsmith.corpus.build import build_corpus
+from bertsmith.errors import Interrupted
+from bertsmith.pretraining.run import pretrain
+from bertsmith.recipes import recipe
+from bertsmith.training import checkpoint, fit, runlog
+from bertsmith.training.schedule import Course, rate_share
+from bertsmith.training.settings import TrainConfig
+
+
+def shares(total: int, **changes) -> np.ndarray:
+    config = TrainConfig(steps=total, **changes)
+    return np.array([rate_share(config, step, total) for step in range(total)])
+
+
+def test_linear_rises_and_falls_in_a_line() -> None:
+    rates = shares(100, warmup=0.1)
+    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
+    assert rates[10:] == pytest.approx(np.arange(90, 0, -1) / 90)
+
+
+def test_cosine_falls_as_half_a_cosine() -> None:
+    rates = shares(100, warmup=0.1, schedule="cosine")
+    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
+    assert rates[10:] == pytest.approx((1 + np.cos(np.pi * np.arange(90) / 90)) / 2)
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[-1] < 0.001
+
+
+def test_stable_rises_stays_and_decays() -> None:
+    rates = shares(100, warmup=0.1, schedule="stable", decay=0.2)
+    assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
+    assert (rates[10:81] == 1).all()
+    assert rates[80:] == pytest.approx(np.arange(20, 0, -1) / 20)
+    assert (shares(10, warmup=0, schedule="stable", decay=0) == 1).all()
+
+
+def test_constant_stays() -> None:
+    assert shares(10, warmup=0.2, schedule="constant") == pytest.approx([0.5, *[1] * 9])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "stable", "constant"])
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 0.8), (2, 0.5), (7, 0.01), (50, 0.0), (50, 0.8)])
+def test_rates_lie_between_0_and_1_and_no_step_is_wasted(schedule: str, steps: int, warmup: float) -> None:
+    rates = shares(steps, warmup=warmup, schedule=schedule, decay=0.2)
+    assert (rates > 0).all()
+    assert (rates <= 1).all()
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "stable"])
+def test_by_the_clock_the_rate_ends_with_the_time(schedule: str) -> None:
+    config = TrainConfig(hours=1, warmup=0.1, schedule=schedule)
+    times = np.linspace(0, 3600, 3601)
+    rates = np.array([rate_share(config, seconds, 3600.0) for seconds in times])
+    assert rates.max() == 1
+    assert rates[-1] == pytest.approx(0, abs=1e-9)
+    assert np.abs(np.diff(rates)).max() < 0.01  # a second moves it little
+    assert rates[180] == pytest.approx(0.5, abs=0.01)  # half of the warm-up
+
+
+def test_a_course_by_the_clock_counts_the_time_before() -> None:
+    course = Course(None, 100.0, step=7, before=60.0)
+    assert course.done() == pytest.approx(60.0, abs=0.5)
+    assert Course(None, 100.0, before=130.0).done() == 100.0
+    assert Course(9, 0.0, step=7).done() == 7
+
+
+def test_epochs_take_the_place_of_a_recipes_steps(world: Path, tmp_path: Path) -> None:
+    """A recipe has a million steps, which would go before the epochs that a user sets."""
+    run, less = tmp_path / "run", settings("train.epochs=0.1", "data.long_length=null")
+    config = settings("train.steps=1000000", "train.epochs=0.2", "data.long_length=null")
+    assert (config.train.steps, config.train.epochs) == (None, 0.2)
+    assert settings("train.epochs=2", "train.steps=9").train.steps == 9  # what is set last
+    assert settings("train.steps=9", "train.epochs=null").train.steps == 9
+    fast = override(recipe("speedrun"), ["train.steps=200"]).train
+    assert (fast.hours, fast.num_steps(10**6)) == (None, 200)
+    assert override(recipe("speedrun"), ["train.epochs=2"]).train.num_steps(512 * 5) == 10
+    timed = override(recipe("bert-base"), ["train.steps=5", "train.hours=2"]).train
+    assert (timed.steps, timed.hours, timed.num_steps(10**6)) == (None, 2, None)
+    steps = [pretrain(c, world / "shards", run / str(n), device="cpu")["steps"] for n, c in enumerate((less, config))]
+    assert 0 < steps[0] <= steps[1] <= 2 * steps[0] < 1000
+
+
+CLOCK = ["train.hours=0.001", "train.save_every=1000", "data.long_length=48", "data.long_share=0.4"]  # 3.6 s
+
+
+def check_clock(run: Path) -> None:
+    records = [r for r in runlog.read(run) if "loss" in r]
+    assert 3.2 < records[-1]["seconds"] < 5.0
+    assert [r["seconds"] for r in records] == sorted(r["seconds"] for r in records)
+    assert records[-1]["learning_rate"] < 0.1 * max(r["learning_rate"] for r in records)
+    first = next(r["seconds"] for r in records if r["max_length"] > 32)
+    assert first == pytest.approx(0.6 * 3.6, abs=0.7)
+    assert all(r["max_length"] <= 32 for r in records if r["seconds"] < first)
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_a_run_ends_with_its_time(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    scores = pretrain(settings(*CLOCK), world / "shards", tmp_path / "run", device="cpu")
+    assert "not to the bit" in capfd.readouterr().err
+    assert scores["steps"] == runlog.read(tmp_path / "run")[-1]["step"] == 90
+    check_clock(tmp_path / "run")
+    again = pretrain(settings(*CLOCK), world / "shards", tmp_path / "run", device="cpu", resume=True)
+    assert again["steps"] == scores["steps"]
+
+
+@pytest.mark.usefixtures("own_clock")
+def test_the_time_that_was_spent_survives_a_resume(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, steps = tmp_path / "run", fit._Loop._step
+
+    def signalled(self, *arguments) -> None:
+        if self.course.elapsed > 1.5:
+            signal.raise_signal(signal.SIGTERM)
+        steps(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fit._Loop, "_step", signalled)
+        with pytest.raises(Interrupted):
+            pretrain(settings(*CLOCK), world / "shards", run, device="cpu")
+    found = checkpoint.latest_checkpoint(run)
+    assert found is not None
+    assert found[1].seconds == pytest.approx(39 / 25)
+    assert pretrain(settings(*CLOCK), world / "shards", run, device="cpu", resume=True)["steps"] == 90
+    check_clock(run)
+
+
+def test_a_run_by_the_clock_that_is_resumed_at_its_end_only_finishes(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings("train.hours=1", "data.long_length=48")
+    monkeypatch.setattr(Course, "elapsed", property(lambda self: 3700.0 if self.step == 3 else 0.0))
+    with monkeypatch.context() as patched:
+        signal_in_step(patched, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(config, world / "shards", tmp_path / "run", device="cpu")
+    assert pretrain(config, world / "shards", tmp_path / "run", device="cpu", resume=True)["steps"] == 3
+
+
+# --- phases
+
+PHASES = ["train.steps=10", "train.save_every=1", "train.keep=20", "data.long_length=48", "data.long_share=0.3"]
+
+
+def test_two_phases_are_one_run_and_resume_anywhere(world: Path, tmp_path: Path) -> None:
+    config = settings(*PHASES)
+    pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
+    records = [r for r in runlog.read(tmp_path / "whole") if "loss" in r]
+    assert [r["max_length"] > 32 for r in records] == [False] * 7 + [True] * 3
+    rates = [r["learning_rate"] for r in records]
+    assert rates == pytest.approx(1e-3 * np.array([1, *np.arange(9, 0, -1) / 9]))  # one schedule over both
+    for step in (6, 7, 8):  # before the border, on it, after it
+        resumed = cut(tmp_path / "whole", tmp_path / f"cut-{step}", step)
+        pretrain(config, world / "shards", resumed, device="cpu", resume=True)
+        assert weights(resumed) == weights(tmp_path / "whole"), step
+
+
+def test_a_phase_without_a_step_is_left_out_with_a_note(world: Path, tmp_path: Path, capfd) -> None:
+    config = settings(*PHASES[1:], "train.steps=3")
+    pretrain(config, world / "shards", tmp_path / "run", device="cpu")
+    assert "3 steps are too few for the phase of 48 tokens" in capfd.readouterr().err
+    assert all(r["max_length"] <= 32 for r in runlog.read(tmp_path / "run") if "loss" in r)
+
+
+def test_long_sequences_that_documents_do_not_fill_are_said(world: Path, tmp_path: Path, capfd) -> None:
+    lines = [line for line in (world / "text.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+    (tmp_path / "short.txt").write_text("\n\n".join(lines[:200]), encoding="utf-8")
+    build_corpus([tmp_path / "short.txt"], world / "tok", tmp_path / "short", workers=1)
+    for corpus, said in ((world / "shards", False), (tmp_path / "short", True)):
+        pretrain(settings(*PHASES, "data.long_length=96"), corpus, tmp_path / f"run-{corpus.name}", device="cpu")
+        noted = re.search(r"note: sequences of 96 tokens are (\d+)% full, since many", capfd.readouterr().err)
+        assert (noted is not None) == said
+        assert noted is None or int(noted[1]) < 60
+
+
+def test_positions_that_cannot_move_are_said_beforehand(world: Path, tmp_path: Path, capfd) -> None:
+    """Ten steps, three of them long, at rates that fall to nought: 1e-3 times (3 + 2 + 1) / 9."""
+    rates = "the rates of the 3 steps with 48 tokens add up to 0.00067, and no weight moves further"
+    cases = {(): True, ("train.learning_rate=0.2",): False, ("data.long_length=null",): False}
+    cases |= {("train.optimizer=lamb",): False}  # which moves a weight by its size
+    for number, (changes, said) in enumerate(cases.items()):
+        run = tmp_path / str(number)
+        pretrain(settings(*PHASES, *changes), world / "shards", run, device="cpu")
+        assert (rates in capfd.readouterr().err) == said
+    pretrain(settings(*PHASES), world / "shards", tmp_path / "on", model=run / "model", device="cpu")
+    assert rates not in capfd.readouterr().err  # of positions that were learnt elsewhere nothing is known
+
+
+def test_long_sequences_are_evaluated_as_soon_as_there_are_any(
+    world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(*PHASES, "train.evaluate_every=2")
+    scores = pretrain(config, world / "shards", tmp_path / "run", device="cpu")
+    evaluated = {r["step"]: r for r in runlog.read(tmp_path / "run") if "dev_mlm_loss" in r}
+    assert ["dev_long_mlm_loss" in evaluated[step] for step in (2, 4, 6, 8, 10)] == [False] * 3 + [True] * 2
+    assert scores["long_mlm_loss"] != scores["mlm_loss"]
+    assert "not learnt" not in capfd.readouterr().err
+    monkeypatch.setattr("bertsmith.pretraining.run.NOT_LEARNT", scores["long_mlm_loss"] - scores["mlm_loss"] - 0.01)
+    pretrain(config, world / "shards", tmp_path / "again", device="cpu")
+    said = capfd.readouterr().err
+    assert f"held-out sequences of 48 tokens have a loss of {scores['long_mlm_loss']:.2f}" in said
+    assert "Give them more steps (data.long_share" in said

@@ -1,0 +1,100 @@
+"""Runs side by side: all are made, an error ends the rest, nobody is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bertsmith.errors import UserError
+from bertsmith.training.side_by_side import side_by_side
+
+
+def write(path: Path, text: str) -> None:
+    if not text:
+        raise UserError(f"{path}: nothing to write")
+    path.write_text(f"{os.getpid()} {text}")
+
+
+def wait_for_ever(path: Path) -> None:
+    path.write_text(str(os.getpid()))
+    time.sleep(1000)
+
+
+def wait_or_fail(path: Path, waits: bool) -> None:
+    if waits:
+        wait_for_ever(path)
+    while not path.exists():
+        time.sleep(0.1)
+    write(path, "")
+
+
+def test_all_calls_are_made_in_other_processes(tmp_path: Path) -> None:
+    side_by_side(2, "writing", write, [(tmp_path / str(i), f"text {i}") for i in range(5)])
+    found = [(tmp_path / str(i)).read_text().split(" ", 1) for i in range(5)]
+    assert [text for _, text in found] == [f"text {i}" for i in range(5)]
+    assert str(os.getpid()) not in {process for process, _ in found}
+
+
+def test_an_error_comes_out_and_ends_the_rest(tmp_path: Path) -> None:
+    calls = [(tmp_path / "0", ""), *((tmp_path / str(i), "text") for i in range(1, 50))]
+    with pytest.raises(UserError, match="nothing to write"):
+        side_by_side(1, "writing", write, calls)
+    assert len(list(tmp_path.iterdir())) < 49
+
+
+def test_an_error_stops_the_others(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError, match="nothing to write"):
+        side_by_side(2, "waiting", wait_or_fail, [(tmp_path / "child", True), (tmp_path / "child", False)])
+    assert time.monotonic() - began < 60
+    assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "to_all"),
+    [(signal.SIGINT, True), pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow), (signal.SIGTERM, False)],
+)
+def test_a_signal_ends_all(number: signal.Signals, to_all: bool, tmp_path: Path) -> None:
+    """Ctrl-C comes to every process of a terminal, SIGTERM to the first one or, on a cluster, to all."""
+    code = (
+        "from pathlib import Path; from tests.test_side_by_side import wait_for_ever; "
+        "from bertsmith.training.side_by_side import side_by_side; "
+        f"side_by_side(2, 'waiting', wait_for_ever, [(Path({str(tmp_path / 'child')!r}),)])"
+    )
+    command = [sys.executable, "-c", f"if __name__ == '__main__': {code}"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as parent:
+        assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
+        (os.killpg if to_all else os.kill)(parent.pid, number)
+        _, said = parent.communicate(timeout=20)
+    assert said.splitlines()[-1].startswith("bertsmith.errors.Interrupted: stopped; runs that had begun are saved")
+    assert "leaked semaphore" not in said
+    assert said.count("Traceback") == 1
+    assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
+
+
+@pytest.mark.slow
+def test_who_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from tests.test_side_by_side import wait_for_ever; "
+        "from bertsmith.training.side_by_side import side_by_side; "
+        f"side_by_side(1, 'waiting', wait_for_ever, [(Path({str(tmp_path / 'child')!r}),)])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", f"if __name__ == '__main__': {code}"])
+    assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
+    child = int((tmp_path / "child").read_text())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert within(10, lambda: not Path(f"/proc/{child}").exists())
+
+
+def within(seconds: float, condition: object) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.1)
+    return False
