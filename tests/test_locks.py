@@ -78,7 +78,9 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are not forked here")
 def test_a_worker_that_outlives_its_process_holds_nothing(tmp_path: Path) -> None:
-    code = HOLD.replace(" print(1", " import os\n if not os.fork(): os.close(1); os.close(0); time.sleep(20)\n print(1")
+    # The worker itself says that it runs: from then on it has let go of the lock that it was forked with.
+    worker = " import os\n if not os.fork(): print(1, flush=True); os.close(1); os.close(0); time.sleep(20)\n"
+    code = HOLD.replace(" print(1, flush=True)\n", worker)
     process = holder(tmp_path / "out", code)
     process.kill()
     process.wait()
