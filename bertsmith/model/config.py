@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError, suggestion
@@ -11,6 +11,20 @@ from bertsmith.errors import UserError, suggestion
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]  # of output layers
 Direction = Literal["both", "left-to-right", "right-to-left"]
+
+
+class Reach(NamedTuple):
+    """How many tokens a token sees before and after itself, in its own sequence; None: all of them."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+REACHES: dict[Direction, Reach] = {
+    "both": Reach(None, None),
+    "left-to-right": Reach(None, 0),
+    "right-to-left": Reach(0, None),
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,11 @@ class EncoderConfig:
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def reach(self) -> Reach:
+        """Which tokens a token sees."""
+        return REACHES[self.direction]
 
     @property
     def head_activation(self) -> Activation:
