@@ -7,15 +7,22 @@ so we compare ourselves with the best form and not with the first.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import BertForPreTraining
+from transformers import BertConfig, BertForPreTraining
 
 from bertsmith.batch import Batch, Packed
+from bertsmith.formats.saved_config import config_out
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.fused_choice import compiled_kernels
+from bertsmith.objectives.masked_lm import MaskedLM
 
 DEVICE = torch.device("cuda")
 TOKENS = 65536  # of a step
@@ -105,3 +112,68 @@ def rectangular(batch: Batch, mask: bool) -> dict[str, Any]:
 def pinned(inputs: dict[str, Any]) -> dict[str, Any]:
     """The same tensors in page-locked memory, from which copies to the device need no wait."""
     return {name: value.pin_memory() for name, value in inputs.items()}
+
+
+def measure(step: Step, steps: int, warm: int = 6) -> dict[str, float]:
+    """Measure the seconds of a step, what the first steps took beyond that, and the peak memory in GB.
+
+    The host does not synchronise between two steps: each of three runs is timed as a whole, and the fastest counts.
+    """
+    torch.cuda.reset_peak_memory_stats()
+    first = seconds_of(step, warm)
+    kernels = compiled_kernels()
+    seconds = min(seconds_of(step, steps) for _ in range(3)) / steps
+    assert compiled_kernels() == kernels, "a kernel was compiled after the first steps"
+    memory = torch.cuda.max_memory_allocated() / 1e9
+    return {"seconds": seconds, "extra": first - warm * seconds, "memory_gb": round(memory, 1)}
+
+
+def seconds_of(step: Step, steps: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def steps_per_second(step: Step, steps: int) -> float:
+    return round(steps / seconds_of(step, steps), 1)
+
+
+def hf_config(config: EncoderConfig) -> BertConfig:
+    made = config_out(MaskedLM(Encoder(dataclasses.replace(config, num_layers=1))))
+    made["num_hidden_layers"] = config.num_layers
+    return BertConfig(**{k: v for k, v in made.items() if k != "architectures"}, attn_implementation="sdpa")
+
+
+def theirs(config: EncoderConfig, form: Form, inputs: list[dict[str, Any]], steps: int) -> dict[str, float] | None:
+    """The steps of `transformers` in one form; None where it does not fit on the device."""
+    try:
+        model = compiled_peer(hf_config(config), form)
+        return measure(peer_steps(model, [pinned(i) for i in inputs], clipping=form.clipping), steps)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def against(our: dict[str, Any], forms: dict[Form, dict[str, Any] | None]) -> dict[str, Any]:
+    """Our speed beside every form of the peer, with the ratio to the fastest one and to the first one."""
+    speeds = {form: found["tokens_per_second"] for form, found in forms.items() if found}
+    best, first = max(speeds, key=speeds.__getitem__), next(iter(speeds))
+    return {
+        "bertsmith": our,
+        "transformers": {"form": str(best), **(forms[best] or {})},
+        "forms": {str(form): speeds.get(form) for form in forms},  # None: it does not fit on the device
+        "ratio": round(our["tokens_per_second"] / speeds[best], 3),
+        "ratio_to_first_form": round(our["tokens_per_second"] / speeds[first], 3),
+    }
+
+
+def padded_to(length: int, inputs: dict[str, Any]) -> dict[str, Any]:
+    """One shape for all batches, so that the compiled peer is never compiled again."""
+    more = length - inputs["input_ids"].shape[1]
+    fills = {"labels": -100}
+    return {
+        n: torch.nn.functional.pad(v, (0, more), value=fills.get(n, 0)) if v.dim() == 2 else v
+        for n, v in inputs.items()
+    }

@@ -31,20 +31,34 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertForSequenceClassification
 
 from benchmarks.kernel_kinds import by_kind
-from benchmarks.peer_forms import DEVICE, TOKENS, Form, Step, best_form, compiled_peer, peer_steps, pinned, rectangular
+from benchmarks.peer_forms import (
+    DEVICE,
+    TOKENS,
+    Form,
+    Step,
+    against,
+    best_form,
+    hf_config,
+    measure,
+    padded_to,
+    peer_steps,
+    pinned,
+    rectangular,
+    steps_per_second,
+    theirs,
+)
 from benchmarks.pretrain_cpu import loader_of, peer_inputs
 from benchmarks.record import RESULTS, commit, record
 from bertsmith.batch import Batch, Example, collate, lay_out, rounded
 from bertsmith.config import override
 from bertsmith.corpus.shards import Corpus
-from bertsmith.formats.saved_config import config_out
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused_choice import can_fuse, compiled_kernels, plain_kernels
+from bertsmith.model.fused_choice import can_fuse, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining import held_out
@@ -78,35 +92,6 @@ def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) 
     return step
 
 
-def measure(step: Step, steps: int, warm: int = 6) -> dict[str, float]:
-    """Seconds of a step, what the first ones took beyond that, and the most memory in GB.
-
-    Nobody is made to wait for the device between two steps: the best of three stretches, each timed as a whole.
-    """
-    torch.cuda.reset_peak_memory_stats()
-    first = seconds_of(step, warm)
-    kernels = compiled_kernels()
-    seconds = min(seconds_of(step, steps) for _ in range(3)) / steps
-    assert compiled_kernels() == kernels, "a kernel was compiled after the first steps"
-    memory = torch.cuda.max_memory_allocated() / 1e9
-    return {"seconds": seconds, "extra": first - warm * seconds, "memory_gb": round(memory, 1)}
-
-
-def seconds_of(step: Step, steps: int) -> float:
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(steps):
-        step()
-    torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def hf_config(config: EncoderConfig) -> BertConfig:
-    made = config_out(MaskedLM(Encoder(dataclasses.replace(config, num_layers=1))))
-    made["num_hidden_layers"] = config.num_layers
-    return BertConfig(**{k: v for k, v in made.items() if k != "architectures"}, attn_implementation="sdpa")
-
-
 def with_dropout(size: str, dropout: float) -> EncoderConfig:
     return dataclasses.replace(encoder_config(size), hidden_dropout=dropout, attention_dropout=dropout)
 
@@ -134,15 +119,6 @@ def ours(config: EncoderConfig, batches: list[Batch], steps: int, train: TrainCo
     return measure(step, steps, max(6, 2 * len(batches)))
 
 
-def theirs(config: EncoderConfig, form: Form, inputs: list[dict[str, Any]], steps: int) -> dict[str, float] | None:
-    """The steps of `transformers` in one form; None where it does not fit on the device."""
-    try:
-        model = compiled_peer(hf_config(config), form)
-        return measure(peer_steps(model, [pinned(i) for i in inputs], clipping=form.clipping), steps)
-    except torch.OutOfMemoryError:
-        return None
-
-
 def entry(config: EncoderConfig, batches: list[Batch], measured: dict[str, float]) -> dict[str, float]:
     """Real tokens a second, and the share of what a large matrix product reaches."""
     flops = statistics.mean(
@@ -156,19 +132,6 @@ def entry(config: EncoderConfig, batches: list[Batch], measured: dict[str, float
         "share_of_ceiling": round(flops / seconds / ceiling, 3),
         "memory_gb": measured["memory_gb"],
         "compile_seconds": round(measured["extra"], 1),
-    }
-
-
-def against(our: dict[str, Any], forms: dict[Form, dict[str, Any] | None]) -> dict[str, Any]:
-    """Our speed beside every form of the peer, with the ratio to the fastest one and to the first one."""
-    speeds = {form: found["tokens_per_second"] for form, found in forms.items() if found}
-    best, first = max(speeds, key=speeds.__getitem__), next(iter(speeds))
-    return {
-        "bertsmith": our,
-        "transformers": {"form": str(best), **(forms[best] or {})},
-        "forms": {str(form): speeds.get(form) for form in forms},  # None: it does not fit on the device
-        "ratio": round(our["tokens_per_second"] / speeds[best], 3),
-        "ratio_to_first_form": round(our["tokens_per_second"] / speeds[first], 3),
     }
 
 
@@ -225,16 +188,6 @@ def documents(arguments: argparse.Namespace) -> dict[str, Any]:
         found[name] = {"fullness": round(fullness, 3), **against(our, forms)}
         print(name, json.dumps(found[name]), flush=True)
     return found
-
-
-def padded_to(length: int, inputs: dict[str, Any]) -> dict[str, Any]:
-    """One shape for all batches, so that the compiled peer is never compiled again."""
-    more = length - inputs["input_ids"].shape[1]
-    fills = {"labels": -100}
-    return {
-        n: torch.nn.functional.pad(v, (0, more), value=fills.get(n, 0)) if v.dim() == 2 else v
-        for n, v in inputs.items()
-    }
 
 
 def muon(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -294,10 +247,6 @@ def finetune(arguments: argparse.Namespace) -> dict[str, Any]:
         "ratio": round(found["bertsmith"] / max(found[DYNAMIC], found[COMPILED]), 2),
         "ratio_to_dynamic_padding": round(found["bertsmith"] / found[DYNAMIC], 2),
     }
-
-
-def steps_per_second(step: Step, steps: int) -> float:
-    return round(steps / seconds_of(step, steps), 1)
 
 
 def profiles(arguments: argparse.Namespace) -> dict[str, Any]:
