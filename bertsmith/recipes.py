@@ -72,7 +72,13 @@ def speedrun() -> PretrainConfig:
     An hour unless `--hours` says otherwise; the rate stays up and falls at the end.
     """
     base = bert("base")
-    plain = {"norm_first": True, "bias": False, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    plain = {
+        "family": "roberta-prelayernorm",
+        "norm_first": True,
+        "bias": False,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
     return PretrainConfig(
         recipe="speedrun",
         model=replace(base.model, **plain),  # type: ignore[arg-type]
@@ -98,7 +104,8 @@ def quickstart() -> PretrainConfig:
     With AdamW every guess is still a frequent word after so few steps.
     """
     base, shape = speedrun(), bert("tiny").model
-    model = replace(shape, norm_first=True, hidden_dropout=0.0, attention_dropout=0.0, max_positions=128)
+    plain = {"family": base.model.family, "norm_first": True, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    model = replace(shape, **plain, max_positions=128)  # type: ignore[arg-type]
     train = replace(base.train, hours=None, steps=700, batch_size=32, rest_learning_rate=4e-3, evaluate_every=100)
     return replace(
         base,

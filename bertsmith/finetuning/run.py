@@ -144,7 +144,7 @@ def _finetune(
     endings = max(1, head.num_choices)
     count = len(rows) if head.features is not None else len(encoded.examples) // endings
     steps = config.train.num_steps(count)
-    found, finished = open_run(run, to_dict(given), facts, resume, {"start_task": _start_task(loaded)})
+    found, finished = open_run(run, given, facts, resume, {"start_task": _start_task(loaded)})
     counts = {"rows": len(rows), "labels": len(head.labels), "unknown_percent": round(100 * unknowns.share, 2)}
     if finished:
         return {**counts, **final_scores(run)}

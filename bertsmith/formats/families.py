@@ -6,13 +6,14 @@ right are the parts in which they keep one of our matrices.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.errors import UserError
+from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import EncoderConfig, HeadKind
 
 Names = Mapping[str, str | tuple[str, ...]]
@@ -74,6 +75,7 @@ class Family:
     model_type: str
     prefix: str  # of an encoder's names; a file of the bare encoder does without
     settles: Mapping[str, Any]  # fields of our configuration that have one value in this family
+    reasons: Mapping[str, str]  # why another value is refused
     encoder: Names
     masked_lm: Names  # with next sentence
     pretraining: tuple[str, str]  # their classes for masked words: without next sentence, and with
@@ -134,6 +136,7 @@ BERT = Family(
     model_type="bert",
     prefix="bert.",
     settles={"norm_first": False},
+    reasons={"norm_first": "the family bert normalises after each sublayer"},
     encoder=BERT_NAMES,
     masked_lm=MASKED_LM_NAMES,
     pretraining=("BertForMaskedLM", "BertForPreTraining"),
@@ -152,6 +155,7 @@ ROBERTA_PRELAYERNORM = Family(
     model_type="roberta-prelayernorm",
     prefix="roberta_prelayernorm.",
     settles={"norm_first": True},
+    reasons={"norm_first": "the family roberta-prelayernorm normalises before each sublayer"},
     encoder={
         **bert_encoder("roberta_prelayernorm"),
         "encoder.layers.{i}.attention_norm.*": "roberta_prelayernorm.encoder.layer.{i}.attention.LayerNorm.*",
@@ -204,7 +208,24 @@ def family_named(values: Mapping[str, Any], where: Path) -> Family:
 
 def family_of(config: EncoderConfig) -> Family:
     """The family that an encoder is saved as."""
-    return next(f for f in FAMILIES.values() if all(getattr(config, key) == v for key, v in f.settles.items()))
+    check_family(config)
+    return FAMILIES[config.family]
+
+
+def check_family(config: EncoderConfig) -> None:
+    """Refuse an encoder that its family cannot express, with the reason and the fix."""
+    if config.family not in FAMILIES:
+        near = suggestion(config.family, FAMILIES)
+        raise UserError(f"model.family {config.family!r} is not one of {', '.join(FAMILIES)}{near}")
+    family = FAMILIES[config.family]
+    for name, value in family.settles.items():
+        if getattr(config, name) != value:
+            able = [other.model_type for other in FAMILIES.values() if other.settles.get(name) != value]
+            given, own = json.dumps(getattr(config, name)), json.dumps(value)
+            raise UserError(
+                f"model.{name}={given}: {family.reasons[name]}; set model.{name}={own}"
+                + (f", or model.family={able[0]}" if able else "")
+            )
 
 
 def expand(rows: Names, layers: range) -> Iterator[tuple[str, tuple[str, ...]]]:

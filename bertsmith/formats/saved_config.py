@@ -65,6 +65,7 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     if not isinstance(activation, str) or activation not in ACTIVATIONS_IN:
         raise UserError(f"{where}: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS_IN)}")
     ours = {**family.defaults, **ours, **family.settles, "activation": ACTIVATIONS_IN[activation]}
+    ours["family"] = family.model_type
     config = from_dict(EncoderConfig, ours, str(where))
     return replace(config, max_positions=config.max_positions - family.unused_positions(config.pad_token_id))
 

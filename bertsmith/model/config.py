@@ -33,7 +33,9 @@ class EncoderConfig:
 
     `norm_first` normalises what goes into each sublayer instead of what comes out, and once more at the end. Without
     `bias` the encoder's linear layers and norms only multiply; the heads keep theirs. `direction` says which tokens a
-    token sees: all, those up to itself, or those from itself on (section 5.1: the left-to-right ablation).
+    token sees: all, those up to itself, or those from itself on (section 5.1: the left-to-right ablation). `family`
+    names the table of `formats/families.py` that the model is saved by. Configurations from before families had names
+    have none: they are `bert`, or `roberta-prelayernorm` where `norm_first` is set.
     """
 
     vocab_size: int = 30522
@@ -52,6 +54,7 @@ class EncoderConfig:
     norm_first: bool = False
     bias: bool = True
     direction: Direction = "both"
+    family: str = ""
     DECIDED = {"vocab_size": "the tokenizer of the corpus decides it"}
     BOUNDS = {
         "vocab_size": Bounds(1, 2**26),
@@ -80,6 +83,8 @@ class EncoderConfig:
         if self.direction not in get_args(Direction):
             near = suggestion(self.direction, get_args(Direction))
             raise UserError(f"direction {self.direction!r} is not one of {', '.join(get_args(Direction))}{near}")
+        if not self.family:
+            object.__setattr__(self, "family", "roberta-prelayernorm" if self.norm_first else "bert")
 
     @property
     def head_size(self) -> int:

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bertsmith.config import override, read_json, to_dict
+from bertsmith.config import load, override, read_json, to_dict
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import MANIFEST, read_manifest
 from bertsmith.corpus.vocabulary import train_tokenizer
@@ -103,9 +103,9 @@ class Work:
             return {}
         run, config = self.run_of(recipe), self.config(recipe)
         if is_finished(run):
-            stored = read_json(run / CONFIG)
-            config = replace(config, model=replace(config.model, vocab_size=stored["model"]["vocab_size"]))
-            same_settings(stored, to_dict(config), run / CONFIG, option="")
+            stored = load(PretrainConfig, run / CONFIG)
+            config = replace(config, model=replace(config.model, vocab_size=stored.model.vocab_size))
+            same_settings(to_dict(stored), to_dict(config), run / CONFIG, option="")
             self._check_corpus(run)
         else:
             say(f"pre-training {recipe.recipe} at scale {self.scale.name}: {run}")

@@ -16,6 +16,7 @@ from bertsmith.config import to_dict
 from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.formats.card import write_card
+from bertsmith.formats.families import check_family
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.model.config import EncoderConfig
@@ -59,6 +60,7 @@ class PretrainConfig:
     DECIDED = {"recipe": "the command names the recipe"}
 
     def __post_init__(self) -> None:
+        check_family(self.model)
         if self.data.pairs != "full" and self.model.num_segments < 2:
             raise UserError(
                 f"data.pairs={self.data.pairs} needs two segments, and model.num_segments is "
@@ -120,7 +122,7 @@ def _pretrain(
     facts = {"corpus": {**_counts(corpus), "tokenizer": corpus.manifest.tokenizer}, "start": str(start or "")}
     notes = {"model": _model_facts(objective), "data": _data_facts(first, len(kept)), "machine": _machine(where)}
     notes[SIZES] = sizes
-    found, finished = open_run(run, to_dict(config), facts, resume, notes)
+    found, finished = open_run(run, config, facts, resume, notes)
     if finished:
         return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **final_scores(run)}
     if resume and sizes != kept_sizes:

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import nn
 
-from bertsmith.config import read_json
+from bertsmith.config import load, read_json, to_dict
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder, refuse_existing
 from bertsmith.progress import say
@@ -25,14 +25,14 @@ Found = tuple[Path, TrainerState]
 
 
 def open_run(
-    run: Path, config: dict[str, Any], facts: dict[str, Any], resume: bool, notes: Mapping[str, Any] | None = None
+    run: Path, config: Any, facts: dict[str, Any], resume: bool, notes: Mapping[str, Any] | None = None
 ) -> tuple[Found | None, bool]:
     """Begin a run, or go on with it: gives the checkpoint to go on from and whether the run is finished already.
 
     The configuration and the `facts` have to be those that the run was started with; `notes` are written beside them.
     The first process looks and writes, and tells the others.
     """
-    if config["train"]["tensorboard"]:
+    if config.train.tensorboard:
         runlog.check_tensorboard()
 
     def look() -> list[Any]:
@@ -43,13 +43,11 @@ def open_run(
     return ((Path(answer[0]), TrainerState(**answer[1])), False) if len(answer) == 2 else (None, answer[0])
 
 
-def _open(
-    run: Path, config: dict[str, Any], facts: dict[str, Any], resume: bool, notes: Mapping[str, Any]
-) -> Found | None:
+def _open(run: Path, config: Any, facts: dict[str, Any], resume: bool, notes: Mapping[str, Any]) -> Found | None:
     if resume and (run / CONFIG).exists():
         return _go_on(run, config, facts, notes)
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
-    write_json(run / CONFIG, config)
+    write_json(run / CONFIG, to_dict(config))
     write_checked(run / FACTS, {**facts, **notes})
     return None
 
@@ -84,8 +82,9 @@ def add_facts(run: Path, **facts: Any) -> None:
     distributed.by_main(lambda: write_checked(run / FACTS, {**facts_of(run), **facts}))
 
 
-def _go_on(run: Path, config: dict[str, Any], facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
-    same_settings(read_json(run / CONFIG), config, run / CONFIG)
+def _go_on(run: Path, config: Any, facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
+    stored = to_dict(load(type(config), run / CONFIG))  # an older version wrote fewer settings
+    same_settings(stored, to_dict(config), run / CONFIG)
     if not (run / FACTS).exists():  # killed between the two
         write_checked(run / FACTS, {**facts, **notes})
     stored = read_checked(run / FACTS)

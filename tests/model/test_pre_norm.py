@@ -18,7 +18,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_whole_way(world, tmp_path):
-    variant = ["model.norm_first=true", "model.bias=false", "train.save_every=4", "train.keep=9"]
+    variant = [
+        "model.family=roberta-prelayernorm",
+        "model.norm_first=true",
+        "model.bias=false",
+        "train.save_every=4",
+        "train.keep=9",
+    ]
     changes = [
         *TINY,
         *variant,
