@@ -28,7 +28,7 @@ SHIFTS = tuple(f"tasks/SQuADShifts/{name}_v1.0.json" for name in ("new_wiki", "n
 
 @dataclass(frozen=True)
 class Measured:
-    """A task to measure: its files by their places in the data, its settings, who runs it, and what is to be said.
+    """A task to measure: its files by their places in the data, its settings, who runs it, and remarks.
 
     Settings are fixed beforehand, not chosen on dev. `partial` says what the data lacks.
     """

@@ -92,7 +92,7 @@ def in_batches(call: Callable[[NDArray[np.int64], NDArray[np.int64]], Scores], o
 
 
 def variants(loaded: Loaded, folder: Path, threads: int) -> dict[str, Run]:
-    """Everything that is compared, the yardstick first."""
+    """Everything that is compared, the baseline first."""
     save_folder(folder / "torch", loaded.model, loaded.tokenizer, loaded.notes)
     loaded.model.eval()
     export_onnx(loaded, folder / "onnx", int8=True)
@@ -139,7 +139,7 @@ def quantise_plainly(source: Path, path: Path) -> Path:
 
 
 def in_turns(runs: dict[str, Run], examples: list[Example], rounds: int) -> tuple[dict[str, float], dict[str, Scores]]:
-    """The median seconds of each, measured in turns so that the machine's moods fall on all alike, and the scores."""
+    """The median seconds of each, measured in turns so that changes in the machine's load affect all alike, and the scores."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     scores = {}
     for _ in range(rounds + 1):
@@ -151,7 +151,7 @@ def in_turns(runs: dict[str, Run], examples: list[Example], rounds: int) -> tupl
 
 
 def measure(name: str, loaded: Loaded, count: int, rounds: int, threads: int) -> dict[str, Any]:
-    """One model: texts a second, the ratio to the yardstick, the largest difference, the latency."""
+    """One model: texts a second, the ratio to the baseline, the largest difference, the latency."""
     ids = loaded.tokenizer.encode(some_texts(count), special=True)
     examples = [Example(np.array(row), np.zeros(len(row), dtype=np.int64)) for row in ids]
     short = np.array(loaded.tokenizer.encode([SHORT], special=True)[0])

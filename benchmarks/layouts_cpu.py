@@ -24,7 +24,7 @@ LENGTHS = {"equal (64)": (64, 65), "mixed (8 to 128)": (8, 129), "short (4 to 40
 
 
 def seconds(functions: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """The median time of each, measured in turns so that the machine's moods fall on all alike."""
+    """The median time of each, measured in turns so that changes in the machine's load affect all alike."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(ROUNDS + 1):
         for name, function in functions.items():

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def summary(run: Path, scores: dict[str, float]) -> dict[str, object]:
-    """What a run came to, from its own records."""
+    """A run's final scores, from its own log."""
     records = [r for r in runlog.read(run) if "loss" in r]
     seen = {"steps": records[-1]["step"], "tokens": records[-1]["tokens"], "seconds": records[-1]["seconds"]}
     middle = sorted(r["tokens_per_second"] for r in records)[len(records) // 2]
