@@ -139,7 +139,7 @@ def quantise_plainly(source: Path, path: Path) -> Path:
 
 
 def in_turns(runs: dict[str, Run], examples: list[Example], rounds: int) -> tuple[dict[str, float], dict[str, Scores]]:
-    """The median seconds of each, measured in turns so that changes in the machine's load affect all alike, and the scores."""
+    """The median seconds of each, measured in turns so that changes in load affect all alike, and the scores."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     scores = {}
     for _ in range(rounds + 1):

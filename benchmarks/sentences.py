@@ -9,10 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from tests.test_sentences import read_cases, score
-
 from benchmarks.record import record
 from bertsmith.text.sentences import split_sentences
+from tests.text.test_sentences import read_cases, score
 
 MEGABYTES = 10
 
