@@ -52,7 +52,7 @@ from benchmarks.peer_forms import (
 )
 from benchmarks.pretrain_cpu import loader_of, peer_inputs
 from benchmarks.record import RESULTS, commit, record
-from bertsmith.batch import Batch, Example, collate, lay_out, rounded
+from bertsmith.batch import Batch, Example, bucketed, collate, lay_out
 from bertsmith.config import override
 from bertsmith.corpus.shards import Corpus
 from bertsmith.model.config import EncoderConfig, encoder_config
@@ -66,7 +66,7 @@ from bertsmith.pretraining.loader import split_documents
 from bertsmith.pretraining.run import PretrainConfig, pretrain
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
-from bertsmith.training.cuda_graphs import Recorder
+from bertsmith.training.cuda_graphs import GraphRunner
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.settings import TrainConfig
 from bertsmith.training.speed import matrix_ceiling
@@ -79,8 +79,8 @@ SIZES = {"base": 128, "large": 512}  # and the length that each is measured at
 def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) -> Step:
     """A function that takes the next batch through a whole step, as `fit` does."""
     optimizers = make_optimizers(model, train)
-    recorder = Recorder(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
-    batches = [rounded(b).pin_memory() if not b.tokens.is_cuda else rounded(b) for b in batches]
+    recorder = GraphRunner(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
+    batches = [bucketed(b).pin_memory() if not b.tokens.is_cuda else bucketed(b) for b in batches]
     turn = iter(range(10**9))
 
     def step() -> None:
@@ -291,9 +291,9 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def train_on(loader: Any, model: torch.nn.Module, train: TrainConfig) -> Iterator[int]:
     optimizers = make_optimizers(model, train)
-    recorder = Recorder(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
+    recorder = GraphRunner(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
     for number in range(train.steps or 0):
-        batch = rounded(loader.step(number, train.batch_size, train.batch_size)[0])
+        batch = bucketed(loader.step(number, train.batch_size, train.batch_size)[0])
         gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, number, recorder)
         update(optimizers, min(1.0, number / 40), recorder)
         yield number

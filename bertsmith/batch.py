@@ -55,8 +55,8 @@ class Padded:
         """From (B, L, …) back to this layout's own form."""
         return values
 
-    def real(self, values: Tensor) -> Tensor:
-        """Of one value a sequence, those that are no filler's: all."""
+    def valid(self, values: Tensor) -> Tensor:
+        """Of one value a sequence, those that are no num_padding's: all."""
         return values
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Padded:
@@ -81,48 +81,48 @@ class Groups:
 class Packed:
     """No padding: sequence i holds the tokens from `starts[i]` to `starts[i + 1]`.
 
-    The last `filler` sequences are there to round the batch up; nobody asks for what comes of them.
+    The last `num_padding` sequences are there to round the batch up; nobody asks for what comes of them.
     """
 
-    starts: Tensor  # (B + filler + 1,) int32
+    starts: Tensor  # (B + num_padding + 1,) int32
     max_length: int
-    filler: int = 0
+    num_padding: int = 0
 
     @property
     def lengths(self) -> Tensor:
         """How many tokens each sequence has (B,)."""
-        return self.real(self.starts.diff())
+        return self.valid(self.starts.diff())
 
     @property
     def firsts(self) -> Tensor:
         """The row of each sequence's first token, `[CLS]`, in the flat form (B,)."""
-        return self.real(self.starts[:-1].long())
+        return self.valid(self.starts[:-1].long())
 
     @property
     def lasts(self) -> Tensor:
         """The row of each sequence's last token in the flat form (B,)."""
-        return self.real(self.starts[1:].long()) - 1
+        return self.valid(self.starts[1:].long()) - 1
 
     def flat(self, hidden: Tensor) -> Tensor:
         """One row a token."""
         return hidden
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """Values as (B + filler, max_length, …), with `fill` where there is no token."""
+        """Values as (B + num_padding, max_length, …), with `fill` where there is no token."""
         index, mask = self.rectangle
         mask = mask.reshape(mask.shape + (1,) * (values.dim() - 1))
         return values[index].masked_fill(~mask, fill)
 
     def unpad(self, values: Tensor) -> Tensor:
-        """From (B + filler, max_length, …) back to (T, …)."""
+        """From (B + num_padding, max_length, …) back to (T, …)."""
         return values.flatten(0, 1).index_select(0, self.places)
 
-    def real(self, values: Tensor) -> Tensor:
-        """Of one value a sequence, those that are no filler's: (B, …)."""
-        return values[: len(values) - self.filler]
+    def valid(self, values: Tensor) -> Tensor:
+        """Of one value a sequence, those that are no num_padding's: (B, …)."""
+        return values[: len(values) - self.num_padding]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Packed:
-        return Packed(function(self.starts), self.max_length, self.filler)
+        return Packed(function(self.starts), self.max_length, self.num_padding)
 
     @cached_property
     def rectangle(self) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class Packed:
         if (lengths == self.max_length).all():
             return None
         order = np.argsort(-lengths, kind="stable")
-        order = order[lengths[order] > 0]  # filler may be empty
+        order = order[lengths[order] > 0]  # num_padding may be empty
         shapes, masks, sources = [], [], []
         while order.size:
             longest = int(lengths[order[0]])
@@ -224,13 +224,13 @@ class Batch:
         self._map(lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
         return found
 
-    def idle(self) -> Batch:
+    def zero_weight(self) -> Batch:
         """The same work for nothing: no loss counts it, no token and no sample is reckoned as used."""
         indices = None if self.indices is None else self.indices[:0]
         return replace(self, counts=dict.fromkeys(self.counts, 0), num_tokens=0, indices=indices)
 
 
-def share(items: Sequence[Item], rank: int, ranks: int) -> list[tuple[Item, bool]]:
+def split_for_rank(items: Sequence[Item], rank: int, ranks: int) -> list[tuple[Item, bool]]:
     """The part of a step's items that one of several processes takes, and whether each is idle work.
 
     Every rank has the same number, since the ranks wait for each other; one that has none left takes the first item
@@ -262,8 +262,8 @@ def largest_id(ids: NDArray[Any]) -> int:
     return int(np.asarray(ids, dtype=np.int64).view(np.uint64).max(initial=0))
 
 
-def rounded(batch: Batch) -> Batch:
-    """A packed batch rounded up to one of few sizes, by filler that no loss counts.
+def bucketed(batch: Batch) -> Batch:
+    """A packed batch rounded up to one of few sizes, by num_padding that no loss counts.
 
     Tokens go up by a thirty-second at most (or to 256), masked positions by an eighth; the longest sequence counts as
     64, or as a multiple of 128 tokens.
@@ -284,7 +284,7 @@ def rounded(batch: Batch) -> Batch:
     if "states" in labels:
         labels["states"] = F.pad(labels["states"], (0, 0, 0, 0, 0, more))
     columns = (F.pad(v, (0, more)) for v in (batch.tokens, batch.segments, batch.positions))
-    layout = Packed(starts, longest, batch.layout.filler + fillers)
+    layout = Packed(starts, longest, batch.layout.num_padding + fillers)
     return replace(batch, **dict(zip(COLUMNS, columns, strict=True)), layout=layout, labels=labels)  # type: ignore[arg-type]
 
 

@@ -52,7 +52,7 @@ def frozen_examples(
     """One example a sentence: the states of its words, memory-mapped, and their tags."""
     assert head.features is not None
     extractor = Extractor(predictor, head.features.layers, "first", "float16", max_length)
-    distributed.by_main(lambda: _write(extractor, rows, folder))
+    distributed.on_rank_zero(lambda: _write(extractor, rows, folder))
     examples = []
     for row, entry in zip(rows, Features.open(folder), strict=True):
         none = np.zeros(len(entry.words), dtype=np.int64)

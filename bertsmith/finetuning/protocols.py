@@ -133,10 +133,10 @@ def finetune_many(
         for folder, changed in zip(folders, configs, strict=True)
         for seed in range(config.train.seed, config.train.seed + seeds)
     ]
-    with distributed.processes(pick_device(device)), distributed.locked(out):
-        if jobs > 1 and distributed.ranks() > 1:
+    with distributed.process_group(pick_device(device)), distributed.locked(out):
+        if jobs > 1 and distributed.world_size() > 1:
             raise UserError(f"--jobs {jobs}: processes that torchrun started make one run together; leave --jobs out")
-        distributed.by_main(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))
+        distributed.on_rank_zero(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))
         missing = [
             (f"run {number} of {len(runs)}", out, run, chosen, model, splits, device, resume)
             for number, (run, chosen) in enumerate(runs, 1)
@@ -148,7 +148,7 @@ def finetune_many(
             else:
                 errors = [_finetune_one(*call) for call in missing]
         except UserError:
-            if distributed.is_main() and [path.name for path in out.iterdir()] == [PROTOCOL]:  # nothing has begun
+            if distributed.is_rank_zero() and [path.name for path in out.iterdir()] == [PROTOCOL]:  # nothing has begun
                 shutil.rmtree(out)
             raise
         failed = [error for error in errors if error]
@@ -159,7 +159,7 @@ def finetune_many(
             rows = [{"setting": s, "runs": _runs_in(folder, out)} for s, folder in zip(settings, folders, strict=True)]
             return _finish(out, task, rows, failed)
 
-        found: dict[str, Any] = distributed.by_main(finish)
+        found: dict[str, Any] = distributed.on_rank_zero(finish)
         return found
 
 
@@ -188,7 +188,7 @@ def _named(given: Any, sources: Sequence[Source]) -> str:
 
 
 def _is_done(run: Path) -> bool:
-    return bool(distributed.by_main(lambda: is_finished(run)))
+    return bool(distributed.on_rank_zero(lambda: is_finished(run)))
 
 
 def _open(out: Path, facts: dict[str, Any], resume: bool) -> None:

@@ -18,7 +18,7 @@ ENOUGH = 50  # steps: a shorter run has not collapsed, it has hardly begun
 
 def seed_now(run: Path, seed: int, restarts: int) -> int:
     """The seed of the attempt that a run is at."""
-    tried = distributed.by_main(lambda: len(facts_of(run).get("collapsed", [])))
+    tried = distributed.on_rank_zero(lambda: len(facts_of(run).get("collapsed", [])))
     return seed + APART * min(tried, restarts)
 
 
@@ -30,12 +30,12 @@ def starts_again(run: Path, seed: int, steps: int, restarts: int, why: str) -> b
     if steps < ENOUGH:
         say(f"note: {why}; {steps} steps are few to learn from")
         return False
-    before = distributed.by_main(lambda: facts_of(run).get("collapsed", []))
+    before = distributed.on_rank_zero(lambda: facts_of(run).get("collapsed", []))
     collapsed = [entry for entry in before if entry["seed"] != seed] + [{"seed": seed, "why": why}]
     again = len(collapsed) <= restarts
     if again:
         say(f"note: the run has collapsed: {why}. It starts again with seed {seed + APART}; restarts=0 would leave it")
-        distributed.by_main(lambda: _clear(run, len(collapsed)))
+        distributed.on_rank_zero(lambda: _clear(run, len(collapsed)))
     else:
         tried = f" with {len(collapsed)} seeds" if restarts else ""
         say(f"warning: the run has collapsed{tried}: {why}. Try another train.learning_rate or more train.epochs")

@@ -53,7 +53,7 @@ def encode_once(
     path = folder / f"{digest(rows, tokenizer, limits, head, labelled)}.safetensors"
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     if not first:
-        distributed.wait()
+        distributed.barrier()
     try:
         if (found := _read(path)) is not None:
             if labelled and first:
@@ -64,7 +64,7 @@ def encode_once(
         return encoded
     finally:  # also where rows are refused: the others refuse them too
         if first:
-            distributed.wait()
+            distributed.barrier()
 
 
 def cache_folder() -> Path | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bertsmith import draws
-from bertsmith.batch import Batch, largest_id, share
+from bertsmith.batch import Batch, largest_id, split_for_rank
 from bertsmith.config import override, to_dict, with_short
 from bertsmith.errors import Diverged, NotFinite, UserError
 from bertsmith.finetuning.collapse import collapse, guess_loss, same_answer
@@ -89,7 +89,7 @@ def finetune(
     config = override(start, with_short([], **short))
     sources = find_splits(find_task(config.task), data, dev)
     where = pick_device(device, config.train.precision)
-    with distributed.processes(where), distributed.locked(out):
+    with distributed.process_group(where), distributed.locked(out):
         source, scores = find_model(model), None
         while scores is None:
             scores = _finetune(config, source, sources, Path(out), where, resume)
@@ -148,7 +148,7 @@ def _finetune(
     counts = {"rows": len(rows), "labels": len(head.labels), "unknown_percent": round(100 * unknowns.share, 2)}
     if finished:
         return {**counts, **final_scores(run)}
-    network = load_folder(found[0]).model if found is not None and distributed.is_main() else loaded.model
+    network = load_folder(found[0]).model if found is not None and distributed.is_rank_zero() else loaded.model
     assert isinstance(network, TaskModel)
     network.to(where)
     _freeze(network, config.frozen_layers)
@@ -168,7 +168,7 @@ def _finetune(
         examples = frozen_examples(predictor, rows, head, max_length, run / STATES)
 
     def batches(step: int, share: float) -> list[Batch]:
-        rank, ranks = distributed.rank(), distributed.ranks()
+        rank, ranks = distributed.rank(), distributed.world_size()
         return micro_batches(examples, step, config.train, max_length, rank, ranks, endings)
 
     def save(folder: Path, tensors: Any) -> None:
@@ -191,11 +191,11 @@ def _finetune(
         evaluate=(lambda: evaluate(predictor, task, dev_rows, noticed, answered)) if dev_rows else None,
         goal=_goal(task, head),
         resume=found,
-        recordable=can_fuse(positions, where, autocast_dtype(config.train.precision, where)),
+        capturable=can_fuse(positions, where, autocast_dtype(config.train.precision, where)),
         title=f"fine-tuning {config.task}",
     )
     guess = guess_loss(rows, head, network.class_weights)
-    why = distributed.by_main(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
+    why = distributed.on_rank_zero(lambda: collapse(runlog.last_loss(run), guess, noticed.get("", "")))
     if why and starts_again(run, seed, scores["steps"], restarts, why):
         return None
     if "best_step" in scores or task.no_answer:  # another model, or a threshold chosen since
@@ -208,7 +208,7 @@ def _finetune(
         write_card(folder, data=told, settings=train, scores=final_scores(run), base_model=hub_name(source))
 
     finish_run(run, network, save_with_card)
-    if distributed.is_main():
+    if distributed.is_rank_zero():
         shutil.rmtree(run / STATES, ignore_errors=True)
     return {**counts, **scores}
 
@@ -267,13 +267,13 @@ def _write_answers(
     if not answered:
         predictor.shortened = 0  # until here, the dev rows of an evaluation
     judged = {name: answered.get(name) or _answers(predictor, rows) for name, rows in dev_rows.items()}
-    if judged and distributed.is_main():
+    if judged and distributed.is_rank_zero():
         write_judged(run, task, predictor.head, dev_rows, judged)
     for name, paths in splits.official(task).items():
         is_dev = task.head == "span"
         rows = dev_rows[name] if is_dev else list(read_task(task, paths, columns, labelled=False))
         answers = judged[name] if is_dev else _answers(predictor, rows)
-        if distributed.is_main():
+        if distributed.is_rank_zero():
             write_answers(task, run / "predictions", name, rows, answers)
     if predictor.shortened:
         say(f"note: {predictor.shortened} dev and test texts did not fit whole into {predictor.max_length} tokens")
@@ -299,9 +299,9 @@ def micro_batches(
     rows = draws.in_epochs(begin, min(begin + train.batch_size, last), count, train.seed, ORDER)
     size = train.micro_size(max_length) if endings == 1 else max(1, train.micro_size(max_length) // endings)
     batches = []
-    for place, is_idle in share(range(0, len(rows), size), rank, ranks):
+    for place, is_idle in split_for_rank(range(0, len(rows), size), rank, ranks):
         batch = examples.batch(rows[place : place + size])
-        batches.append(batch.idle() if is_idle else batch)
+        batches.append(batch.zero_weight() if is_idle else batch)
     return batches
 
 

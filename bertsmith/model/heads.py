@@ -228,7 +228,7 @@ class TaskModel(nn.Module):
         if self.head_config.kind == "choice":
             return scores.view(-1, self.head_config.num_choices or len(scores))
         if self.head_config.kind == "span":
-            return batch.layout.real(batch.layout.pad(scores, float("-inf")))
+            return batch.layout.valid(batch.layout.pad(scores, float("-inf")))
         return scores
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

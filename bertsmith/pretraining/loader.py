@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith import draws
-from bertsmith.batch import Batch, Packed, lay_out, share
+from bertsmith.batch import Batch, Packed, lay_out, split_for_rank
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 from bertsmith.model.config import Direction
@@ -95,8 +95,8 @@ class Loader:
         epochs = (begin + np.arange(batch_size)) // size
         indices = draws.in_epochs(begin, begin + batch_size, size, self.source.seed, ORDER)
         cuts = [slice(i, i + micro_batch_size) for i in range(0, batch_size, micro_batch_size)]
-        own = [(self.batch(epochs[cut], indices[cut]), idle) for cut, idle in share(cuts, rank, ranks)]
-        return [batch.idle() if idle else batch for batch, idle in own]
+        own = [(self.batch(epochs[cut], indices[cut]), idle) for cut, idle in split_for_rank(cuts, rank, ranks)]
+        return [batch.zero_weight() if idle else batch for batch, idle in own]
 
     def batch(self, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> Batch:
         """One batch of the given chunks, each in its epoch."""

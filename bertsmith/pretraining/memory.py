@@ -31,8 +31,8 @@ class MicroBatches:
         All processes choose the same one, by the process with the least memory. A run keeps its size when it is
         resumed, since another one draws other dropout masks. What cannot fit is refused.
         """
-        train, most = self.train, -(-self.train.batch_size // distributed.ranks())
-        room = distributed.smallest(free_memory(self.device))
+        train, most = self.train, -(-self.train.batch_size // distributed.world_size())
+        room = distributed.all_reduce_min(free_memory(self.device))
         if train.micro_batch_size is not None:
             size = min(train.micro_batch_size, train.batch_size)
             if self.memory(size) > room:
@@ -63,7 +63,7 @@ class MicroBatches:
         words = int(self.masked * size * self.length) + size
         half = autocast_dtype(self.train.precision, self.device) is not None
         checkpointing, divided = self.train.gradient_checkpointing, self.train.parallel == "fsdp"
-        processes = distributed.ranks() if divided else 1
+        processes = distributed.world_size() if divided else 1
         return training_memory(
             self.model, size * self.length, self.length, words,
             half=half, checkpointing=checkpointing, processes=processes,
@@ -77,7 +77,7 @@ class MicroBatches:
             f"{self.device} has {room / 1e9:.1f} GB"
         )
         if smaller:
-            turns = -(-self.train.batch_size // (smaller * distributed.ranks()))
+            turns = -(-self.train.batch_size // (smaller * distributed.world_size()))
             return (
                 f"{text}; set train.micro_batch_size={smaller}: {turns} of them make a batch, and the result is equal"
             )

@@ -98,7 +98,7 @@ def pretrain(
     `torchrun`, all its processes train one model.
     """
     where = pick_device(device, config.train.precision)
-    with distributed.processes(where), distributed.locked(out):
+    with distributed.process_group(where), distributed.locked(out):
         return _pretrain(config, Corpus.open(data), Path(out), model, where, resume)
 
 
@@ -111,7 +111,7 @@ def _pretrain(
     train, kept = split_documents(corpus.manifest.documents, config.data.held_out)
     if not len(kept):
         config.train.refuse_without_scores("raise data.held_out")
-    kept_sizes = distributed.by_main(lambda: facts_of(run).get(SIZES, {})) if resume else {}
+    kept_sizes = distributed.on_rank_zero(lambda: facts_of(run).get(SIZES, {})) if resume else {}
     phases = _phases(config, corpus, train, tokenizer, where, kept_sizes)
     sizes = {str(phase.loader.source.max_length): phase.micro_batch_size for phase in phases}
     first = phases[0].loader
@@ -127,7 +127,7 @@ def _pretrain(
         return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **final_scores(run)}
     if resume and sizes != kept_sizes:
         add_facts(run, **{SIZES: sizes})
-    if found is not None and distributed.is_main():
+    if found is not None and distributed.is_rank_zero():
         loaded = load_folder(found[0], next_sentence=config.next_sentence).model
         assert isinstance(loaded, Objective)
         objective = loaded
@@ -137,7 +137,7 @@ def _pretrain(
     def batches(step: int, share: float) -> list[Batch]:
         phase = phases[_number(phases, share)]
         sizes = config.train.batch_size, phase.micro_batch_size
-        return phase.loader.step(step, *sizes, distributed.rank(), distributed.ranks())
+        return phase.loader.step(step, *sizes, distributed.rank(), distributed.world_size())
 
     reached = 0  # the phase that the run is in
 
@@ -174,9 +174,9 @@ def _pretrain(
         evaluate=evaluate if loaders else None,
         goal="-mlm_loss" if isinstance(objective, MaskedLM) else "-lm_loss",
         flops=lambda batch: _flops(config.model, batch),
-        watch=watch,
+        before_step=watch,
         resume=found,
-        recordable=can_fuse(config.model, where, dtype),
+        capturable=can_fuse(config.model, where, dtype),
         title=f"pre-training {config.recipe}",
     )
 
@@ -350,4 +350,4 @@ def _fullness(loader: Loader) -> float:
 
 def _machine(where: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
-    return {"device": name, "torch": torch.__version__, "ranks": distributed.ranks()}
+    return {"device": name, "torch": torch.__version__, "ranks": distributed.world_size()}

@@ -62,7 +62,7 @@ def save_checkpoint(
     """
     tensors = model_tensors(model)
     moments = optimizer_tensors(model, optimizers)
-    if not distributed.is_main():
+    if not distributed.is_rank_zero():
         return None
     path = run / "checkpoints" / f"step-{state.step:08}"
     try:
@@ -146,12 +146,12 @@ def sum_of(values: Mapping[str, Any]) -> str:
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """The model's tensors, whole and on the CPU; empty in all processes but the first."""
-    return _gathered(distributed.bare(model).state_dict())
+    return _gathered(distributed.unwrap(model).state_dict())
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """The optimisers' state by parameter name: `exp_avg:encoder.layers.0.…`."""
-    names: dict[Tensor, str] = {p: name for name, p in distributed.bare(model).named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in distributed.unwrap(model).named_parameters()}
     return _gathered(
         {
             f"{key}:{names[parameter]}": value
@@ -166,23 +166,23 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor] | None) -> None:
     """Put whole tensors, which the first process alone has, into a model, in every process its part."""
     found = distributed.broadcast_tensors(tensors)
-    for name, value in distributed.bare(model).state_dict().items():
-        value.copy_(distributed.part_like(found[name], value))
+    for name, value in distributed.unwrap(model).state_dict().items():
+        value.copy_(distributed.shard_like(found[name], value))
 
 
 def _gathered(values: Mapping[str, Any]) -> dict[str, Tensor]:
     kept = {}
     for name, value in values.items():
-        tensor = distributed.whole(torch.as_tensor(value).detach())
-        if distributed.is_main():
+        tensor = distributed.full_tensor(torch.as_tensor(value).detach())
+        if distributed.is_rank_zero():
             kept[name] = tensor.cpu().contiguous()
     return kept
 
 
 def load_optimizers(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Put a checkpoint's optimiser state back, in every process its part."""
-    tensors = distributed.broadcast_tensors(load_file(path / OPTIMIZER) if distributed.is_main() else None)
-    by_name = dict(distributed.bare(model).named_parameters())
+    tensors = distributed.broadcast_tensors(load_file(path / OPTIMIZER) if distributed.is_rank_zero() else None)
+    by_name = dict(distributed.unwrap(model).named_parameters())
     owners = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
     for entry, value in tensors.items():
         key, _, name = entry.partition(":")
@@ -192,4 +192,4 @@ def load_optimizers(path: Path, model: nn.Module, optimizers: Sequence[torch.opt
         optimizer = owners[parameter]
         # Adam counts steps on the CPU unless it is fused; its moments lie where the parameter does.
         counter = key == "step" and not optimizer.defaults.get("fused")
-        optimizer.state[parameter][key] = value if counter else distributed.part_like(value, parameter)
+        optimizer.state[parameter][key] = value if counter else distributed.shard_like(value, parameter)

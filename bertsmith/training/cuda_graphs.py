@@ -24,25 +24,26 @@ MOST = 24  # recorded sizes; more differ too much to be worth it
 Pass = Callable[[Batch, Mapping[str, float | Tensor]], tuple[list[str], Tensor]]
 
 
-def may_record(device: torch.device, optimizers: list[torch.optim.Optimizer]) -> bool:
-    """Whether a run's steps can be recorded: one process, CUDA, an optimiser that never asks for a value."""
-    return device.type == "cuda" and distributed.ranks() == 1 and all(o.defaults.get("capturable") for o in optimizers)
+def can_capture(device: torch.device, optimizers: list[torch.optim.Optimizer]) -> bool:
+    """Whether steps can be captured as CUDA graphs: one rank, CUDA, and optimisers that never synchronise."""
+    on_one_gpu = device.type == "cuda" and distributed.world_size() == 1
+    return on_one_gpu and all(optimizer.defaults.get("capturable") for optimizer in optimizers)
 
 
-class Recorder:
+class GraphRunner:
     """Runs the passes and the updates of a model, recorded where that is possible; batches come rounded.
 
-    `passes` says whether forward and backward can be recorded: fused kernels never ask the device for a value.
+    `capturable` says whether forward and backward can be recorded: fused kernels never ask the device for a value.
     Gradients stay where they are from step to step, and are zero after an update.
     """
 
     def __init__(
-        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], config: TrainConfig, passes: bool
+        self, model: nn.Module, optimizers: list[torch.optim.Optimizer], config: TrainConfig, capturable: bool
     ) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizers = optimizers
         self.limit = config.clip_norm or float("inf")
-        self.records_passes = passes and not config.gradient_checkpointing
+        self.captures_passes = capturable and not config.gradient_checkpointing
         self.pool = torch.cuda.graph_pool_handle()
         torch.cuda.reset_peak_memory_stats()  # what this process did before is no measure of this run's needs
         self.passes: dict[Any, _Pass | None] = {}  # None: seen once
@@ -54,9 +55,9 @@ class Recorder:
     def run(self, function: Pass, batch: Batch, scales: Mapping[str, float]) -> tuple[list[str], Tensor]:
         """What `function` gives for this batch, which it adds to the gradients."""
         device = self.parameters[0].device
-        if not self.records_passes or not isinstance(batch.layout, Packed):
+        if not self.captures_passes or not isinstance(batch.layout, Packed):
             return function(batch.to(device), scales)
-        key = batch.layout.max_length, batch.layout.filler, *((t.shape, t.dtype) for t in batch.tensors())
+        key = batch.layout.max_length, batch.layout.num_padding, *((t.shape, t.dtype) for t in batch.tensors())
         if key not in self.passes:
             self.passes[key] = None
             with self._timed():
@@ -130,7 +131,7 @@ class _Again:
 class _Pass:
     """Forward and backward passes of one size."""
 
-    def __init__(self, recorder: Recorder, function: Pass, batch: Batch, scales: Mapping[str, float]) -> None:
+    def __init__(self, recorder: GraphRunner, function: Pass, batch: Batch, scales: Mapping[str, float]) -> None:
         self.batch = batch
         self.scales = {name: torch.tensor(s, device=batch.tokens.device) for name, s in scales.items()}
         self.graph = torch.cuda.CUDAGraph()

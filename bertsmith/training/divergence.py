@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bertsmith.batch import Batch
 from bertsmith.errors import Diverged
-from bertsmith.training.distributed import gather_texts, whole
+from bertsmith.training.distributed import all_gather_objects, full_tensor
 
 LIMIT = 5  # skipped steps in a row that end a run
 EXPLOSION = 10.0  # times the first loss
@@ -54,7 +54,7 @@ def give_up(
     for number, batch in enumerate(micro_batches):
         *badness, name = first_bad_tensor(model, lambda number=number: loss_of(number))  # type: ignore[misc]
         found.append([badness, f"{name}, {_samples(batch)}"])
-    texts = gather_texts(json.dumps(max(found, key=itemgetter(0))))
+    texts = all_gather_objects(json.dumps(max(found, key=itemgetter(0))))
     _, where = max(map(json.loads, texts), key=itemgetter(0))
     raise Diverged(
         f"the loss was bad in {LIMIT} steps in a row, the last time {loss:g} in step {step + 1}; first bad tensor: "
@@ -69,7 +69,7 @@ def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[i
     Before its name stands how bad it is: 2 where it is not finite, 1 for a gradient, in which other processes may have
     a part, 0 where all are finite; and the magnitude of the largest.
     """
-    seen = [(f"parameter {name}", _largest(whole(p.detach()))) for name, p in model.named_parameters()]
+    seen = [(f"parameter {name}", _largest(full_tensor(p.detach()))) for name, p in model.named_parameters()]
     trained = len(seen)
     if all(math.isfinite(largest) for _, largest in seen):
         model.zero_grad(set_to_none=True)  # the step's own, which other batches have a part in
@@ -79,7 +79,7 @@ def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[i
         seen.append(("the loss itself", float(loss.detach())))
         named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
         # From the last layer to the first, as they arise.
-        seen += [(f"gradient of {name}", _largest(whole(gradient))) for name, gradient in reversed(named)]
+        seen += [(f"gradient of {name}", _largest(full_tensor(gradient))) for name, gradient in reversed(named)]
         model.zero_grad(set_to_none=True)
     for name, largest in seen:
         if not math.isfinite(largest):

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertsmith.batch import Batch, rounded
+from bertsmith.batch import Batch, bucketed
 from bertsmith.errors import Diverged, Interrupted
 from bertsmith.progress import progress_bar, say
 from bertsmith.training import checkpoint, distributed, runlog
 from bertsmith.training.checkpoint import TrainerState
-from bertsmith.training.cuda_graphs import Recorder, may_record
+from bertsmith.training.cuda_graphs import GraphRunner, can_capture
 from bertsmith.training.divergence import Guard, give_up
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.prefetch import made_ahead
+from bertsmith.training.prefetch import prefetch
 from bertsmith.training.run import add_facts
 from bertsmith.training.schedule import Course, course_of, rate_share
 from bertsmith.training.settings import TrainConfig, autocast_dtype
@@ -50,44 +50,45 @@ def fit(
     evaluate: Callable[[], dict[str, Any]] | None = None,
     goal: str = "",
     flops: Callable[[Batch], float] | None = None,
-    watch: Callable[[float], None] = lambda share: None,
+    before_step: Callable[[float], None] = lambda share: None,
     resume: tuple[Path, TrainerState] | None = None,
-    recordable: bool = False,
+    capturable: bool = False,
     title: str = "training",
 ) -> dict[str, Any]:
-    """Train a model and give the evaluation of what was kept, with the number of steps.
+    """Train a model; return the evaluation of the model that was kept, and the number of steps.
 
-    `batches(step, share)` gives this process's micro-batches of a step, when that share of the run lies behind;
-    `save(folder, tensors)` writes the model and `load(folder)` gives its tensors back; `evaluate()` scores it, and
-    `goal` names the score that makes a checkpoint the best one (`-loss`: lower is better). `flops` counts a batch's
-    work; `watch(share)` is called before every step, since `batches` may run in other processes, and raises where the
-    data turned out to be bad. `resume` is a checkpoint of this run: the model has been loaded from it, the optimiser is
-    here. `recordable`: whether the model's passes can be recorded on a GPU (see `recorded.py`).
+    `batches(step, share)` returns this rank's micro-batches of a step, where `share` is the part of the run that is
+    done; `save(folder, tensors)` writes the model and `load(folder)` returns its tensors; `evaluate()` scores it, and
+    `goal` names the score that makes a checkpoint the best one (`-loss`: lower is better). `flops` counts the
+    operations of a batch. `before_step(share)` is called before every step and raises an error if the data turned out
+    to be bad: `batches` may run in worker processes. `resume` is a checkpoint of this run, from which the model has
+    been loaded; `fit` restores the optimisers. `capturable` says whether the model's forward and backward passes can be
+    captured as CUDA graphs (see `cuda_graphs.py`).
     """
     device = next(model.parameters()).device
-    trained = distributed.divide(model, config.parallel, device)
+    trained = distributed.parallelise(model, config.parallel, device)
     meter = Meter(device, autocast_dtype(config.precision, device), flops)
     course, optimizers = course_of(config, steps), make_optimizers(model, config)
     loop = _Loop(trained, optimizers, config, course, meter, run, save, evaluate, goal)
     make = batches
-    if may_record(device, optimizers):
-        loop.recorder = Recorder(trained, optimizers, config, recordable)
-        if loop.recorder.records_passes:
-            make = lambda step, share: [rounded(batch) for batch in batches(step, share)]  # noqa: E731
+    if can_capture(device, optimizers):
+        loop.recorder = GraphRunner(trained, optimizers, config, capturable)
+        if loop.recorder.captures_passes:
+            make = lambda step, share: [bucketed(batch) for batch in batches(step, share)]  # noqa: E731
     if resume is not None:
-        loop.go_on_from(*resume)
-    if distributed.is_main():
+        loop.restore(*resume)
+    if distributed.is_rank_zero():
         loop.log = runlog.open_log(run, loop.course.step, tensorboard=config.tensorboard)
     # Closed whatever happens: the workers, who heed no signal, would otherwise be waited for without end.
-    with stop_requests() as request, closing(made_ahead(make, loop.keys(), device, config.workers)) as made:
-        scores = loop.go(made, watch, request, title)
+    with stop_requests() as request, closing(prefetch(make, loop.keys(), device, config.workers)) as made:
+        scores = loop.go(made, before_step, request, title)
     if loop.recorder is not None and loop.recorder.seconds:
         say(f"note: compiling kernels and recording steps took {loop.recorder.seconds:.1f} s")
     return loop.take_best(scores, load) if config.keep_best else scores
 
 
 @dataclass(frozen=True)
-class _Word:
+class StepAgreement:
     """What the processes agree on before a step: the counts of all, how far the run is, whether to stop or save."""
 
     counts: dict[str, float]
@@ -120,10 +121,10 @@ class _Loop:
     saved_at: float = 0.0  # seconds of training time
     saved: tuple[int, Path | None] | None = None  # the last checkpoint: its step, and where this process wrote it
     guard: Guard = field(default_factory=Guard)
-    recorder: Recorder | None = None
+    recorder: GraphRunner | None = None
     log: runlog.Append | None = None
 
-    def go_on_from(self, path: Path, state: TrainerState) -> None:
+    def restore(self, path: Path, state: TrainerState) -> None:
         """Take up the state of a checkpoint."""
         checkpoint.load_optimizers(path, self.model, self.optimizers)
         self.course.step, self.course.before = state.step, state.seconds
@@ -143,27 +144,27 @@ class _Loop:
         return (self.done if self.course.by_clock else step) / self.course.total
 
     def go(
-        self, steps: Iterator[list[Batch]], watch: Callable[[float], None], request: Request, title: str
+        self, steps: Iterator[list[Batch]], before_step: Callable[[float], None], request: Request, title: str
     ) -> dict[str, Any]:
         """All steps up to the end of the course; gives the last evaluation."""
         course, total, start = self.course, self.course.total, self.course.step
         self.done = course.done()
         with progress_bar(title, total, self.done) as advance:
             while course.by_clock or course.step < total:
-                watch(self._share(course.step))
+                before_step(self._share(course.step))
                 with self.meter.waiting():
                     micro_batches = next(steps)
-                word = self._agree(micro_batches, request)
-                before, self.done = self.done, word.done
+                agreed = self._agree(micro_batches, request)
+                before, self.done = self.done, agreed.done
                 if course.step > start and self._due(self.config.evaluate_every, before, self.done):
                     self._evaluate()
-                if word.save and course.step > start:
+                if agreed.save and course.step > start:
                     self._save()
-                if word.stop:
+                if agreed.stop:
                     self._stop(request)
                 if self._out_of_patience() or (course.by_clock and self.done >= total):
                     break
-                self._step(micro_batches, word)
+                self._step(micro_batches, agreed)
                 advance(course.done(), self.meter.words())
         self._say_skipped()
         if self.evaluated_at != course.step:
@@ -186,32 +187,32 @@ class _Loop:
                 "far above the first ones"
             )
 
-    def _agree(self, micro_batches: list[Batch], request: Request) -> _Word:
+    def _agree(self, micro_batches: list[Batch], request: Request) -> StepAgreement:
         """Tell the other processes what this one knows; all get the same answer."""
         names = sorted(micro_batches[0].counts)
-        main = distributed.is_main()
+        main = distributed.is_rank_zero()
         mine = [float(sum(b.counts[name] for b in micro_batches)) for name in names]
         mine += [float(bool(request.signal)), self.course.done() * main, float(self._save_due() and main)]
-        *counts, stop, done, save, tokens = distributed.add_up([*mine, sum(b.num_tokens for b in micro_batches)])
-        return _Word(dict(zip(names, counts, strict=True)), done, stop > 0, save > 0, int(tokens))
+        *counts, stop, done, save, tokens = distributed.all_reduce([*mine, sum(b.num_tokens for b in micro_batches)])
+        return StepAgreement(dict(zip(names, counts, strict=True)), done, stop > 0, save > 0, int(tokens))
 
-    def _step(self, micro_batches: list[Batch], word: _Word) -> None:
+    def _step(self, micro_batches: list[Batch], agreed: StepAgreement) -> None:
         """One step of training, and its record."""
         course, config = self.course, self.config
-        share = rate_share(config, course.step if not course.by_clock else word.done, course.total)
-        means, norm = gradients(self.model, micro_batches, word.counts, config, course.step, self.recorder)
+        share = rate_share(config, course.step if not course.by_clock else agreed.done, course.total)
+        means, norm = gradients(self.model, micro_batches, agreed.counts, config, course.step, self.recorder)
         loss = sum(value for name, value in means.items() if not name.endswith(RIGHT))
         if self.guard.accepts(loss, norm):
             update(self.optimizers, share, self.recorder)
-            self.meter.add(means, loss, micro_batches, word.tokens)
+            self.meter.add(means, loss, micro_batches, agreed.tokens)
         elif self.guard.gives_up:
-            bare = distributed.bare(self.model)  # whose gradients are not yet added up
-            again = lambda number: step_loss(bare, micro_batches, number, word.counts, config, course.step)  # noqa: E731
+            bare = distributed.unwrap(self.model)  # whose gradients are not yet added up
+            again = lambda number: step_loss(bare, micro_batches, number, agreed.counts, config, course.step)  # noqa: E731
             give_up(bare, micro_batches, again, loss, course.step)
         self._forget_gradients()
         course.step += 1
         self.score = None
-        self.tokens += word.tokens
+        self.tokens += agreed.tokens
         if self._record_due():
             record = {**self.meter.close(), "learning_rate": config.learning_rate * share, "gradient_norm": norm}
             if self.recorder is not None:
@@ -273,10 +274,10 @@ class _Loop:
             step = checkpoint.step_of(path)
             return [str(path), step, runlog.last_scores(self.run, step)]
 
-        found = distributed.by_main(look)
+        found = distributed.on_rank_zero(look)
         if not found or found[1] == self.course.step:
             return scores
-        checkpoint.load_model(self.model, load(Path(found[0])) if distributed.is_main() else None)
+        checkpoint.load_model(self.model, load(Path(found[0])) if distributed.is_rank_zero() else None)
         add_facts(self.run, best_step=found[1])
         return {**scores, **found[2], "best_step": found[1]}
 
@@ -292,7 +293,7 @@ class _Loop:
             scores = self.evaluate()
         self._write({f"dev_{name}": value for name, value in scores.items()})
         reached = scores.get(self.goal.lstrip("-"))
-        reached = distributed.agree(math.nan if reached is None else reached)
+        reached = distributed.broadcast(math.nan if reached is None else reached)
         if math.isfinite(reached):
             self.score = -reached if self.goal.startswith("-") else reached
         self.scores = {name: value for name, value in scores.items() if isinstance(value, (int, float))}
@@ -322,7 +323,7 @@ class _Loop:
     def _stop(self, request: Request) -> None:
         """Save and leave, all processes together: when one is gone, the launcher ends the others."""
         path, step = self._save(), self.course.step
-        distributed.wait()
+        distributed.barrier()
         saved = f"saved {path}" if path else "this step could not be saved, earlier ones are untouched"
         number = request.signal or signal.SIGTERM
         raise Interrupted(f"stopped after step {step}; {saved}", 128 + number)

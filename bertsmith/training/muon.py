@@ -52,11 +52,11 @@ class Muon(torch.optim.Optimizer):
             return
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, moments, group["momentum"])
-        torch._foreach_copy_(list(steps.unbind(0)), [distributed.whole(step) for step in ahead])
+        torch._foreach_copy_(list(steps.unbind(0)), [distributed.full_tensor(step) for step in ahead])
         changes = orthogonalise_together(steps) * (group["lr"] * -factor)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for parameter, change in zip(parameters, changes, strict=True):
-            parameter.add_(distributed.part_like(change, parameter))
+            parameter.add_(distributed.shard_like(change, parameter))
 
     def _moment(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -73,7 +73,7 @@ def iterated_in(device: torch.device) -> torch.dtype:
 
 def orthogonalise_together(matrices: Tensor) -> Tensor:
     """Orthogonalise a stack of matrices that all processes hold, each process its part."""
-    ranks, rank = distributed.ranks(), distributed.rank()
+    ranks, rank = distributed.world_size(), distributed.rank()
     if ranks == 1:
         return orthogonalise(matrices)
     share = -(-len(matrices) // ranks)
@@ -81,7 +81,7 @@ def orthogonalise_together(matrices: Tensor) -> Tensor:
     done = matrices.new_zeros(share, *matrices.shape[1:])
     if len(mine):
         done[: len(mine)] = orthogonalise(mine)
-    return distributed.gather(done)[: len(matrices)]
+    return distributed.all_gather(done)[: len(matrices)]
 
 
 def product(
@@ -105,7 +105,7 @@ def orthogonalise(matrices: Tensor, product: Callable[..., Tensor] = product) ->
 
 def fused_kernels(parameter: Tensor, rate: float | Tensor) -> Any:
     """The kernels of `muon_kernels.py`, where one process has whole matrices on a GPU; None elsewhere."""
-    whole = parameter.is_cuda and isinstance(rate, Tensor) and distributed.ranks() == 1
+    whole = parameter.is_cuda and isinstance(rate, Tensor) and distributed.world_size() == 1
     return _kernels() if whole else None
 
 

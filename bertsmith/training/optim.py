@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertsmith.training.distributed import ranks, whole
+from bertsmith.training.distributed import full_tensor, world_size
 from bertsmith.training.muon import Muon
 from bertsmith.training.settings import TrainConfig
 
@@ -86,7 +86,7 @@ def _adamw(
 def _on_device(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The groups with their rates in the memory of the GPU, where one process can record its steps."""
     for group in groups:
-        if ranks() == 1 and group["params"] and group["params"][0].is_cuda:
+        if world_size() == 1 and group["params"] and group["params"][0].is_cuda:
             group["lr"] = torch.tensor(group["rate"], device=group["params"][0].device)
     return groups
 
@@ -123,6 +123,6 @@ class Lamb(torch.optim.Optimizer):
         rate: float | Tensor = group["lr"]
         if group["weight_decay"]:
             update = update.add_(parameter, alpha=group["weight_decay"])
-            size, length = whole(parameter.norm()), whole(update.norm())
+            size, length = full_tensor(parameter.norm()), full_tensor(update.norm())
             rate = group["lr"] * torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size))
         parameter.sub_(update * rate)

@@ -30,7 +30,7 @@ class _Steps(Dataset[Any]):
             return error
 
 
-def made_ahead(
+def prefetch(
     make: Callable[[int, float], list[Batch]], keys: Iterable[Key], device: torch.device, workers: int | None
 ) -> Generator[list[Batch]]:
     """The micro-batches of each key, in order. Workers run a few steps ahead, so `keys` is asked early."""

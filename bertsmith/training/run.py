@@ -39,7 +39,7 @@ def open_run(
         found = _open(run, config, facts, resume, notes or {})
         return [str(found[0]), asdict(found[1])] if found else [is_finished(run)]
 
-    answer = distributed.by_main(look)
+    answer = distributed.on_rank_zero(look)
     return ((Path(answer[0]), TrainerState(**answer[1])), False) if len(answer) == 2 else (None, answer[0])
 
 
@@ -79,7 +79,7 @@ def facts_of(run: Path) -> dict[str, Any]:
 
 def add_facts(run: Path, **facts: Any) -> None:
     """Write what a run has found out about itself beside the facts that it was started with."""
-    distributed.by_main(lambda: write_checked(run / FACTS, {**facts_of(run), **facts}))
+    distributed.on_rank_zero(lambda: write_checked(run / FACTS, {**facts_of(run), **facts}))
 
 
 def _go_on(run: Path, config: Any, facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
@@ -127,7 +127,7 @@ def finish_run(run: Path, model: nn.Module, save: Save) -> None:
                 "command with --resume goes on from the last one"
             ) from error
 
-    distributed.by_main(write)
+    distributed.on_rank_zero(write)
 
 
 def same_settings(

@@ -133,4 +133,4 @@ def free_memory(device: torch.device) -> float:
     limit = Path("/sys/fs/cgroup/memory.max")  # of a container
     if limit.exists() and (text := limit.read_text().strip()).isdecimal():
         room = min(room, float(text))
-    return room / int(os.environ.get("LOCAL_WORLD_SIZE", distributed.ranks()))
+    return room / int(os.environ.get("LOCAL_WORLD_SIZE", distributed.world_size()))

@@ -12,7 +12,7 @@ from bertsmith import draws
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.training import distributed
-from bertsmith.training.cuda_graphs import Recorder
+from bertsmith.training.cuda_graphs import GraphRunner
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 
 DROPOUT = 103  # a stream of draws
@@ -25,10 +25,10 @@ def gradients(
     counts: Mapping[str, float],
     config: TrainConfig,
     step: int,
-    recorder: Recorder | None = None,
+    recorder: GraphRunner | None = None,
 ) -> tuple[dict[str, float], float]:
     """Forward and backward passes of a step, clipped; the means of all outputs and the gradient's norm."""
-    if not distributed.bare(model).training:  # a walk through all modules, while the device waits
+    if not distributed.unwrap(model).training:  # a walk through all modules, while the device waits
         model.train()
     device = next(model.parameters()).device
     one_pass = lambda batch, scales: _pass(model, batch, scales, config)  # noqa: E731
@@ -39,15 +39,15 @@ def gradients(
         if recorder is not None:
             names, values = recorder.run(one_pass, batch, scales)
         else:
-            with distributed.without_sync(model, last=number == len(micro_batches) - 1):
+            with distributed.no_sync(model, last=number == len(micro_batches) - 1):
                 names, values = one_pass(batch.to(device), scales)
         total = values if total is None else total + values
     assert total is not None
     if recorder is not None:
         norm = recorder.clip()
     else:
-        norm = distributed.whole(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
-    summed = distributed.add_up_tensor(total)
+        norm = distributed.full_tensor(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
+    summed = distributed.all_reduce_tensor(total)
     *means, length = torch.cat([summed, norm.detach().reshape(1).float()]).tolist()  # one wait for the device
     return dict(zip(names, means, strict=True)), length
 
@@ -59,7 +59,7 @@ def _pass(
     means = output_means(model, batch, scales, config)
     losses = [value for name, value in means.items() if not name.endswith(RIGHT)]
     # Gradients are averaged over the processes, and are meant to be added.
-    (torch.stack(losses).sum() * distributed.ranks()).backward()
+    (torch.stack(losses).sum() * distributed.world_size()).backward()
     return list(means), torch.stack([value.detach().float() for value in means.values()])
 
 
@@ -87,7 +87,7 @@ def output_means(
 
 def seed_dropout(config: TrainConfig, step: int, number: int) -> None:
     """Make dropout a function of the micro-batch's place in the step's list, whichever process has it."""
-    place = number * distributed.ranks() + distributed.rank()
+    place = number * distributed.world_size() + distributed.rank()
     torch.manual_seed(draws.seed(config.seed, step, place, DROPOUT))
 
 
@@ -106,7 +106,7 @@ def step_loss(
     return torch.stack([value for name, value in means.items() if not name.endswith(RIGHT)]).sum()
 
 
-def update(optimizers: list[torch.optim.Optimizer], share: float, recorder: Recorder | None = None) -> None:
+def update(optimizers: list[torch.optim.Optimizer], share: float, recorder: GraphRunner | None = None) -> None:
     """A step of the optimisers at a share of their rates."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from bertsmith.config import override
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.tasks.task import KINDS
-from bertsmith.training.distributed import processes
+from bertsmith.training.distributed import process_group
 
 model, folder, tasks, settings = json.loads(sys.argv[1])
 
@@ -34,7 +34,7 @@ def noting(kind):
     return replace(kind, encode=encode)
 
 KINDS.update({name: noting(kind) for name, kind in KINDS.items()})
-with processes(torch.device("cpu")):
+with process_group(torch.device("cpu")):
     for task, more in tasks.items():
         config = override(FinetuneConfig(task), [*settings, *more])
         data = f"{folder}/{task}.jsonl"

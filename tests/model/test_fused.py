@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.batch import IGNORE, Batch, Example, Packed, collate, lay_out, rounded
+from bertsmith.batch import IGNORE, Batch, Example, Packed, bucketed, collate, lay_out
 from bertsmith.model import encoder as encoders
 from bertsmith.model import fused_choice, heads
 from bertsmith.model.config import Direction, EncoderConfig
@@ -249,7 +249,7 @@ def test_a_whole_model(name: str, request: pytest.FixtureRequest) -> None:
     expected = losses_and_gradients(model, batch)
     request.getfixturevalue("fused")
     assert_alike(losses_and_gradients(model, batch), expected)
-    assert_alike(losses_and_gradients(model, rounded(batch)), expected)  # filler changes nothing
+    assert_alike(losses_and_gradients(model, bucketed(batch)), expected)  # filler changes nothing
 
 
 @pytest.mark.parametrize(
@@ -267,16 +267,16 @@ def test_a_task_with_filler(kind: str, labels: tuple[str, ...], request: pytest.
     tags = np.array([0, 1, 0, IGNORE, 1]) if kind == "tags" else None
     batch = collate([Example(np.arange(5, 10), np.zeros(5, int), label, tags)] * 3, packed=True)
     expected = losses_and_gradients(model, batch)
-    assert_alike(losses_and_gradients(model, rounded(batch)), expected)
+    assert_alike(losses_and_gradients(model, bucketed(batch)), expected)
     request.getfixturevalue("fused")
     assert_alike(losses_and_gradients(model, batch), expected)
-    assert_alike(losses_and_gradients(model, rounded(batch)), expected)
+    assert_alike(losses_and_gradients(model, bucketed(batch)), expected)
 
 
 def test_rounded_batches_have_few_sizes() -> None:
     sizes = set()
     for length in range(100, 128):
-        batch = rounded(masked_batch([length] * 40))
+        batch = bucketed(masked_batch([length] * 40))
         assert isinstance(batch.layout, Packed)
         assert int(batch.layout.starts[-1]) == len(batch.tokens)
         assert int(batch.layout.starts.diff().max()) <= batch.layout.max_length

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertsmith.batch import Batch, Example, collate, lay_out, rounded
+from bertsmith.batch import Batch, Example, bucketed, collate, lay_out
 from bertsmith.config import override
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.model.config import EncoderConfig, encoder_config
@@ -23,7 +23,7 @@ from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
-from bertsmith.training.cuda_graphs import Recorder
+from bertsmith.training.cuda_graphs import GraphRunner
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.settings import TrainConfig
 from bertsmith.training.steps import gradients, update
@@ -83,7 +83,7 @@ def weights_after(
     model: torch.nn.Module, batches: list[Batch], train: TrainConfig, recorded: bool
 ) -> tuple[list[float], Tensor]:
     optimizers = make_optimizers(model, train)
-    recorder = Recorder(model, optimizers, train, passes=True) if recorded else None
+    recorder = GraphRunner(model, optimizers, train, capturable=True) if recorded else None
     losses = []
     for step, batch in enumerate(batches):
         means, _ = gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, step, recorder)
@@ -97,7 +97,7 @@ def weights_after(
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_recorded_steps_are_those_that_are_not(optimizer: str) -> None:
     train = TrainConfig(steps=1, optimizer=optimizer, learning_rate=1e-3)  # type: ignore[arg-type]
-    batches = [rounded(masked_batch(128, 8, seed)) for seed in range(8)]
+    batches = [bucketed(masked_batch(128, 8, seed)) for seed in range(8)]
     runs = []
     for recorded in (False, True):
         torch.manual_seed(0)
@@ -109,12 +109,12 @@ def test_recorded_steps_are_those_that_are_not(optimizer: str) -> None:
 
 def test_losses_of_recorded_micro_batches_add_up() -> None:
     train = TrainConfig(steps=1, learning_rate=1e-3)
-    steps = [[rounded(masked_batch(128, rows, 10 * step + rows)) for rows in (8, 24, 8, 16)] for step in range(5)]
+    steps = [[bucketed(masked_batch(128, rows, 10 * step + rows)) for rows in (8, 24, 8, 16)] for step in range(5)]
     found = []
     for recorded in (False, True):
         torch.manual_seed(0)
         model = MaskedLM(Encoder(config())).to(CUDA)
-        recorder = Recorder(model, make_optimizers(model, train), train, passes=True) if recorded else None
+        recorder = GraphRunner(model, make_optimizers(model, train), train, capturable=True) if recorded else None
         for number, batches in enumerate(steps):
             counts = {name: float(sum(b.counts[name] for b in batches)) for name in batches[0].counts}
             means, norm = gradients(model, batches, counts, train, number, recorder)
@@ -136,7 +136,7 @@ def test_small_batches_of_a_task() -> None:
     for recorded in (False, True):
         torch.manual_seed(0)
         model = TaskModel(Encoder(config()), HeadConfig("single", ("a", "b"))).to(CUDA)
-        given = [rounded(b) for b in batches] if recorded else batches
+        given = [bucketed(b) for b in batches] if recorded else batches
         runs.append(weights_after(model, given, train, recorded)[0])
     assert np.allclose(*runs, atol=0.02)
 
@@ -174,7 +174,7 @@ def test_every_head_can_be_recorded(kind: str) -> None:
         model = TaskModel(Encoder(encoder), made).to(CUDA)
         if kind == "weighted":
             model.class_weights = [0.5, 2.0]
-        given = [rounded(b) for b in batches * 3] if recorded else batches * 3
+        given = [bucketed(b) for b in batches * 3] if recorded else batches * 3
         runs.append(weights_after(model, given, TrainConfig(steps=1, learning_rate=1e-4), recorded)[0])
     assert np.allclose(*runs, atol=0.03)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bertsmith.batch import Example, Packed, collate, rounded
+from bertsmith.batch import Example, Packed, bucketed, collate
 from bertsmith.model import recurrent
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
@@ -64,7 +64,7 @@ def test_filler_changes_no_loss_of_a_tagger_on_features() -> None:
         for n in (4, 9, 2)
     ]
     batch = collate(rows, packed=True)
-    filled = rounded(batch)
+    filled = bucketed(batch)
     assert filled.labels["states"].shape == (256, 1, 8)
     assert filled.counts == batch.counts
     assert torch.allclose(model(filled)["task"], model(batch)["task"], atol=1e-5)

@@ -78,7 +78,7 @@ def test_the_process_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPat
     plan = memory.MicroBatches(config.model, config.train, torch.device("cpu"), 32, 0.15)
     room(monkeypatch, 1e6)
     most = plan.size()
-    monkeypatch.setattr(distributed, "smallest", lambda value: min(value, 30e6))
+    monkeypatch.setattr(distributed, "all_reduce_min", lambda value: min(value, 30e6))
     assert plan.size() < most
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertsmith import draws
-from bertsmith.batch import Example, collate, lay_out, share
+from bertsmith.batch import Example, collate, lay_out, split_for_rank
 from bertsmith.corpus.readers import Trouble
 from bertsmith.corpus.shards import Corpus, Tokens, pack_shard, read_written, shard_name, write_manifest
 from bertsmith.corpus.store import Store
@@ -604,11 +604,11 @@ def test_ranks_divide_the_micro_batches_of_a_step(loader, monkeypatch, ranks, ba
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_share(ranks):
     items = list("abcdefg")
-    shares = [share(items, rank, ranks) for rank in range(ranks)]
+    shares = [split_for_rank(items, rank, ranks) for rank in range(ranks)]
     assert {len(own) for own in shares} == {-(-7 // ranks)}
     assert sorted(item for own in shares for item, idle in own if not idle) == items
     assert all(item == "a" for own in shares for item, idle in own if idle)
-    assert share([], 0, ranks) == []
+    assert split_for_rank([], 0, ranks) == []
 
 
 @pytest.mark.parametrize(("copies", "repeats"), [(2, [True, False, True, False]), (0, [True, False, False, False])])

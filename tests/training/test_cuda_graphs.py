@@ -12,7 +12,7 @@ from torch import nn
 
 from bertsmith.batch import Batch, Example, collate
 from bertsmith.training import cuda_graphs
-from bertsmith.training.cuda_graphs import Recorder
+from bertsmith.training.cuda_graphs import GraphRunner
 from bertsmith.training.settings import TrainConfig
 
 memory = torch.zeros(1)  # of all recordings, as they share it on a GPU
@@ -39,7 +39,7 @@ def test_what_a_recorded_pass_gives_stays_when_another_is_replayed(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1))
     monkeypatch.setattr(cuda_graphs, "recording", lambda graph, pool: nullcontext())
     memory.zero_()
-    recorder = Recorder(nn.Linear(1, 1), [], TrainConfig(steps=1), passes=True)
+    recorder = GraphRunner(nn.Linear(1, 1), [], TrainConfig(steps=1), capturable=True)
 
     def one_pass(given: Batch, scales: Any) -> tuple[list[str], torch.Tensor]:
         return ["loss"], memory

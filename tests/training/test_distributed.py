@@ -35,10 +35,10 @@ import json, sys, torch
 from bertsmith.config import override
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
-from bertsmith.training.distributed import processes
+from bertsmith.training.distributed import process_group
 
 data, folder, settings = json.loads(sys.argv[1])
-with processes(torch.device("cpu")):
+with process_group(torch.device("cpu")):
     for parallel in ("ddp", "fsdp"):
         config = override(recipe("bert-tiny"), [*settings, f"train.parallel={parallel}"])
         pretrain(config, data, f"{folder}/{parallel}", device="cpu")

@@ -27,7 +27,7 @@ from bertsmith.recipes import recipe
 from bertsmith.tasks.examples import Examples
 from bertsmith.training import checkpoint, fit, runlog
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.prefetch import made_ahead
+from bertsmith.training.prefetch import prefetch
 from bertsmith.training.run import read_checked, write_checked
 from bertsmith.training.schedule import rate_share
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
@@ -360,7 +360,7 @@ def test_workers_leave_alone_what_the_first_process_holds(tmp_path: Path) -> Non
     gc.disable()
     try:
         Held()
-        assert list(made_ahead(make, [(0, 0.0), (1, 0.5)], torch.device("cpu"), workers=1)) == [[], []]
+        assert list(prefetch(make, [(0, 0.0), (1, 0.5)], torch.device("cpu"), workers=1)) == [[], []]
         gc.collect()
     finally:
         gc.enable()
