@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_the_wheel_installs_in_a_clean_environment_and_runs_from_another_folder(
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
     (wheel,) = (tmp_path / "dist").glob("bertsmith-*.whl")
+    assets = {f"bertsmith/pages/assets/{path.name}" for path in (ROOT / "bertsmith/pages/assets").iterdir()}
+    assert assets <= set(zipfile.ZipFile(wheel).namelist())
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean" / "bin"
     install = [binaries / "python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt", wheel]

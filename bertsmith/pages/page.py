@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from colorsys import hls_to_rgb
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,46 +26,6 @@ SHORT = 20  # characters of a cell that is not broken into lines
 LONG_WORD = 16  # characters; a browser may break inside words of twice as many
 SCRIPTS = {"ko": "가-힣ᄀ-ᇿ㄰-㆏", "ja": "ぁ-ヿ", "zh": "一-鿿", "th": "฀-๿", "he": "֐-׿", "el": "Ͱ-Ͽ"}
 MOST_POINTS = 800  # of a drawn line: more are not seen
-STYLE = """
-:root { color-scheme: light dark; --text: #1f2937; --soft: #5b6472; --line: #e2e5ea; --box: #f5f6f8; --page: #fff;
-  --accent: #2563eb; --good: #15803d; }
-@media (prefers-color-scheme: dark) { :root { --text: #e5e7eb; --soft: #9ca3af; --line: #2d3644; --box: #1b2432;
-  --page: #111827; --accent: #7ab0ff; --good: #4ade80; } }
-* { box-sizing: border-box; }
-body { font: 16px/1.55 system-ui, "Noto Sans", "Noto Sans KR", "Malgun Gothic", sans-serif; color: var(--text);
-  background: var(--page); max-width: 62rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word; }
-h1 { font-size: 1.8rem; line-height: 1.25; margin-bottom: .3rem; } h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; }
-h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; } .lead, .note, small { color: var(--soft); } .lead { margin-top: 0; }
-.note { font-size: .875rem; } .number { font-size: 2rem; font-weight: 600; color: var(--accent); }
-code { background: var(--box); padding: 0 .25rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(12.5rem, 1fr)); gap: .7rem; margin: 1.2rem 0; }
-.cards div { background: var(--box); border-radius: .5rem; padding: .6rem .8rem; }
-.cards b { display: block; font-size: 1.4rem; white-space: nowrap; font-weight: 600; color: var(--accent); }
-.cards span, .cards small { display: block; font-size: .8rem; line-height: 1.35; }
-.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(24rem, 100%), 1fr)); gap: 1.4rem; }
-figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; font-size: .95rem; }
-.key { font-weight: 400; font-size: .85rem; color: var(--soft); white-space: nowrap; margin-left: .7rem; }
-.dot { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin-right: .3em; }
-figure svg { display: block; width: 100%; height: auto; } figure svg * { stroke-linejoin: round; }
-figure svg text { fill: var(--soft) !important; font-family: system-ui, "Noto Sans", sans-serif; }
-.legend { position: sticky; top: 0; background: var(--page); padding: .5rem 0; display: flex; flex-wrap: wrap;
-  gap: .2rem 1.2rem; border-bottom: 1px solid var(--line); z-index: 2; max-height: 30vh; overflow: auto; }
-.wide { overflow-x: auto; margin: .6rem 0; } table { border-collapse: collapse; font-size: .92rem; }
-td, th { padding: .3rem 1rem .3rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
-  overflow-wrap: normal; } th { border-bottom-width: 2px; font-weight: 600; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
-td.n, td.short { white-space: nowrap; } td.long { min-width: 10rem; }
-.guess { white-space: nowrap; } :lang(ko) { word-break: keep-all; }
-.matrix td, .matrix th { padding: .15rem .2rem; text-align: right; vertical-align: middle; white-space: nowrap; }
-.matrix td:first-child, .matrix th:first-child { position: sticky; left: 0; background: var(--page); text-align: left; }
-.matrix th { vertical-align: bottom; } .matrix th span { writing-mode: vertical-rl; transform: rotate(180deg); }
-.matrix b { display: block; min-width: 1.5rem; padding: .1rem .25rem; border-radius: .2rem; font-weight: 400; }
-.right { color: var(--good); font-weight: 600; } summary { cursor: pointer; font-weight: 600; padding: .3rem 0; }
-.mask { background: var(--box); border-bottom: 2px solid var(--accent); padding: 0 .2rem; border-radius: .2rem; }
-.banner { background: var(--box); border-left: 4px solid #ea580c; padding: .5rem .8rem; border-radius: .2rem; }
-@media (max-width: 32rem) { body { margin: 1rem auto; } h1 { font-size: 1.5rem; }
-  .cards { grid-template-columns: repeat(2, 1fr); } td, th { padding-right: .7rem; } }
-"""
 
 
 class Html(str):
@@ -105,8 +66,13 @@ def write_page(path: str | Path, title: str, lead: str, parts: Iterable[str]) ->
     view = "<meta name=viewport content='width=device-width, initial-scale=1'>"
     head = f"<meta charset=utf-8>{view}<title>{html.escape(title)}</title>"
     with locked(path), new_file(path) as work:
-        top = f"<!doctype html>\n<html lang=en><head>{head}<style>{STYLE}</style></head>\n"
+        top = f"<!doctype html>\n<html lang=en><head>{head}<style>\n{asset('page.css')}</style></head>\n"
         work.write_text(f"{top}<body>\n{body}\n</body></html>\n", encoding="utf-8")
+
+
+def asset(name: str) -> str:
+    """Return the text of a style sheet, a script or markup that the package carries beside this module."""
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
 def colour_of(number: int) -> str:

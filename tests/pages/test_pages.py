@@ -51,6 +51,21 @@ def write(path: Path) -> None:
     page.write_page(path, "A page", "What it is.", parts)
 
 
+@pytest.mark.parametrize(
+    ("name", "part"), [("page.css", "body {"), ("view.css", ".token {"), ("view.js", "data.tokens")]
+)
+def test_style_sheets_and_scripts_are_files_inside_the_package(name: str, part: str) -> None:
+    assert part in page.asset(name)
+    assert (Path(page.__file__).parent / "assets" / name).is_file()  # what hatch's `packages` puts into the wheel
+
+
+def test_a_page_holds_its_style_sheet_and_refers_to_no_other_file(tmp_path: Path) -> None:
+    page.write_page(tmp_path / "page.html", "A page", "What it is.", ["<p>A part.</p>"])
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert f"<style>\n{page.asset('page.css')}</style>" in text
+    assert not re.search(r"<link|<script src|@import|url\(|https?://", text)
+
+
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
 @pytest.mark.parametrize("width", [1400, 420])
 def test_cells_are_whole_and_every_class_can_be_reached(width: int, tmp_path: Path) -> None:
