@@ -235,7 +235,7 @@ def _random_batch(config: EncoderConfig, packed: bool) -> Batch:
     for length in (min(length, config.max_positions) for length in LENGTHS):
         tokens = draw.integers(1, config.vocab_size, length)
         tokens = np.where(tokens == config.pad_token_id, 0 if config.pad_token_id else 1, tokens)
-        examples.append(Example(tokens, (np.arange(length) > length // 2) * min(1, config.num_segments - 1)))
+        examples.append(Example(tokens, (np.arange(length) > length // 2) * min(1, max(config.num_segments - 1, 0))))
     return collate(examples, packed=packed, pad=config.pad_token_id)
 
 

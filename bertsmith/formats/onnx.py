@@ -293,7 +293,7 @@ def _inputs(config: EncoderConfig, rows: int, length: int, seed: int) -> tuple[T
     lengths = rng.integers(1, length + 1, rows)
     lengths[0] = length
     mask = np.arange(length) < lengths[:, None]
-    segments = np.minimum((np.arange(length) > lengths[:, None] // 2), config.num_segments - 1) * mask
+    segments = np.minimum((np.arange(length) > lengths[:, None] // 2), max(config.num_segments, 1) - 1) * mask
     values = (rng.integers(0, config.vocab_size, (rows, length)) * mask, mask, segments)
     first, second, third = (torch.from_numpy(value.astype(np.int64)) for value in values)
     return first, second, third

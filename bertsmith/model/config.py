@@ -1,4 +1,4 @@
-"""The encoder's configuration and the published sizes."""
+"""The encoder's configuration, what it makes of each layer, and the published sizes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from bertsmith.errors import UserError, suggestion
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]  # of output layers
 Direction = Literal["both", "left-to-right", "right-to-left"]
+Positions = Literal["learned", "rotary"]
+Sharing = Literal["none", "all", "attention", "feed-forward"]
+ROTARY_BASE = 10_000.0  # of RoFormer, which introduced rotary positions
+CHOICES = {"direction": Direction, "positions": Positions, "shared_layers": Sharing, "activation": Activation}
 
 
 class Reach(NamedTuple):
@@ -28,14 +32,54 @@ REACHES: dict[Direction, Reach] = {
 
 
 @dataclass(frozen=True)
+class LayerConfig:
+    """Everything that one layer is built from; `EncoderConfig.layer` gives it.
+
+    Without `attention_norm` the attention of a pre-norm layer takes its input as it is. Without a `rotary_base` queries
+    and keys are not rotated.
+    """
+
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    activation: Activation
+    gated: bool
+    bias: bool
+    norm_first: bool
+    norm_eps: float
+    attention_norm: bool
+    hidden_dropout: float
+    attention_dropout: float
+    reach: Reach
+    rotary_base: float | None
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """Every fact of an encoder; BERT paper, section 3 and its released configurations.
 
-    `norm_first` normalises what goes into each sublayer instead of what comes out, and once more at the end. Without
-    `bias` the encoder's linear layers and norms only multiply; the heads keep theirs. `direction` says which tokens a
-    token sees: all, those up to itself, or those from itself on (section 5.1: the left-to-right ablation). `family`
-    names the table of `formats/families.py` that the model is saved by. Configurations from before families had names
-    have none: they are `bert`, or `roberta-prelayernorm` where `norm_first` is set.
+    `norm_first` normalises the input of each sublayer instead of its output, and the states once more at the end.
+    Without `bias` the encoder's linear layers and norms only multiply; the heads keep theirs. `direction` says which
+    tokens a token sees: all, those up to itself, or those from itself on (section 5.1: the left-to-right ablation).
+    `family` names the table of `formats/families.py` that the model is saved by. Configurations from before families had
+    names have none: they are `bert`, or `roberta-prelayernorm` where `norm_first` is set.
+
+    The other fields make other families (the defaults are BERT's):
+
+    - `embedding_size`: the width of the embedding tables; a projection takes them to `hidden_size`, and the masked-word
+      head works at this width (ALBERT, section 3.1). None: `hidden_size`, with no projection.
+    - `embedding_norm`: whether the sum of the embeddings is normalised (OpenAI GPT does not).
+    - `positions`: a learned table, or rotated queries and keys (RoFormer) with `rotary_base`; the layers with a window
+      take `local_rotary_base` where it is set.
+    - `window`: how many neighbours a token sees, half of them on each side, in all layers but every
+      `global_every`-th, counted from the first (ModernBERT).
+    - `gated`: the feed-forward layer multiplies its activation by a second projection (GeGLU: Shazeer 2020).
+    - `first_attention_norm`: whether the first layer of a pre-norm encoder has a norm before its attention; the
+      embeddings' norm may already have done it (ModernBERT).
+    - `shared_layers`: which sublayers, with their norms, have the same parameters in all layers (ALBERT).
+    - `head_transform`: whether the masked-word head has a dense layer, an activation and a norm before its scores.
+      `head_activation` is that activation; None: "gelu" in a pre-norm encoder, else the encoder's `activation`.
+    - `num_segments` 0: there is no table of segments.
     """
 
     vocab_size: int = 30522
@@ -55,6 +99,18 @@ class EncoderConfig:
     bias: bool = True
     direction: Direction = "both"
     family: str = ""
+    embedding_size: int | None = None
+    embedding_norm: bool = True
+    positions: Positions = "learned"
+    rotary_base: float = ROTARY_BASE
+    local_rotary_base: float | None = None
+    window: int | None = None
+    global_every: int = 1
+    gated: bool = False
+    first_attention_norm: bool = True
+    shared_layers: Sharing = "none"
+    head_transform: bool = True
+    head_activation: Activation | None = None
     DECIDED = {"vocab_size": "the tokenizer of the corpus decides it"}
     BOUNDS = {
         "vocab_size": Bounds(1, 2**26),
@@ -63,16 +119,25 @@ class EncoderConfig:
         "num_heads": Bounds(1, 2**17),
         "intermediate_size": Bounds(1, 2**20),
         "max_positions": Bounds(1, 2**24),
-        "num_segments": Bounds(1, 2**16),
+        "num_segments": Bounds(0, 2**16),
         "hidden_dropout": Bounds(0, 1, "[)"),
         "attention_dropout": Bounds(0, 1, "[)"),
         "norm_eps": Bounds(0, 1, "(]"),
         "init_std": Bounds(0, 10, "(]"),
         "pad_token_id": Bounds(0, 2**26),
+        "embedding_size": Bounds(1, 2**17),
+        "rotary_base": Bounds(1, 1e12, "(]"),
+        "local_rotary_base": Bounds(1, 1e12, "(]"),
+        "window": Bounds(2, 2**24),
+        "global_every": Bounds(1, 1000),
     }
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        for name, kind in CHOICES.items():
+            if (value := getattr(self, name)) not in get_args(kind):
+                near = suggestion(value, get_args(kind))
+                raise UserError(f"{name} {value!r} is not one of {', '.join(get_args(kind))}{near}")
         if self.pad_token_id >= self.vocab_size:
             raise UserError(f"pad_token_id {self.pad_token_id} is not in a vocabulary of {self.vocab_size:,} entries")
         if self.hidden_size % self.num_heads:
@@ -80,11 +145,45 @@ class EncoderConfig:
                 f"hidden_size {self.hidden_size} cannot be divided among {self.num_heads} heads; "
                 f"set num_heads to a divisor of {self.hidden_size}"
             )
-        if self.direction not in get_args(Direction):
-            near = suggestion(self.direction, get_args(Direction))
-            raise UserError(f"direction {self.direction!r} is not one of {', '.join(get_args(Direction))}{near}")
+        self._check_attention()
+        self._check_norms_and_head()
         if not self.family:
             object.__setattr__(self, "family", "roberta-prelayernorm" if self.norm_first else "bert")
+
+    def _check_attention(self) -> None:
+        """Refuse positions and windows that contradict each other."""
+        if self.positions == "rotary" and self.head_size % 2:
+            raise UserError(
+                f"positions=rotary needs an even size of a head, and hidden_size / num_heads is {self.head_size}"
+            )
+        if self.positions != "rotary" and (self.rotary_base, self.local_rotary_base) != (ROTARY_BASE, None):
+            raise UserError("rotary_base and local_rotary_base need positions=rotary; set it, or leave them out")
+        if self.window is None and self.global_every > 1:
+            raise UserError(f"global_every {self.global_every} needs a window for the other layers; set window")
+        if self.window is not None and self.global_every == 1:
+            raise UserError(
+                f"window {self.window} is used by no layer while global_every is 1; set global_every to 2 or more"
+            )
+        if self.window is None and self.local_rotary_base is not None:
+            raise UserError(f"local_rotary_base {self.local_rotary_base} needs layers with a window; set window")
+
+    def _check_norms_and_head(self) -> None:
+        """Refuse norms and heads that contradict each other."""
+        if not self.first_attention_norm and not self.norm_first:
+            raise UserError("first_attention_norm=false needs norm_first=true: a post-norm layer normalises its output")
+        if not self.first_attention_norm and self.shared_layers in ("all", "attention"):
+            raise UserError(
+                f"first_attention_norm=false contradicts shared_layers={self.shared_layers}, which shares that norm"
+            )
+        if self.head_transform:
+            return
+        if self.head_activation is not None:
+            raise UserError(f"head_activation {self.head_activation} needs head_transform=true")
+        if self.table_size != self.hidden_size:
+            raise UserError(
+                f"embedding_size {self.embedding_size} needs head_transform=true, which takes states of hidden_size "
+                f"{self.hidden_size} to it"
+            )
 
     @property
     def head_size(self) -> int:
@@ -92,13 +191,53 @@ class EncoderConfig:
 
     @property
     def reach(self) -> Reach:
-        """Which tokens a token sees."""
+        """Which tokens a token sees in the layers without a window."""
         return REACHES[self.direction]
 
     @property
-    def head_activation(self) -> Activation:
-        """The activation in the masked-word head: the encoder's in BERT; the pre-norm family has GELU there always."""
-        return "gelu" if self.norm_first else self.activation
+    def table_size(self) -> int:
+        """The width of the embedding tables."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def masked_word_activation(self) -> Activation:
+        """The activation in the masked-word head."""
+        return self.head_activation or ("gelu" if self.norm_first else self.activation)
+
+    def layer(self, index: int) -> LayerConfig:
+        """What the layer of this index, counted from 0, is built from."""
+        is_local = index % self.global_every != 0
+        return LayerConfig(
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            intermediate_size=self.intermediate_size,
+            activation=self.activation,
+            gated=self.gated,
+            bias=self.bias,
+            norm_first=self.norm_first,
+            norm_eps=self.norm_eps,
+            attention_norm=self.first_attention_norm or index > 0,
+            hidden_dropout=self.hidden_dropout,
+            attention_dropout=self.attention_dropout,
+            reach=self._reach(self.window if is_local else None),
+            rotary_base=self._rotary_base(is_local),
+        )
+
+    @property
+    def layers(self) -> list[LayerConfig]:
+        """What each layer is built from, in order."""
+        return [self.layer(index) for index in range(self.num_layers)]
+
+    def _reach(self, window: int | None) -> Reach:
+        """Which tokens a token sees: those of the direction, of which a window leaves half its size on each side."""
+        before, after = REACHES[self.direction]
+        side = None if window is None else window // 2
+        return Reach(side if before is None else before, side if after is None else after)
+
+    def _rotary_base(self, is_local: bool) -> float | None:
+        if self.positions != "rotary":
+            return None
+        return self.local_rotary_base if is_local and self.local_rotary_base else self.rotary_base
 
 
 SIZES = {  # layers, hidden size; a head has 64 dimensions, the feed-forward layer 4 times the hidden size

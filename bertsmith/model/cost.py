@@ -1,32 +1,60 @@
-"""What an encoder costs: floating-point operations, and memory while it is trained."""
+"""What an encoder costs: floating-point operations, parameters, and memory while it is trained."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import EncoderConfig, Reach
 
 
 def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int) -> float:
     """Model operations of a training step on sequences of these lengths: three times the forward pass's products.
 
-    Attention costs by the square of a length. The vocabulary head sees the masked positions alone, and so does what
-    follows the attention in the last layer, with the first token of each sequence.
+    The cost of attention grows with the square of a length, or with the length where a layer has a window. The
+    vocabulary head sees the masked positions alone, and so do the products after the attention in the last layer, which
+    also need the first token of each sequence.
     """
     tokens = sum(lengths)
-    hidden, inner = config.hidden_size, config.intermediate_size
-    layer = tokens * 2 * hidden * (4 * hidden + 2 * inner) + sum(4 * n * n * hidden for n in lengths)
-    head = masked * 2 * hidden * (hidden + config.vocab_size)
-    unneeded = (tokens - masked - len(lengths)) * 2 * hidden * (hidden + 2 * inner)
-    return 3.0 * (config.num_layers * layer - max(0, unneeded) + head)
+    hidden, table = config.hidden_size, config.table_size
+    after_attention = hidden * (hidden + _feed_forward_columns(config))
+    layers = config.num_layers * tokens * 2 * (3 * hidden * hidden + after_attention)
+    for reach, count in Counter(layer.reach for layer in config.layers).items():
+        layers += count * sum(4 * hidden * _token_pairs(length, reach) for length in lengths)
+    unneeded = (tokens - masked - len(lengths)) * 2 * after_attention
+    head = masked * 2 * table * (hidden * config.head_transform + config.vocab_size)
+    projection = 0 if config.embedding_size is None else tokens * 2 * table * hidden
+    return 3.0 * (projection + layers - max(0, unneeded) + head)
+
+
+def _token_pairs(length: int, reach: Reach) -> int:
+    """The pairs of tokens that attention scores in a sequence.
+
+    An encoder of one direction counts as one of both: it is the usual convention.
+    """
+    if reach.before is None or reach.after is None:
+        return length * length
+    side = min(max(reach.before, reach.after), length - 1)
+    return length * (2 * side + 1) - side * (side + 1)
+
+
+def _feed_forward_columns(config: EncoderConfig) -> int:
+    """The rows and columns of size `hidden_size` in the matrices of a feed-forward layer."""
+    return (3 if config.gated else 2) * config.intermediate_size
 
 
 def parameter_count(config: EncoderConfig) -> int:
     """Parameters of the encoder with its masked-word and pair heads, near enough for a plan."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + 5 * hidden
-    rows = config.vocab_size + config.max_positions + config.num_segments
-    return rows * hidden + config.num_layers * layer + 2 * hidden * (hidden + 1) + config.vocab_size + 8 * hidden
+    hidden, table = config.hidden_size, config.table_size
+    rows = config.vocab_size + config.num_segments + (config.max_positions if config.positions == "learned" else 0)
+    attention = 4 * hidden * (hidden + 1) + 2 * hidden
+    columns = _feed_forward_columns(config)
+    feed_forward = hidden * columns + columns - config.intermediate_size + 3 * hidden
+    shared = {"none": 0, "attention": attention, "feed-forward": feed_forward, "all": attention + feed_forward}
+    layers = config.num_layers * (attention + feed_forward) - (config.num_layers - 1) * shared[config.shared_layers]
+    projection = 0 if config.embedding_size is None else hidden * (table + 1)
+    heads = (hidden + 1) * (hidden + table * config.head_transform) + config.vocab_size + 8 * hidden
+    return rows * table + projection + layers + heads
 
 
 def training_memory(
@@ -34,17 +62,27 @@ def training_memory(
 ) -> float:
     """Bytes that training needs at about this many tokens at once; `processes` divide weights and moments (FSDP).
 
-    Weights, gradients and two moments in float32; what every layer keeps for its backward pass; the vocabulary's
-    scores with their gradient at the masked positions.
+    They hold weights, gradients and two moments in float32; what every layer keeps for its backward pass; the
+    vocabulary's logits with their gradient at the masked positions.
     """
-    hidden, inner, size = config.hidden_size, config.intermediate_size, 2 if half else 4
+    hidden, size = config.hidden_size, 2 if half else 4
     fixed = parameter_count(config) * (16 / processes + (2 if half else 0))
-    masks = 2 if config.hidden_dropout else 0  # a byte a place
-    kept = size * (9 * hidden + 2 * inner) + 8 * hidden + masks * hidden  # norms keep float32 inputs
-    if config.attention_dropout and not half:  # scores and their mask, which no kernel of float32 leaves out
-        kept += (size + 1) * config.num_heads * length
+    kept = _kept_by_layer(config, length, half)
     layers = config.num_layers * tokens * kept
     if checkpointing:
         layers = config.num_layers * tokens * hidden * size + tokens * kept
     head = masked * config.vocab_size * (size + 8)
     return fixed + layers + head
+
+
+def _kept_by_layer(config: EncoderConfig, length: int, half: bool) -> int:
+    """Bytes that a layer keeps of a token until its backward pass."""
+    hidden, inner, size = config.hidden_size, config.intermediate_size, 2 if half else 4
+    masks = 2 if config.hidden_dropout else 0  # one byte an element
+    widths = 9 * hidden + (4 if config.gated else 2) * inner  # a gate keeps both factors and their product
+    if config.positions == "rotary":
+        widths += 2 * hidden  # queries and keys once more, rotated
+    kept = size * widths + 8 * hidden + masks * hidden  # norms keep float32 inputs
+    if config.attention_dropout and not half:  # scores and their mask: in float32 no kernel does without them
+        kept += (size + 1) * config.num_heads * length
+    return kept

@@ -55,7 +55,7 @@ class MaskedLMHead(nn.Module):
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.config, self.activation = config, config.head_activation
+        self.config, self.activation = config, config.masked_word_activation
         init_weights(self, config.init_std)
         self.tie(embedding)
 

@@ -55,7 +55,7 @@ REFUSED = [
     (["model.hidden_size=1e30"], "hidden_size must be at most 131,072"),
     (["model.init_std=-1"], "init_std must be above 0, not -1"),
     (["model.init_std=NaN"], "init_std must be a finite number, not nan"),
-    (["model.num_segments=0"], "num_segments must be at least 1, not 0"),
+    (["model.num_segments=-1"], "num_segments must be at least 0, not -1"),
     (["model.num_segments=1"], "data.pairs=next needs two segments, and model.num_segments is 1; set it to 2"),
     (["model.norm_eps=-1"], "norm_eps must be above 0 and at most 1, not -1"),
     (["model.pad_token_id=-1"], "pad_token_id must be at least 0, not -1"),
