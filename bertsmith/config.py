@@ -1,4 +1,8 @@
-"""Configurations: frozen dataclasses with strict keys, JSON in and out, and dotted `--set` changes."""
+"""Configurations: frozen dataclasses with strict keys, JSON in and out, and dotted `--set` changes.
+
+A section may have one of several forms: a union of dataclasses, told apart by a field `kind` with one allowed value.
+A class may have an `UPGRADE`: a function from the plain values that an older version wrote to those of today.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +77,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "config") -> Config:
     """Build a configuration from plain values; an unknown or missing key is an error that names it."""
+    values = _upgraded(cls, values)
     hints = typing.get_type_hints(cls)
     for key in values:
         if key not in hints:
@@ -85,6 +90,23 @@ def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "config
     if missing := sorted(required - set(values)):
         raise UserError(f"{where}: missing key {missing[0]!r}")
     return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+
+
+def _upgraded(cls: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    upgrade = getattr(cls, "UPGRADE", None)
+    return upgrade(values) if upgrade else values
+
+
+def _kinds(hint: Any) -> dict[str, Any]:
+    """The dataclasses of a union by their `kind`; none for any other hint."""
+    union = typing.get_origin(hint) in (Union, types.UnionType)
+    return {cls.kind: cls for cls in typing.get_args(hint) if hasattr(cls, "kind")} if union else {}
+
+
+def _section(hint: Any, values: Any) -> Any:
+    """The dataclass that a section's plain values belong to, or None."""
+    kind = values.get("kind") if isinstance(values, Mapping) else None
+    return hint if dataclasses.is_dataclass(hint) else _kinds(hint).get(kind) if isinstance(kind, str) else None
 
 
 def load(cls: type[Config], path: str | Path) -> Config:
@@ -120,11 +142,12 @@ def read_json_value(path: str | Path) -> Any:
 def override(config: Config, changes: Iterable[str], option: str = "--set") -> Config:
     """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them, all of them at once.
 
-    `option` is what errors call the place that they were given at. A class may name settings of which one alone can
-    stand (`ONE_OF`): the last one given takes the others away; and settings that something else decides (`DECIDED`).
+    Errors name `option` as the place where the changes were given. A class may name settings that exclude each other
+    (`ONE_OF`: the last one given unsets the others) and settings that something else decides (`DECIDED`). A section's
+    new `kind` counts before its other settings, which start at the defaults of that kind.
     """
     values = to_dict(config)
-    for change in changes:
+    for change in sorted(changes, key=lambda change: not change.partition("=")[0].strip().endswith(".kind")):
         key, equals, text = change.partition("=")
         if not equals:
             raise UserError(f"{option} {change!r}: write it as key=value, for example train.steps=200")
@@ -149,8 +172,9 @@ def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
     """Every key that `--set` accepts for a configuration class."""
     keys: list[str] = []
     for name, hint in typing.get_type_hints(cls).items():
-        keys += dotted_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [prefix + name]
-    return [key for key in keys if key.removeprefix(prefix) not in getattr(cls, "DECIDED", {})]
+        sections = [hint] if dataclasses.is_dataclass(hint) else _kinds(hint).values()
+        keys += [key for section in sections for key in dotted_keys(section, f"{prefix}{name}.")] or [prefix + name]
+    return [key for key in dict.fromkeys(keys) if key.removeprefix(prefix) not in getattr(cls, "DECIDED", {})]
 
 
 def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: str) -> None:
@@ -163,18 +187,36 @@ def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: st
         raise UserError(f"{where}: unknown setting{suggestion(whole, known) or '; one of: ' + ', '.join(known)}")
     if reason := getattr(cls, "DECIDED", {}).get(name):
         raise UserError(f"{where}: {reason}; leave it out")
-    nested = dataclasses.is_dataclass(hints[name])
-    if bool(rest) != nested:
-        options = (
-            [f"{whole}.{key}" for key in dotted_keys(hints[name])] if nested else [".".join(whole.split(".")[:-1])]
-        )
+    section = _section(hints[name], values.get(name))
+    if bool(rest) != (section is not None):
+        options = [f"{whole}.{key}" for key in dotted_keys(section)] if section else [".".join(whole.split(".")[:-1])]
         raise UserError(f"{where}: not a single setting; one of: {', '.join(options)}")
-    if nested:
-        _put(hints[name], values[name], rest, text, where)
+    if kinds := _kinds(hints[name]):
+        if rest == ["kind"] and _kind_of(kinds, {"kind": _parse(text)}, where) is not section:
+            values[name] = {"kind": _parse(text)}
+            return
+        _refuse_other_kinds(kinds, section, rest[0], where)
+    if section is not None:
+        _put(section, values[name], rest, text, where)
         return
     values[name] = _convert(hints[name], _parse(text), where)
     if values[name] is not None and name in (one_of := getattr(cls, "ONE_OF", ())):
         values |= dict.fromkeys(set(one_of) - {name})
+
+
+def _kind_of(kinds: Mapping[str, Any], values: Mapping[str, Any], where: str) -> Any:
+    """The dataclass for the kind that a section's plain values name."""
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise UserError(f"{where}: {kind!r} is not a kind; one of: {', '.join(kinds)}")
+    return kinds[kind]
+
+
+def _refuse_other_kinds(kinds: Mapping[str, Any], cls: Any, key: str, where: str) -> None:
+    """Refuse a key that a section of this kind does not have, naming the keys of every kind."""
+    if key not in typing.get_type_hints(cls):
+        has = "; ".join(f"{kind} has {', '.join(dotted_keys(each))}" for kind, each in kinds.items())
+        raise UserError(f"{where}: the kind {cls.kind} has no setting {key!r} ({has})")
 
 
 def _parse(text: str) -> Any:
@@ -195,6 +237,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None
+        if kinds := _kinds(hint):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{where}: expected an object, found {value!r}")
+            section = _kind_of(kinds, value, where)
+            for key in value:
+                _refuse_other_kinds(kinds, section, key, where)
+            return from_dict(section, value, where)
         return _convert(next(a for a in args if a is not type(None)), value, where)
     if origin is Literal:
         if value not in args:

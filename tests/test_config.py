@@ -1,0 +1,102 @@
+"""Configurations: sections of several kinds, and the plain values that older versions wrote."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+
+from bertsmith.config import dotted_keys, from_dict, override, to_dict
+from bertsmith.errors import UserError
+
+
+@dataclass(frozen=True)
+class Circle:
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True)
+class Box:
+    kind: Literal["box"] = "box"
+    width: int = 2
+    height: int = 3
+
+
+@dataclass(frozen=True)
+class Pen:
+    colour: str = "black"
+    dashes: tuple[int, ...] = (1, 2)
+
+
+def radius_into_shape(values):
+    if "radius" not in values:
+        return values
+    rest = {key: value for key, value in values.items() if key != "radius"}
+    return {**rest, "shape": {"kind": "circle", "radius": values["radius"]}}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str
+    shape: Circle | Box = field(default_factory=Circle)
+    pen: Pen = field(default_factory=Pen)
+    UPGRADE = staticmethod(radius_into_shape)
+
+
+def test_a_section_is_read_by_its_kind() -> None:
+    for shape in (Circle(radius=2.0), Box(width=5)):
+        drawing = Drawing("a", shape)
+        assert from_dict(Drawing, to_dict(drawing)) == drawing
+    assert from_dict(Drawing, {"name": "a", "shape": {"kind": "box", "height": 7}}).shape == Box(height=7)
+
+
+def test_set_changes_a_field_or_the_kind() -> None:
+    drawing = Drawing("a", Circle(radius=2.0))
+    assert override(drawing, ["shape.radius=3"]).shape == Circle(radius=3.0)
+    assert override(drawing, ["shape.kind=circle"]).shape == Circle(radius=2.0)  # nothing starts anew
+    assert override(drawing, ["shape.kind=box"]).shape == Box()
+    assert override(drawing, ["shape.width=9", "shape.kind=box"]).shape == Box(width=9)  # the kind comes first
+    assert dotted_keys(Drawing) == [
+        "name", "shape.kind", "shape.radius", "shape.width", "shape.height", "pen.colour", "pen.dashes"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("shape.kind=cone", "--set shape.kind: 'cone' is not a kind; one of: circle, box"),
+        ("shape.kind=3", "3 is not a kind; one of: circle, box"),
+        (
+            "shape.width=3",
+            "the kind circle has no setting 'width' .circle has kind, radius; box has kind, width, height",
+        ),
+        ("shape.radius=wide", "--set shape.radius: 'wide' is not a number"),
+        ("shape=box", "--set shape: not a single setting; one of: shape.kind, shape.radius"),
+        ("radius=3", "--set radius: unknown setting; did you mean 'shape.radius'"),
+        ("shape.kind.x=3", "not a single setting"),
+    ],
+)
+def test_errors_name_the_kinds_and_their_fields(change: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        override(Drawing("a"), [change])
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"radius": 1}, "shape: None is not a kind; one of: circle, box"),
+        ({"kind": "cone"}, "shape: 'cone' is not a kind; one of: circle, box"),
+        ({"kind": "box", "radius": 1}, "the kind box has no setting 'radius' .circle has kind, radius; box has"),
+        ("box", "shape: expected an object, found 'box'"),
+    ],
+)
+def test_plain_values_of_no_kind_are_refused(shape: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        from_dict(Drawing, {"name": "a", "shape": shape})
+
+
+def test_values_of_an_older_version_are_upgraded_in_one_place() -> None:
+    old = {"name": "a", "radius": 4.0, "pen": {"colour": "red"}}
+    assert from_dict(Drawing, old) == Drawing("a", Circle(radius=4.0), Pen("red"))
+    with pytest.raises(UserError, match="unknown setting"):
+        override(Drawing("a"), ["radius=3"])
