@@ -20,7 +20,7 @@ import torch
 from benchmarks.finetune_data import TABLE, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, record
-from bertsmith.finetuning.run import micro_batches
+from bertsmith.finetuning.batches import micro_batches
 from bertsmith.formats.hf import load_folder
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.description import Limits

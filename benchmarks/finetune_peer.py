@@ -19,7 +19,8 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from bertsmith import draws
 from bertsmith.batch import Batch, Padded, collate
-from bertsmith.finetuning.run import HEAD_WEIGHTS, ORDER
+from bertsmith.finetuning.batches import ORDER
+from bertsmith.finetuning.model import HEAD_WEIGHTS
 from bertsmith.formats.hf import load_folder, save_folder
 from bertsmith.inference.engines import TOKENS, batches
 from bertsmith.model.heads import HeadConfig

@@ -117,16 +117,12 @@ def finetune_many(
         if value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")
     settings = settings_of(find_grid(grid, config.task))
-    configs = [override(config, [f"{k}={v}" for k, v in setting.items()], "--grid") for setting in settings]
-    if (alike := next((i for i, c in enumerate(configs) if c in configs[:i]), None)) is not None:
-        raise UserError(f"--grid: {name_of(settings[alike])} is a setting that it has already, written otherwise")
-    if "train.epochs" in settings[0] and (config.train.steps or config.train.hours):
-        raise UserError("--grid changes train.epochs, and train.steps or train.hours ends the run; leave that out")
+    configs = _configs(config, settings)
     splits = find_splits(task, data, dev)
     if not splits.dev and not config.data.dev_share:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
     facts = {"start": str(model), "data": _named(data, splits.train), "grid": grid or ""}
-    facts |= {"dev": _named(dev, splits.dev.get("", ()))}
+    facts |= {"dev": _named(dev, splits.dev.get("", ())), "config": to_dict(config)}
     folders = [out / name_of(setting) if setting else out for setting in settings]
     runs = [
         (folder / f"seed-{seed}", override(changed, [f"train.seed={seed}"]))
@@ -136,31 +132,42 @@ def finetune_many(
     with distributed.process_group(pick_device(device)), distributed.locked(out):
         if jobs > 1 and distributed.world_size() > 1:
             raise UserError(f"--jobs {jobs}: processes that torchrun started make one run together; leave --jobs out")
-        distributed.on_rank_zero(lambda: _open(out, {**facts, "config": to_dict(config)}, resume))
+        distributed.on_rank_zero(lambda: _open(out, facts, resume))
         missing = [
             (f"run {number} of {len(runs)}", out, run, chosen, model, splits, device, resume)
             for number, (run, chosen) in enumerate(runs, 1)
             if not (resume and _is_done(run))
         ]
-        try:
-            if jobs > 1:
-                errors = side_by_side(jobs, f"fine-tuning {len(missing)} runs", _finetune_one, missing)
-            else:
-                errors = [_finetune_one(*call) for call in missing]
-        except UserError:
-            if distributed.is_rank_zero() and [path.name for path in out.iterdir()] == [PROTOCOL]:  # nothing has begun
-                shutil.rmtree(out)
-            raise
-        failed = [error for error in errors if error]
-        for error in failed if jobs > 1 else ():  # whose own words nobody has heard
-            say(f"warning: {error['folder']} failed: {error['why']}")
+        failed = _run_all(out, missing, jobs)
+        summary: dict[str, Any] = distributed.on_rank_zero(lambda: _finish(out, task, settings, folders, failed))
+        return summary
 
-        def finish() -> dict[str, Any]:
-            rows = [{"setting": s, "runs": _runs_in(folder, out)} for s, folder in zip(settings, folders, strict=True)]
-            return _finish(out, task, rows, failed)
 
-        found: dict[str, Any] = distributed.on_rank_zero(finish)
-        return found
+def _configs(config: FinetuneConfig, settings: Sequence[dict[str, Any]]) -> list[FinetuneConfig]:
+    """The configuration of every setting of a grid; settings that are the same or have no effect are refused."""
+    configs = [override(config, [f"{k}={v}" for k, v in setting.items()], "--grid") for setting in settings]
+    if (alike := next((i for i, c in enumerate(configs) if c in configs[:i]), None)) is not None:
+        raise UserError(f"--grid: {name_of(settings[alike])} is a setting that it has already, written otherwise")
+    if "train.epochs" in settings[0] and (config.train.steps or config.train.hours):
+        raise UserError("--grid changes train.epochs, and train.steps or train.hours ends the run; leave that out")
+    return configs
+
+
+def _run_all(out: Path, calls: Sequence[tuple[Any, ...]], jobs: int) -> list[dict[str, str]]:
+    """Run the fine-tunings, `jobs` at a time; return the folder and the error of those that have diverged."""
+    try:
+        if jobs > 1:
+            errors = side_by_side(jobs, f"fine-tuning {len(calls)} runs", _finetune_one, calls)
+        else:
+            errors = [_finetune_one(*call) for call in calls]
+    except UserError:
+        if distributed.is_rank_zero() and [path.name for path in out.iterdir()] == [PROTOCOL]:  # no run has started
+            shutil.rmtree(out)
+        raise
+    failed = [error for error in errors if error]
+    for error in failed if jobs > 1 else ():  # what a worker process printed was not shown
+        say(f"warning: {error['folder']} failed: {error['why']}")
+    return failed
 
 
 def _finetune_one(
@@ -216,8 +223,11 @@ def _run(folder: Path, seed: int, out: Path) -> dict[str, Any]:
     return {**values, **({"collapsed": collapsed} if collapsed else {})}
 
 
-def _finish(out: Path, task: Task, rows: list[dict[str, Any]], failed: list[dict[str, str]]) -> dict[str, Any]:
+def _finish(
+    out: Path, task: Task, settings: Sequence[dict[str, Any]], folders: Sequence[Path], failed: list[dict[str, str]]
+) -> dict[str, Any]:
     """Choose the best run, copy its model and write the summary."""
+    rows = [{"setting": s, "runs": _runs_in(folder, out)} for s, folder in zip(settings, folders, strict=True)]
     if not any(row["runs"] for row in rows):
         raise UserError(f"no run has reached its end; {failed[-1]['folder']}: {failed[-1]['why']}")
     summary = {**summarise(task, rows), **({"failed": failed} if failed else {})}

@@ -12,6 +12,7 @@ from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
 from bertsmith.finetuning import run
 from bertsmith.finetuning.run import FinetuneConfig, finetune
+from bertsmith.finetuning.scoring import DevScores
 from bertsmith.inference.predictor import Predictor
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
@@ -154,13 +155,13 @@ def test_a_threshold_of_no_answer_goes_back_with_its_model(world, tmp_path, monk
     (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
     settings = ["train.steps=20", "train.batch_size=8", "train.learning_rate=3e-3", "data.max_length=32"]
     config = override(FinetuneConfig("answer"), [*settings, EVERY, "train.keep_best=true", "train.keep=20"])
-    real, scores = run.evaluate, iter([0.5, 0.9, *[0.1] * 8])
+    real, scores = DevScores.evaluate, iter([0.5, 0.9, *[0.1] * 8])
 
     def evaluate(*arguments):
         real(*arguments)
         return {"f1": next(scores)}
 
-    monkeypatch.setattr(run, "evaluate", evaluate)
+    monkeypatch.setattr(DevScores, "evaluate", evaluate)
     data = tmp_path / "rows.jsonl"
     found = finetune(config, world / "run", data, tmp_path / "out", dev=data, device="cpu")
     assert found["best_step"] == 4

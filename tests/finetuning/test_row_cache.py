@@ -13,8 +13,9 @@ from bertsmith.batch import Batch, collate
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetuning import row_cache
+from bertsmith.finetuning.batches import ORDER, micro_batches
 from bertsmith.finetuning.row_cache import cache_folder, digest, encode_once
-from bertsmith.finetuning.run import ORDER, FinetuneConfig, finetune, micro_batches
+from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.rows.conll import with_documents

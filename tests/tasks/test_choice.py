@@ -10,7 +10,8 @@ import torch
 
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetuning.run import FinetuneConfig, finetune, micro_batches
+from bertsmith.finetuning.batches import micro_batches
+from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, save_folder
 from bertsmith.inference.files import evaluate
 from bertsmith.inference.predictor import Predictor

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from bertsmith.batch import Batch, Example, collate
 from bertsmith.config import override
 from bertsmith.errors import UserError
-from bertsmith.finetuning.run import FinetuneConfig, finetune, micro_batches
+from bertsmith.finetuning.batches import micro_batches
+from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel

@@ -1,0 +1,79 @@
+"""The model that fine-tuning starts from: a pre-trained encoder with a new output layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bertsmith import draws
+from bertsmith.errors import UserError
+from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.formats.hf import Loaded, load_folder
+from bertsmith.formats.hub import find_model
+from bertsmith.formats.saved_config import head_in, read_config
+from bertsmith.model.encoder import Encoder, init_weights
+from bertsmith.model.heads import HeadConfig, TaskModel
+
+HEAD_WEIGHTS = 105  # the stream of draws that initialises the output layer
+
+
+def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
+    """Load the pre-trained encoder and give it a new output layer; the pooler is kept where the folder has one."""
+    torch.manual_seed(draws.seed(config.train.seed, HEAD_WEIGHTS))
+    loaded = load_folder(source, head, dropout=config.dropout)
+    model = loaded.model
+    assert isinstance(model, TaskModel)
+    _check_layers(config, model.encoder.config.num_layers)
+    if config.beside:
+        _load_beside(model, loaded, load_folder(find_model(config.beside), dropout=config.dropout))
+    if config.random_start:
+        model = TaskModel(Encoder(model.encoder.config), head)
+    elif config.reinit_layers:
+        _reinitialise(model, config.reinit_layers)
+    return replace(loaded, model=model)
+
+
+def _check_layers(config: FinetuneConfig, layers: int) -> None:
+    """Refuse layers that the model does not have, and random layers that would stay frozen."""
+    anew, frozen = config.reinit_layers, config.frozen_layers
+    for name, value in (("reinit_layers", anew), ("frozen_layers", frozen)):
+        if (value or 0) > layers:
+            raise UserError(f"{name} is {value}, and the model has {layers} layers")
+    if frozen is not None and (config.random_start or anew + frozen > layers):
+        which = "random_start" if config.random_start else f"reinit_layers {anew}"
+        raise UserError(f"{which} and frozen_layers {frozen}: random layers would never be trained; leave one out")
+
+
+def _load_beside(model: TaskModel, loaded: Loaded, other: Loaded) -> None:
+    """Load the second encoder, which has to be the same as the first one but for its direction."""
+    assert model.beside is not None
+    if other.model.encoder.config != model.beside.config or other.tokenizer.hash != loaded.tokenizer.hash:
+        raise UserError(
+            f"beside: {other.folder} is not the same encoder as {loaded.folder}, read the other way: the size, the "
+            f"vocabulary or the direction ({other.model.encoder.config.direction}) differs"
+        )
+    model.beside.load_state_dict(other.model.encoder.state_dict())
+
+
+def _reinitialise(model: TaskModel, layers: int) -> None:
+    """Initialise the top layers and the pooler again (Zhang et al. 2021)."""
+    parts = [part for e in model.encoders for part in (*e.layers[-layers:], e.final_norm)]
+    for part in (*parts, getattr(model.head, "pooler", None)):
+        if part is not None:
+            init_weights(part, model.encoder.config.init_std)
+
+
+def start_task(loaded: Loaded) -> str:
+    """The task that the starting model was trained for: `pretrain`, or an empty string where that is not known."""
+    saved = head_in(read_config(loaded.folder), loaded.folder)
+    return loaded.notes.task or ("" if saved is None else "an unnamed task")
+
+
+def freeze(network: TaskModel, layers: int | None) -> None:
+    """Keep the embeddings and the lowest layers as they are."""
+    if layers is not None:
+        for encoder in network.encoders:
+            encoder.embeddings.requires_grad_(False)
+            encoder.layers[:layers].requires_grad_(False)

@@ -1,0 +1,87 @@
+"""Dev scores of the model in training, and the predictions that a finished run writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import Diverged, NotFinite
+from bertsmith.finetuning.collapse import same_answer
+from bertsmith.finetuning.data import RunData
+from bertsmith.inference.predictor import Predictor
+from bertsmith.model.heads import HeadConfig
+from bertsmith.progress import say
+from bertsmith.rows.columns import Row
+from bertsmith.tasks.description import Task
+from bertsmith.tasks.judged import write_judged
+from bertsmith.tasks.prediction_files import write_answers
+from bertsmith.tasks.reading import Splits, read_task
+from bertsmith.tasks.spans import choose_threshold
+from bertsmith.tasks.task import KINDS
+from bertsmith.training import distributed
+
+Predictions = list[dict[str, Any]]
+
+
+def goal(task: Task, head: HeadConfig) -> str:
+    """The score by which the best model is kept: the task's first metric; accuracy for tags that mark no entities."""
+    entities = head.kind != "tags" or any(label.startswith(("B-", "I-")) for label in head.labels)
+    return task.metrics[0] if entities else "accuracy"
+
+
+@dataclass
+class DevScores:
+    """The evaluation of a model on the dev rows of a run; keeps what the last evaluation predicted.
+
+    `constant` says in words which prediction all rows of a dev file get, where they do.
+    """
+
+    predictor: Predictor
+    data: RunData
+    predictions: dict[str, Predictions] = field(default_factory=dict)
+    constant: dict[str, str] = field(default_factory=dict)
+
+    def evaluate(self) -> dict[str, float]:
+        """Score every dev file; where questions may have no answer, the threshold is chosen here (section 4.3)."""
+        scores: dict[str, float] = {}
+        predictor, task, head = self.predictor, self.data.task, self.predictor.head
+        predictor.shortened = 0
+        for prefix, rows in self.data.dev_rows.items():
+            predictions = predict(predictor, rows)
+            self.constant[prefix], self.predictions[prefix] = same_answer(rows, predictions, head), predictions
+            if task.head == "span" and task.no_answer:
+                threshold = choose_threshold(task, rows, predictions)
+                predictor.notes = replace(predictor.notes, limits={**predictor.notes.limits, "threshold": threshold})
+            found = KINDS[head.kind].score(predictor.task, rows, predictions, head, predictor.limits)
+            scores |= {f"{prefix}_{name}" if prefix else name: value for name, value in found.items()}
+        return scores
+
+
+def predict(predictor: Predictor, rows: list[Row]) -> Predictions:
+    """The predictions of the model in training; logits that are not finite mean that the run has diverged."""
+    try:
+        return list(predictor.predict_rows(rows))
+    except NotFinite:
+        raise Diverged(
+            "the model's scores of dev or test rows are not finite numbers: training has diverged. Lower "
+            "train.learning_rate or raise train.warmup"
+        ) from None
+
+
+def write_predictions(scores: DevScores, splits: Splits, run: Path) -> None:
+    """Write the dev predictions for reports and, in `predictions`, the files of GLUE's server and SQuAD's scripts."""
+    predictor, task, dev_rows = scores.predictor, scores.data.task, scores.data.dev_rows
+    if not scores.predictions:
+        predictor.shortened = 0  # it counted the dev rows of an evaluation until here
+    dev = {name: scores.predictions.get(name) or predict(predictor, rows) for name, rows in dev_rows.items()}
+    if dev and distributed.is_rank_zero():
+        write_judged(run, task, predictor.head, dev_rows, dev)
+    for name, paths in splits.official(task).items():
+        is_dev = task.head == "span"
+        rows = dev_rows[name] if is_dev else list(read_task(task, paths, scores.data.columns, labelled=False))
+        predictions = dev[name] if is_dev else predict(predictor, rows)
+        if distributed.is_rank_zero():
+            write_answers(task, run / "predictions", name, rows, predictions)
+    if predictor.shortened:
+        say(f"note: {predictor.shortened} dev and test texts did not fit whole into {predictor.max_length} tokens")
