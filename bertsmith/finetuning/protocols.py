@@ -121,7 +121,7 @@ def finetune_many(
     splits = find_splits(task, data, dev)
     if not splits.dev and not config.data.dev_share:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
-    facts = {"start": str(model), "data": _named(data, splits.train), "grid": grid or ""}
+    facts: dict[str, Any] = {"start": str(model), "data": _named(data, splits.train), "grid": grid or ""}
     facts |= {"dev": _named(dev, splits.dev.get("", ())), "config": to_dict(config)}
     folders = [out / name_of(setting) if setting else out for setting in settings]
     runs = [
