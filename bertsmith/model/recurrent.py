@@ -1,6 +1,6 @@
-"""BiLSTMs: on an encoder that is not trained (section 5.3, Table 7), and on one that is trained with it (Table 5).
+"""BiLSTMs: on a frozen encoder (section 5.3, Table 7), and on an encoder that is trained with them (Table 5).
 
-W words, T tokens, L layers that are read, H the encoder's hidden size, K classes.
+W words, T tokens, L layers whose states are used, H the encoder's hidden size, K classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.states import hidden_states, parse_layers
 
-# The rows of Table 7: which layers, and how they become one vector a word.
+# The rows of Table 7: which layers, and how their states become one vector a word.
 VARIANTS: dict[str, tuple[str, Literal["concat", "sum"]]] = {
     "embeddings": ("0", "concat"),
     "second-to-last": ("-2", "concat"),
@@ -33,9 +33,9 @@ VARIANTS: dict[str, tuple[str, Literal["concat", "sum"]]] = {
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """What stands between a frozen encoder and the output layer; without a `variant` the whole model is fine-tuned.
+    """The BiLSTM between a frozen encoder and the output layer; without a `variant` the whole model is fine-tuned.
 
-    `hidden_size` is the BiLSTM's in each direction.
+    `variant` names a row of Table 7; `hidden_size` is that of each direction.
     """
 
     variant: str = ""
@@ -51,25 +51,25 @@ class FeatureConfig:
 
     @property
     def layers(self) -> str:
-        """The layers that are read, as `--layers` writes them."""
+        """The layers whose states are used, in the notation of `--layers`."""
         return VARIANTS[self.variant][0]
 
     def numbers(self, num_layers: int) -> tuple[int, ...]:
-        """The layers that are read, of an encoder with so many."""
+        """The indices of these layers in an encoder of `num_layers` layers."""
         if "four" in self.variant and num_layers < 4:
-            raise UserError(f"--features {self.variant} reads four layers, and the model has {num_layers}")
+            raise UserError(f"--features {self.variant} needs four layers, and the model has {num_layers}")
         return parse_layers(self.layers, num_layers)
 
 
 class RecurrentHead(nn.Module):
-    """One vector of scores a word, from a BiLSTM on the states of some layers."""
+    """A BiLSTM on the states of some layers of a frozen encoder, and the logits of every word."""
 
     def __init__(self, config: EncoderConfig, features: FeatureConfig, outputs: int, dropout: float) -> None:
         super().__init__()
         self.layers = features.numbers(config.num_layers)
         self.sums = VARIANTS[features.variant][1] == "sum"
         if self.sums:
-            self.mix = nn.Parameter(torch.empty(len(self.layers)))  # all alike at first; softmax makes them weights
+            self.mix = nn.Parameter(torch.empty(len(self.layers)))  # before the softmax; equal at the start
         size = config.hidden_size * (1 if self.sums else len(self.layers))
         between = dropout if features.num_layers > 1 else 0.0
         self.lstm = nn.LSTM(size, features.hidden_size, features.num_layers, bidirectional=True, dropout=between)
@@ -78,41 +78,41 @@ class RecurrentHead(nn.Module):
         init_weights(self, config.init_std)
 
     def forward(self, states: Tensor, layout: Layout) -> Tensor:
-        """Scores (W, K) from states (W, L, H) of sentences of words.
+        """Logits (W, K) from the states (W, L, H) of packed sentences.
 
-        In the parameters' own precision also while training: not every device has an LSTM in bfloat16.
+        Autocast is off, since not every device has an LSTM in bfloat16.
         """
         with torch.autocast(states.device.type, enabled=False):
             states = states.to(self.output.weight.dtype)
             x = torch.einsum("l,wlh->wh", self.mix.softmax(0), states) if self.sums else states.flatten(1)
-            return self.output(self.dropout(both_ways(self.lstm, self.dropout(x), layout)))
+            return self.output(self.dropout(bilstm(self.lstm, self.dropout(x), layout)))
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
-        """Scores (T, K) of a batch: of words whose states it brings, or at the tokens that its words begin with."""
+        """Logits of a batch: (W, K) where it holds words' states, else (T, K), which are zero but at words' first tokens."""
         if "states" in batch.labels:
             return self(batch.labels["states"], batch.layout)
-        read, layout = batch.labels["read"], batch.layout
-        assert isinstance(layout, Packed)
-        scores = self.output.weight.new_zeros(len(batch.tokens), self.output.out_features)
-        if not len(read):
-            return scores
-        sentences = F.pad(torch.searchsorted(read, batch.labels["begins"]), (0, 1), value=len(read)).int()
-        longest = int(sentences.diff().max())
-        found = self(self.states(encoder, batch)[read], Packed(sentences, longest))
-        return scores.to(found.dtype).index_copy(0, read, found)
+        assert isinstance(batch.layout, Packed)
+        words = batch.labels["read"]  # the first token of each word
+        logits = self.output.weight.new_zeros(len(batch.tokens), self.output.out_features)
+        if not len(words):
+            return logits
+        starts = F.pad(torch.searchsorted(words, batch.labels["begins"]), (0, 1), value=len(words)).int()
+        sentences = Packed(starts, int(starts.diff().max()))
+        of_words = self(self.states(encoder, batch)[words], sentences)
+        return logits.to(of_words.dtype).index_copy(0, words, of_words)
 
     @torch.no_grad()
     def states(self, encoder: Encoder, batch: Batch) -> Tensor:
-        """What is read of a frozen encoder (T, L, H), without dropout."""
+        """The frozen encoder's states of the layers that are used (T, L, H), without dropout."""
         encoder.eval()
-        found = hidden_states(encoder, batch, self.layers)
-        return torch.stack([found[layer] for layer in self.layers], -2)
+        by_layer = hidden_states(encoder, batch, self.layers)
+        return torch.stack([by_layer[layer] for layer in self.layers], -2)
 
 
-def both_ways(lstm: nn.LSTM, x: Tensor, layout: Layout) -> Tensor:
-    """What a BiLSTM gives for each token of sequences that it reads one by one."""
+def bilstm(lstm: nn.LSTM, x: Tensor, layout: Layout) -> Tensor:
+    """The states of a bidirectional LSTM, which runs over each sequence separately."""
     if x.is_cuda and isinstance(layout, Packed):
-        return each_way(lstm, x, layout)
+        return capturable_bilstm(lstm, x, layout)
     layout = _without_empty(layout) if isinstance(layout, Packed) else layout
     lengths = (layout.mask.sum(1) if isinstance(layout, Padded) else layout.starts.diff()).cpu()
     packed = pack_padded_sequence(layout.pad(x), lengths, batch_first=True, enforce_sorted=False)
@@ -120,42 +120,50 @@ def both_ways(lstm: nn.LSTM, x: Tensor, layout: Layout) -> Tensor:
     return layout.unpad(hidden)
 
 
-def each_way(lstm: nn.LSTM, x: Tensor, layout: Packed) -> Tensor:
-    """The same layer by layer and way by way: no length leaves the device, so that a GPU's work can be recorded.
+def capturable_bilstm(lstm: nn.LSTM, x: Tensor, layout: Packed) -> Tensor:
+    """The same without synchronising host and device, so a CUDA graph can capture it.
 
-    Sequences stand in a rectangle, for the way back each of them turned round in its own places; what lies behind them
-    is read after them. More work than needed, and on a GPU still less time than its launches.
+    Each layer and direction is a call on the padded sequences (B, L, …). For the backward direction every sequence is
+    reversed in its own places, and its padding comes after it. The padding is wasted work, but it costs a GPU less time
+    than launching a kernel for each token.
     """
     starts, steps = layout.starts.long(), torch.arange(layout.max_length, device=x.device)
     lengths = starts.diff()[:, None]
-    turned = torch.where(steps < lengths, lengths - 1 - steps, steps)
-    turned = (turned + layout.max_length * torch.arange(len(lengths), device=x.device)[:, None]).flatten()
-    turn = lambda states: states.flatten(0, 1).index_select(0, turned).view_as(states)  # noqa: E731
+    order = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    order = (order + layout.max_length * torch.arange(len(lengths), device=x.device)[:, None]).flatten()
+    reverse = lambda states: states.flatten(0, 1).index_select(0, order).view_as(states)  # noqa: E731
     hidden = layout.pad(x)
     for layer in range(lstm.num_layers):
         hidden = F.dropout(hidden, lstm.dropout, lstm.training and layer > 0)
-        ways = _one_way(lstm, f"l{layer}", hidden), turn(_one_way(lstm, f"l{layer}_reverse", turn(hidden)))
-        hidden = torch.cat(ways, -1)
+        forward = _one_direction(lstm, f"l{layer}", hidden)
+        backward = reverse(_one_direction(lstm, f"l{layer}_reverse", reverse(hidden)))
+        hidden = torch.cat([forward, backward], -1)
     tokens = torch.arange(len(x), device=x.device)
     sequences = torch.searchsorted(starts[1:].contiguous(), tokens, right=True)
     places = layout.max_length * sequences + tokens - starts.index_select(0, sequences)
     return hidden.flatten(0, 1).index_select(0, places)
 
 
-def _one_way(lstm: nn.LSTM, name: str, x: Tensor) -> Tensor:
-    """One direction of one layer over (B, L, …)."""
+def _one_direction(lstm: nn.LSTM, name: str, x: Tensor) -> Tensor:
+    """One direction of one layer on (B, L, …)."""
     weights = [getattr(lstm, f"{kind}_{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-    whole = torch.cat([weight.flatten() for weight in weights])  # in one piece, as cuDNN reads them
-    parts = [part.view_as(w) for part, w in zip(whole.split([w.numel() for w in weights]), weights, strict=True)]
+    flat = torch.cat([weight.flatten() for weight in weights])  # contiguous, as cuDNN needs them
+    parts = [part.view_as(w) for part, w in zip(flat.split([w.numel() for w in weights]), weights, strict=True)]
     start = x.new_zeros(1, len(x), lstm.hidden_size)
     return torch.lstm(x, (start, start), parts, True, 1, 0.0, lstm.training, False, True)[0]
+
+
+def _without_empty(layout: Packed) -> Packed:
+    """The layout without its empty sequences, which `pack_padded_sequence` refuses."""
+    starts = torch.unique_consecutive(layout.starts)
+    return Packed(starts, int(starts.diff().max()))
 
 
 class RecurrentTop(nn.Module):
     """A BiLSTM between an encoder and an output layer, trained with both; its states are as wide as the encoder's.
 
-    Where `pooled`, the output layer takes one state a sequence: what has read up to its last token, and what from it on
-    to the first.
+    With `pooled` the output layer takes one state a sequence: the forward direction's at the last token and the
+    backward direction's at the first, each of which has seen the whole sequence.
     """
 
     def __init__(self, config: EncoderConfig, num_layers: int, top: nn.Module, pooled: bool) -> None:
@@ -169,15 +177,9 @@ class RecurrentTop(nn.Module):
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):  # not every device has an LSTM in bfloat16
-            read = both_ways(self.lstm, hidden.to(next(self.lstm.parameters()).dtype), layout)
+            states = bilstm(self.lstm, hidden.to(next(self.lstm.parameters()).dtype), layout)
         if not self.pooled:
-            return self.top(read)
-        forwards, backwards = layout.flat(read).chunk(2, -1)
-        ends = forwards.index_select(0, layout.lasts), backwards.index_select(0, layout.firsts)
+            return self.top(states)
+        forward, backward = layout.flat(states).chunk(2, -1)
+        ends = forward.index_select(0, layout.lasts), backward.index_select(0, layout.firsts)
         return self.top(torch.cat(ends, -1))
-
-
-def _without_empty(layout: Packed) -> Packed:
-    """The sentences that have words."""
-    starts = torch.unique_consecutive(layout.starts)
-    return Packed(starts, int(starts.diff().max()))

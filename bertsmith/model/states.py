@@ -1,6 +1,6 @@
-"""Hidden states of any layers of an encoder (section 5.3), and how layers are named.
+"""Hidden states of any layers of an encoder (section 5.3), and the notation for layers (`--layers`).
 
-T tokens, H hidden size.
+`…` stands for (B, L) or (T,), as the batch is laid out; H hidden size.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 
 
 def hidden_states(encoder: Encoder, batch: Batch, layers: Collection[int]) -> dict[int, Tensor]:
-    """The outputs of some layers (…, H), 0 for the embeddings; without the attention weights that a trace would hold.
+    """The outputs of these layers (…, H), of which 0 is the embeddings; a trace would hold attention weights too.
 
-    The last layer's is what the encoder gives, after the final norm where it has one.
+    The last layer's output is the encoder's, after the final norm where it has one.
     """
     outputs: list[Tensor | None] = []
 
     def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
         outputs.append(output if len(outputs) in layers else None)
 
-    parts = dict.fromkeys([encoder.embeddings, *encoder.layers])  # a part that serves several layers runs several times
+    parts = [encoder.embeddings, *encoder.layers]
     hooks = [part.register_forward_hook(keep) for part in parts]
     try:
         outputs[-1:] = [encoder(batch)]
@@ -39,28 +39,30 @@ def hidden_states(encoder: Encoder, batch: Batch, layers: Collection[int]) -> di
 
 
 def layer_number(layer: int, num_layers: int, option: str = "--layer") -> int:
-    """A layer counted from the embeddings, 0, where it may have been counted back from the last, -1."""
+    """The index of a layer, of which 0 is the embeddings; negative numbers count from the last layer, -1."""
     if not -num_layers - 1 <= layer <= num_layers:
-        raise UserError(f"{option} {layer}: the model has layers 0 (embeddings) to {num_layers}, or -1 back")
+        raise UserError(
+            f"{option} {layer}: the model has layers 0 (embeddings) to {num_layers}; -1 is the last, -2 the one before"
+        )
     return layer % (num_layers + 1)
 
 
 def parse_layers(text: str, num_layers: int) -> tuple[int, ...]:
-    """The layers that `-1`, `-4..-1`, `0,6,12` or `all` name, in this order."""
+    """The indices of the layers that `-1`, `-4..-1`, `0,6,12` or `all` name, in this order."""
     if text.strip() == "all":
         return tuple(range(num_layers + 1))
-    found: list[int] = []
+    layers: list[int] = []
     for part in text.split(","):
         ends = RANGE.fullmatch(part.strip())
         single = re.fullmatch(r"-?\d+", part.strip())
         if not ends and not single:
-            raise UserError(f"--layers {text!r}: {part.strip()!r} is no layer; write -1, -4..-1, 0,6,12 or all")
+            raise UserError(f"--layers {text!r}: {part.strip()!r} is not a layer; write -1, -4..-1, 0,6,12 or all")
         first, last = (int(n) for n in (ends.groups() if ends else (part, part)))
         first, last = (layer_number(n, num_layers, "--layers") for n in (first, last))
         if first > last:
-            raise UserError(f"--layers {text!r}: {part.strip()} runs from layer {first} back to {last}; swap the two")
-        found += range(first, last + 1)
-    if len(set(found)) < len(found):
-        twice = next(layer for layer in found if found.count(layer) > 1)
+            raise UserError(f"--layers {text!r}: {part.strip()} runs from layer {first} down to {last}; swap the two")
+        layers += range(first, last + 1)
+    if len(set(layers)) < len(layers):
+        twice = next(layer for layer in layers if layers.count(layer) > 1)
         raise UserError(f"--layers {text!r} names layer {twice} twice")
-    return tuple(found)
+    return tuple(layers)

@@ -206,5 +206,5 @@ def test_mistakes_are_named(start, tmp_path):
         finetune(feature_based("classify", "last"), start, tmp_path / "train.conll", tmp_path / "run", device="cpu")
     with pytest.raises(UserError, match=r"features\.hidden_size must be at least 1"):
         override(feature_based("tag", "last"), ["features.hidden_size=0"])
-    with pytest.raises(UserError, match="reads four layers, and the model has 2"):
+    with pytest.raises(UserError, match="needs four layers, and the model has 2"):
         replace(FeatureConfig(), variant="concat-last-four").numbers(2)

@@ -287,10 +287,10 @@ def test_layers_by_name():
     assert parse_layers("2,0..1", 2) == (2, 0, 1)
     for text, message in (
         ("13", r"layers 0 \(embeddings\) to 12"),
-        ("-1..-4", "runs from layer 12 back to 9"),
+        ("-1..-4", "runs from layer 12 down to 9"),
         ("1,-12", "names layer 1 twice"),
-        ("last", "'last' is no layer"),
-        ("1..", "'1..' is no layer"),
+        ("last", "'last' is not a layer"),
+        ("1..", "'1..' is not a layer"),
     ):
         with pytest.raises(UserError, match=message):
             parse_layers(text, 12)

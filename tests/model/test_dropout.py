@@ -1,10 +1,10 @@
-"""Dropout falls where it does in `transformers`: with the same elements dropped, training gives the same scores."""
+"""Dropout is applied where `transformers` applies it: with the same elements dropped the logits are the same."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import reference
-from test_parity import VOCAB, ask_theirs, draw_batch, our_loss, our_scores, same, same_gradients, their_scores
+from test_parity import VOCAB, draw_batch, our_loss, our_scores, run_theirs, same, same_gradients, their_scores
 
 from bertsmith.batch import Batch, Example, collate
 from bertsmith.formats.hf import load_folder
@@ -13,13 +13,13 @@ from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
 
-pytestmark = pytest.mark.usefixtures("one_thread", "even_dropout")
+pytestmark = pytest.mark.usefixtures("one_thread", "fixed_dropout")
 RATES = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.5}
 OUTPUT = {"classifier_dropout": 0.7}  # spans have no dropout before their output layer
 
 
 def drop(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """Dropout that chooses by the place in the last dimension: the same in both libraries, another for each rate."""
+    """Dropout whose mask depends on the last dimension and the rate alone, so both libraries drop the same elements."""
     if not training or p == 0.0:
         return x
     kept = (torch.arange(x.shape[-1]) * 7 + 3) % 10 >= round(10 * p)
@@ -27,7 +27,7 @@ def drop(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool =
 
 
 def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False) -> torch.Tensor:
-    """What the fused function computes, with the dropout above."""
+    """Scaled dot-product attention with the dropout above."""
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
@@ -37,7 +37,7 @@ def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False) -> torch.Ten
 
 
 @pytest.fixture
-def even_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+def fixed_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "dropout", drop)
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
 
@@ -52,11 +52,11 @@ def test_the_same_elements_are_dropped_as_in_transformers(kind: str, packed: boo
     tiny_tokenizer.save(tmp_path)
     model = load_folder(tmp_path).model.train()
     padded, batch = draw_batch(kind, packed=False), draw_batch(kind, packed=packed)
-    still = our_scores(model.eval(), kind, batch)
-    output = ask_theirs(theirs.train(), kind, padded)
+    without = our_scores(model.eval(), kind, batch)
+    output = run_theirs(theirs.train(), kind, padded)
     for name, scores in our_scores(model.train(), kind, batch).items():
         same(scores, their_scores(output, kind, padded)[name], name)
-        assert not torch.allclose(scores, still[name], atol=1e-2)
+        assert not torch.allclose(scores, without[name], atol=1e-2)
     if kind != "span":  # their loss of spans counts padding
         our_loss(model, batch).backward()
         output.loss.backward()
@@ -69,13 +69,13 @@ def small_batch() -> tuple[EncoderConfig, Batch]:
     return config, collate(rows, packed=True)
 
 
-def test_attention_that_is_looked_at_drops_the_same() -> None:
+def test_a_trace_does_not_change_what_is_dropped() -> None:
     config, batch = small_batch()
     encoder = Encoder(config).train()
     same(encoder(batch, Trace()), encoder(batch))
 
 
-def test_a_rate_for_the_output_layer_alone() -> None:
+def test_the_output_layer_may_have_a_rate_of_its_own() -> None:
     """`HeadConfig.dropout` and the rates of the encoder are separate settings."""
     config, batch = small_batch()
     for head in (HeadConfig("single", ("a", "b"), dropout=0.6), HeadConfig("tags", ("a", "b"), dropout=0.6)):
@@ -92,5 +92,5 @@ def test_a_bilstm_on_frozen_states_drops_its_input_and_its_output() -> None:
     model = TaskModel(Encoder(config), head).train()
     states = torch.randn(6, 1, 20)
     batch = collate([Example(torch.zeros(6).long().numpy(), torch.zeros(6).long().numpy())], packed=True)
-    read = model.head.lstm(drop(states[:, 0], 0.4)[:, None])[0][:, 0]
-    same(model.head(states, batch.layout), model.head.output(drop(read, 0.4)))
+    hidden = model.head.lstm(drop(states[:, 0], 0.4)[:, None])[0][:, 0]
+    same(model.head(states, batch.layout), model.head.output(drop(hidden, 0.4)))

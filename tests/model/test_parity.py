@@ -1,4 +1,4 @@
-"""Our models are those of `transformers`: the same logits, losses and gradients, padded and packed."""
+"""Our models compute what those of `transformers` do: the same logits, losses and gradients, padded and packed."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packe
 
 @pytest.fixture
 def pair_of(tmp_path, tiny_tokenizer):
-    """Makes a model of theirs and opens it, saved, as ours."""
+    """A function that makes a model of `transformers`, saves it and opens it as ours."""
 
     def make(kind: str, variant: str = "bert", **changes):
         theirs = their_model(variant, kind, max(VOCAB, tiny_tokenizer.vocab_size), **changes)
@@ -48,10 +48,10 @@ def same(ours, theirs, what: str = "") -> None:
 
 
 def draw_batch(kind: str, packed: bool, lengths=LENGTHS) -> Batch:
-    """Random sequences with labels for a kind of head; both layouts hold the same."""
+    """Random sequences with labels for a kind of head, the same in both layouts."""
     rng = np.random.default_rng(1)
     batch = collate([draw_example(kind, size, rng) for size in lengths], packed=packed)
-    if kind == "choice":  # one label a question, not one an ending
+    if kind == "choice":  # one label for each question, not for each of its endings
         labels = {"label": torch.from_numpy(rng.integers(0, CHOICES, len(lengths) // CHOICES))}
         return replace(batch, labels=labels, counts={"task": len(lengths) // CHOICES})
     return mask(batch, rng) if kind in ("mlm", "mlm+nsp") else batch
@@ -87,8 +87,8 @@ def their_inputs(batch: Batch) -> dict[str, torch.Tensor]:
     return {"input_ids": batch.tokens, "token_type_ids": batch.segments, "attention_mask": batch.layout.mask.long()}
 
 
-def ask_theirs(theirs, kind: str, batch: Batch):
-    """Their output for a padded batch, their own loss in it."""
+def run_theirs(theirs, kind: str, batch: Batch):
+    """The output of their model for a padded batch, with its own loss."""
     inputs, labels = their_inputs(batch), batch.labels
     if kind in ("mlm", "mlm+nsp"):
         grid = torch.full_like(batch.tokens, IGNORE)
@@ -105,7 +105,7 @@ def ask_theirs(theirs, kind: str, batch: Batch):
 
 
 def their_scores(output, kind: str, batch: Batch) -> dict[str, torch.Tensor]:
-    """Their logits in the form in which ours come."""
+    """Their logits in the shape of ours."""
     real = batch.layout.mask
     if kind == "mlm+nsp":
         masked = output.prediction_logits.flatten(0, 1)[batch.labels["masked"]]
@@ -126,7 +126,7 @@ def our_scores(model, kind: str, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def their_loss(output, kind: str, batch: Batch) -> torch.Tensor:
-    """Their own loss; for spans over the real tokens only, since they let padding take part in the softmax."""
+    """Their loss; that of spans over the real tokens only, since they include padding in the softmax."""
     if kind != "span":
         return output.loss
     scores = their_scores(output, kind, batch)["task"]
@@ -138,13 +138,13 @@ def our_loss(model, batch: Batch) -> torch.Tensor:
 
 
 def same_gradients(model, theirs) -> None:
-    """Every parameter's gradient; theirs has no parameter that ours has no name for."""
+    """Compare the gradients of all parameters; every parameter of theirs must have a counterpart."""
     names, expected = names_of(model), {name: p.grad for name, p in theirs.named_parameters()}
     ours = {name: p.grad for name, p in model.named_parameters()}
     assert sorted(part for parts in names.values() for part in parts) == sorted(expected)
     for name, gradient in ours.items():
         wanted = torch.cat([expected[part] for part in names[name]])
-        same(gradient, wanted[-len(gradient) :], name)  # their positions may have rows in front that nothing uses
+        same(gradient, wanted[-len(gradient) :], name)  # their position table may start with unused rows
     assert ours["encoder.layers.0.attention.qkv.weight"].abs().max() > 1e-3
 
 
@@ -153,7 +153,7 @@ def same_gradients(model, theirs) -> None:
 def test_logits_losses_and_gradients(variant, kind, packed, pair_of):
     theirs, model = pair_of(kind, variant)
     padded, batch = draw_batch(kind, packed=False), draw_batch(kind, packed)
-    output = ask_theirs(theirs, kind, padded)
+    output = run_theirs(theirs, kind, padded)
     expected, scores = their_scores(output, kind, padded), our_scores(model, kind, batch)
     assert scores.keys() == expected.keys()
     for name, values in scores.items():
@@ -166,10 +166,10 @@ def test_logits_losses_and_gradients(variant, kind, packed, pair_of):
 
 
 @layouts
-def test_span_loss_is_theirs_where_nothing_is_padded(packed, pair_of):
+def test_the_span_loss_is_theirs_without_padding(packed, pair_of):
     theirs, model = pair_of("span")
     padded, batch = (draw_batch("span", form, lengths=(12,) * 5) for form in (False, packed))
-    loss, wanted = our_loss(model, batch), ask_theirs(theirs, "span", padded).loss
+    loss, wanted = our_loss(model, batch), run_theirs(theirs, "span", padded).loss
     same(loss, wanted, "loss")
     loss.backward()
     wanted.backward()
@@ -180,12 +180,12 @@ def test_span_loss_is_theirs_where_nothing_is_padded(packed, pair_of):
 def test_each_pretraining_loss_alone(name, pair_of):
     theirs, model = pair_of("mlm+nsp")
     batch = draw_batch("mlm+nsp", packed=False)
-    logits = their_scores(ask_theirs(theirs, "mlm+nsp", batch), "mlm+nsp", batch)[name]
+    logits = their_scores(run_theirs(theirs, "mlm+nsp", batch), "mlm+nsp", batch)[name]
     target = batch.labels["targets" if name == "mlm" else "next"]
     same(model(batch)[name] / batch.counts[name], F.cross_entropy(logits, target))
 
 
-def test_masked_lm_alone_needs_no_pair_labels(pair_of):
+def test_masked_lm_without_next_sentence_needs_no_pair_labels(pair_of):
     _, model = pair_of("mlm")
     batch = draw_batch("mlm", packed=True)
     without = replace(batch, labels={name: batch.labels[name] for name in ("masked", "targets")})
@@ -203,17 +203,17 @@ def test_masked_lm_alone_needs_no_pair_labels(pair_of):
 def test_other_configurations(changes, variant, packed, pair_of):
     theirs, model = pair_of("mlm", variant, **changes)
     padded, batch = draw_batch("mlm", packed=False), draw_batch("mlm", packed)
-    output = ask_theirs(theirs, "mlm", padded)
+    output = run_theirs(theirs, "mlm", padded)
     for name, values in their_scores(output, "mlm", padded).items():
         same(model.logits(batch)[name], values, name)
 
 
 @pytest.mark.parametrize("pad", [1, 3])
-def test_positions_that_count_from_the_padding_on(pad, pair_of):
+def test_positions_that_start_after_the_padding_id(pad, pair_of):
     theirs, model = pair_of("mlm", "pre-norm", pad_token_id=pad, max_position_embeddings=31 + pad + 1)
     assert model.encoder.config.max_positions == max(LENGTHS) == 31
     batch = draw_batch("mlm", packed=False)
-    output = ask_theirs(theirs, "mlm", batch)
+    output = run_theirs(theirs, "mlm", batch)
     same(model.logits(batch)["mlm"], their_scores(output, "mlm", batch)["mlm"])
 
 
@@ -231,7 +231,7 @@ def test_trace_gives_their_attention_and_hidden_states(variant, packed, pair_of)
         same(batch.layout.pad(ours)[real], expected[real], "hidden state")
     for ours, expected in zip(trace.attention, output.attentions, strict=True):
         same(ours, expected * real[:, None, :, None], "attention")
-    same(batch.layout.pad(traced)[real], batch.layout.pad(model.encoder(batch))[real], "the fast kernel")
+    same(batch.layout.pad(traced)[real], batch.layout.pad(model.encoder(batch))[real], "without a trace")
 
 
 @layouts
@@ -249,10 +249,10 @@ def test_gradient_checkpointing_changes_nothing(variant, packed, dropout, pair_o
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     same(*results)
-    assert len(calls) == 3  # once, and once more on the way back
+    assert len(calls) == 3  # in the first forward pass, in the second, and again in its backward pass
 
 
-def test_trace_is_not_written_twice_by_checkpointing(pair_of):
+def test_checkpointing_does_not_record_a_trace_twice(pair_of):
     _, model = pair_of("encoder")
     model.encoder.gradient_checkpointing = True
     trace = Trace()
@@ -286,7 +286,7 @@ def test_packed_equals_padded(lengths, variant, pair_of):
 
 
 class Largest(TorchDispatchMode):
-    """The size of the largest tensor that any operation gives, forward and backward."""
+    """The size of the largest output of any operation, forward and backward."""
 
     elements = 0
 
@@ -298,17 +298,17 @@ class Largest(TorchDispatchMode):
 
 
 def test_packed_attention_never_spans_the_batch(monkeypatch):
-    """No mask and no scores of T × T: attention is called on rectangles, and no tensor is as large as T × T."""
+    """There is no T × T mask or score matrix: attention runs on padded groups, and no tensor is as large as T × T."""
     lengths = np.random.default_rng(0).integers(1, 40, 80)
     batch, total = draw_batch("single", True, lengths), int(lengths.sum())
     model = Encoder(EncoderConfig(VOCAB, 64, 2, 4, 128, max_positions=40)).eval()
     seen, kernel = [], kernels.F.scaled_dot_product_attention
 
-    def watched(q, k, v, attn_mask=None, **options):
+    def recorded(q, k, v, attn_mask=None, **options):
         seen.append((q.shape, k.shape, None if attn_mask is None else attn_mask.shape))
         return kernel(q, k, v, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", recorded)
     with Largest() as largest:
         model(batch).sum().backward()
     assert 0 < largest.elements < total * total / 4
@@ -345,7 +345,7 @@ def test_too_long_a_sequence_is_refused(packed):
         encoder(draw_batch("single", packed, lengths=(3, 17)))
 
 
-def test_variants_have_the_parameters_that_they_should():
+def test_the_parameters_of_the_variants():
     config = EncoderConfig(VOCAB, 64, 3, 4, 128, max_positions=40)
     post, pre = Encoder(config).state_dict(), Encoder(replace(config, norm_first=True)).state_dict()
     assert pre.keys() - post.keys() == {"final_norm.weight", "final_norm.bias"}
@@ -355,8 +355,8 @@ def test_variants_have_the_parameters_that_they_should():
         assert without.keys() == {name for name in full if not name.endswith("bias")}
 
 
-def test_without_norms_of_its_sublayers_a_pre_norm_encoder_passes_the_embeddings_through():
-    """What distinguishes pre-norm: the sum is never normalised on the way, only at the end."""
+def test_a_pre_norm_encoder_whose_sublayers_give_zero_passes_the_embeddings_through():
+    """The residual stream of a pre-norm encoder is normalised only at the end."""
     encoder = Encoder(EncoderConfig(VOCAB, 64, 3, 4, 128, max_positions=40, norm_first=True, norm_eps=1e-9)).eval()
     batch, trace = draw_batch("single", packed=True), Trace()
     with torch.no_grad():

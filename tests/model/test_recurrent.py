@@ -1,4 +1,4 @@
-"""BiLSTMs over packed sequences: the way that a GPU takes gives what nn.LSTM gives for each sequence."""
+"""BiLSTMs on packed sequences: what a GPU runs gives the states that nn.LSTM gives for each sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bertsmith.model import recurrent
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.model.recurrent import FeatureConfig, both_ways, each_way
+from bertsmith.model.recurrent import FeatureConfig, bilstm, capturable_bilstm
 
 LENGTHS = [3, 0, 7, 1, 5, 0]
 
@@ -24,33 +24,33 @@ def inputs(layers: int) -> tuple[nn.LSTM, Tensor, Packed]:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_each_way_is_both_ways(layers: int) -> None:
+def test_the_capturable_form_gives_the_same_states_and_gradients(layers: int) -> None:
     lstm, x, layout = inputs(layers)
-    found = []
-    for read in (both_ways, each_way):
+    results = []
+    for function in (bilstm, capturable_bilstm):
         given = x.clone().requires_grad_()
-        states = read(lstm, given, layout)
+        states = function(lstm, given, layout)
         lstm.zero_grad()
         (states * torch.arange(states.numel()).view_as(states)).sum().backward()
-        found.append([states.detach(), given.grad, *(p.grad.clone() for p in lstm.parameters())])
-    for one, other in zip(*found, strict=True):
+        results.append([states.detach(), given.grad, *(p.grad.clone() for p in lstm.parameters())])
+    for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
     alone = lstm(x[3:10, None])[0][:, 0]  # the sequence of seven
-    assert torch.allclose(found[1][0][3:10], alone, atol=1e-6)
+    assert torch.allclose(results[1][0][3:10], alone, atol=1e-6)
 
 
-def test_dropout_is_between_the_layers_alone() -> None:
+def test_dropout_is_applied_between_the_layers_only() -> None:
     lstm, x, layout = inputs(1)
     lstm.dropout = 0.5
-    assert torch.equal(each_way(lstm, x, layout), each_way(lstm, x, layout))
+    assert torch.equal(capturable_bilstm(lstm, x, layout), capturable_bilstm(lstm, x, layout))
     lstm, x, layout = inputs(2)
     lstm.dropout = 0.5
-    assert not torch.equal(each_way(lstm, x, layout), each_way(lstm, x, layout))
+    assert not torch.equal(capturable_bilstm(lstm, x, layout), capturable_bilstm(lstm, x, layout))
     lstm.eval()
-    assert torch.allclose(each_way(lstm, x, layout), both_ways(lstm, x, layout), atol=1e-6)
+    assert torch.allclose(capturable_bilstm(lstm, x, layout), bilstm(lstm, x, layout), atol=1e-6)
 
 
-def test_filler_changes_no_loss_of_a_tagger_on_features() -> None:
+def test_padding_sequences_do_not_change_the_loss_of_a_tagger_on_features() -> None:
     encoder = Encoder(EncoderConfig(vocab_size=50, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16))
     head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last", hidden_size=4))
     model, rng = TaskModel(encoder, head).eval(), np.random.default_rng(1)
@@ -70,12 +70,12 @@ def test_filler_changes_no_loss_of_a_tagger_on_features() -> None:
     assert torch.allclose(model(filled)["task"], model(batch)["task"], atol=1e-5)
 
 
-def test_sentences_stand_in_a_rectangle_as_long_as_the_longest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document has many; a row as long as the document for each of them would fill the memory."""
+def test_sentences_are_padded_to_the_longest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document has many sentences; padding each of them to the document's length would fill the memory."""
     encoder = Encoder(EncoderConfig(vocab_size=50, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16))
     head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last", hidden_size=4))
     model, none, seen = TaskModel(encoder, head).eval(), np.zeros(40, int), []
-    monkeypatch.setattr(recurrent, "both_ways", lambda *given: seen.append(given[2]) or both_ways(*given))
+    monkeypatch.setattr(recurrent, "bilstm", lambda *given: seen.append(given[2]) or bilstm(*given))
     row = Example(none, none, tags=none, read=np.arange(1, 39), begins=np.array([1, 6, 18, 30]))
     model(collate([row], packed=True))
     assert [layout.max_length for layout in seen] == [12]
@@ -83,8 +83,8 @@ def test_sentences_stand_in_a_rectangle_as_long_as_the_longest_of_them(monkeypat
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_a_text_is_classified_from_what_each_way_has_read_of_it(packed: bool) -> None:
-    """Left to right that is the state at the last token, right to left the one at the first."""
+def test_a_text_is_classified_from_the_last_state_of_each_direction(packed: bool) -> None:
+    """The forward direction ends at the last token, the backward direction at the first."""
     torch.manual_seed(1)
     config = EncoderConfig(vocab_size=50, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=16)
     model = TaskModel(Encoder(config), HeadConfig("single", ("a", "b", "c"), bilstm_layers=2)).eval()
@@ -94,6 +94,8 @@ def test_a_text_is_classified_from_what_each_way_has_read_of_it(packed: bool) ->
     scores = model.scores(collate(rows, packed=packed))
     for row, found in zip(rows, scores, strict=True):
         hidden = model.encoder(collate([row], packed=False))[0]
-        _, (last, _) = model.head.lstm(hidden[:, None])  # (2 layers × 2 ways, 1, H / 2): after the last step of each
+        _, (last, _) = model.head.lstm(
+            hidden[:, None]
+        )  # (2 layers × 2 directions, 1, H / 2): after the last step of each
         ends = torch.cat([last[-2, 0], last[-1, 0]])
         assert torch.allclose(found, model.head.top(ends), atol=1e-5)
