@@ -88,7 +88,7 @@ class RecurrentHead(nn.Module):
             return self.output(self.dropout(bilstm(self.lstm, self.dropout(x), layout)))
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
-        """Logits of a batch: (W, K) where it holds words' states, else (T, K), which are zero but at words' first tokens."""
+        """Logits of a batch: (W, K) where it holds words' states, else (T, K), zero but at words' first tokens."""
         if "states" in batch.labels:
             return self(batch.labels["states"], batch.layout)
         assert isinstance(batch.layout, Packed)
