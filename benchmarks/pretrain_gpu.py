@@ -58,7 +58,7 @@ from bertsmith.corpus.shards import Corpus
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused_choice import can_fuse, plain_kernels
+from bertsmith.model.fused_choice import choose, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining import held_out
@@ -79,7 +79,7 @@ SIZES = {"base": 128, "large": 512}  # and the length that each is measured at
 def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) -> Step:
     """A function that takes the next batch through a whole step, as `fit` does."""
     optimizers = make_optimizers(model, train)
-    recorder = GraphRunner(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
+    recorder = GraphRunner(model, optimizers, train, choose(model.encoder.config, DEVICE, torch.bfloat16).fused)
     batches = [bucketed(b).pin_memory() if not b.tokens.is_cuda else bucketed(b) for b in batches]
     turn = iter(range(10**9))
 
@@ -291,7 +291,7 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def train_on(loader: Any, model: torch.nn.Module, train: TrainConfig) -> Iterator[int]:
     optimizers = make_optimizers(model, train)
-    recorder = GraphRunner(model, optimizers, train, can_fuse(model.encoder.config, DEVICE, torch.bfloat16))
+    recorder = GraphRunner(model, optimizers, train, choose(model.encoder.config, DEVICE, torch.bfloat16).fused)
     for number in range(train.steps or 0):
         batch = bucketed(loader.step(number, train.batch_size, train.batch_size)[0])
         gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, number, recorder)

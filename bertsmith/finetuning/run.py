@@ -25,7 +25,7 @@ from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model, hub_name
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.fused_choice import can_fuse
+from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
 from bertsmith.pretraining.run import check_length
 from bertsmith.progress import say
@@ -236,7 +236,7 @@ def _train(
         evaluate=dev.evaluate if data.dev_rows else None,
         goal=goal(data.task, data.head),
         resume=checkpoint,
-        capturable=can_fuse(network.encoder.config, device, autocast_dtype(config.train.precision, device)),
+        capturable=choose_for_run(network.encoder.config, device, autocast_dtype(config.train.precision, device)).fused,
         title=f"fine-tuning {config.task}",
     )
 

@@ -5,18 +5,18 @@ B sequences, T tokens, H hidden size, A heads, D head size. `…` stands for (B,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bertsmith.batch import Batch, Layout
+from bertsmith.batch import Batch, Layout, Packed
 from bertsmith.errors import UserError
+from bertsmith.model.activation import activate
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.fused_choice import is_fast
+from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
+from bertsmith.model.fused_choice import Choice, choose_now
 from bertsmith.model.kernels import attend, attend_explicit
 
 
@@ -28,17 +28,19 @@ class Trace:
     attention: list[Tensor] = field(default_factory=list)  # each (B, A, L, L)
 
 
-def activate(x: Tensor, name: str) -> Tensor:
-    """The activation function of a configuration."""
-    if name == "gelu_tanh":
-        return F.gelu(x, approximate="tanh")
-    functions: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
-    return functions[name](x)
-
-
 def make_norm(config: EncoderConfig) -> nn.LayerNorm:
     """A norm of the encoder."""
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+
+
+def linear_weights(linear: nn.Linear) -> LinearWeights:
+    """The tensors of a linear layer, as the fused operations take them."""
+    return LinearWeights(linear.weight, linear.bias)
+
+
+def norm_weights(norm: nn.LayerNorm) -> NormWeights:
+    """The tensors of a norm, as the fused operations take them."""
+    return NormWeights(norm.weight, norm.bias, norm.eps)
 
 
 class Embeddings(nn.Module):
@@ -51,13 +53,14 @@ class Embeddings(nn.Module):
         self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         self.norm = make_norm(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
-        self.config = config
 
-    def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, layout: Layout) -> Tensor:
-        if is_fast(self.config, tokens.device, layout):
+    def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, fused: bool = False) -> Tensor:
+        if fused:
             from bertsmith.model.fused.layer import embeddings_forward
 
-            return embeddings_forward(self, tokens, segments, positions)
+            tables = self.tokens.weight, self.segments.weight, self.positions.weight
+            dropout = self.dropout.p if self.training else 0.0
+            return embeddings_forward(tokens, segments, positions, tables, norm_weights(self.norm), dropout)
         x = self.tokens(tokens) + self.segments(segments) + self.positions(positions)  # (…, H)
         return self.dropout(self.norm(x))
 
@@ -94,10 +97,7 @@ class FeedForward(nn.Module):
         self.activation = config.activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.activate(self.inner(x)))
-
-    def activate(self, x: Tensor) -> Tensor:
-        return activate(x, self.activation)
+        return self.outer(activate(self.inner(x), self.activation))
 
 
 class Block(nn.Module):
@@ -112,12 +112,15 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.config = config
 
-    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None, fused: bool = False
+    ) -> Tensor:
         """The states after this layer; of the given `rows` of the flat form alone, where nobody needs the others."""
-        if trace is None and is_fast(self.config, x.device, layout):
-            from bertsmith.model.fused.layer import block_forward
+        if fused:
+            from bertsmith.model.fused.layer import layer_forward
 
-            return block_forward(self, x, layout, rows)
+            assert isinstance(layout, Packed)
+            return layer_forward(self._weights(), x, layout, rows)
         mixed = self.attention(self._before(x, self.attention_norm), layout, trace)
         if rows is not None:
             mixed, x = (layout.flat(states).index_select(0, rows) for states in (mixed, x))
@@ -130,6 +133,23 @@ class Block(nn.Module):
 
     def _after(self, x: Tensor, norm: nn.Module) -> Tensor:
         return x if self.config.norm_first else norm(x)
+
+    def _weights(self) -> LayerWeights:
+        attention, feed_forward = self.attention, self.feed_forward
+        return LayerWeights(
+            attention_norm=norm_weights(self.attention_norm),
+            qkv=linear_weights(attention.qkv),
+            output=linear_weights(attention.output),
+            feed_forward_norm=norm_weights(self.feed_forward_norm),
+            inner=linear_weights(feed_forward.inner),
+            outer=linear_weights(feed_forward.outer),
+            num_heads=attention.num_heads,
+            direction=attention.direction,
+            activation=feed_forward.activation,
+            norm_first=self.config.norm_first,
+            dropout=self.dropout.p if self.training else 0.0,
+            attention_dropout=attention.attention_dropout if self.training else 0.0,
+        )
 
 
 class Encoder(nn.Module):
@@ -148,25 +168,31 @@ class Encoder(nn.Module):
         """All states, or those of the given `rows` (R,) of the flat form: (R, H), with less work in the last layer."""
         self.check_ids(*batch.largest)
         self._check_length(batch)
-        x = self.embeddings(batch.tokens, batch.segments, batch.positions, batch.layout)
+        fused = trace is None and self.choice(batch).fused
+        x = self.embeddings(batch.tokens, batch.segments, batch.positions, fused)
         for number, layer in enumerate(self.layers, 1):
             wanted = rows if number == len(self.layers) else None
             if trace is not None:
                 trace.hidden.append(x)
             if self.gradient_checkpointing and torch.is_grad_enabled() and trace is None:
-                x = checkpoint(layer, x, batch.layout, None, wanted, use_reentrant=False)  # type: ignore[assignment]
+                given = x, batch.layout, None, wanted, fused
+                x = checkpoint(layer, *given, use_reentrant=False)  # type: ignore[assignment]
             else:
-                x = layer(x, batch.layout, trace, wanted)
-        x = self._finish(x, batch.layout) if trace is None else self.final_norm(x)
+                x = layer(x, batch.layout, trace, wanted, fused)
+        x = self._normalise(x, fused)
         if trace is not None:
             trace.hidden.append(x)
         return x
 
-    def _finish(self, x: Tensor, layout: Layout) -> Tensor:
-        if isinstance(self.final_norm, nn.LayerNorm) and is_fast(self.config, x.device, layout):
-            from bertsmith.model.fused.operations import norm_beside
+    def choice(self, batch: Batch) -> Choice:
+        """Which kernels this batch takes, under the autocast of the moment."""
+        return choose_now(self.config, batch.tokens.device, batch.layout)
 
-            return norm_beside(x, self.final_norm)[0]
+    def _normalise(self, x: Tensor, fused: bool) -> Tensor:
+        if fused and isinstance(self.final_norm, nn.LayerNorm):
+            from bertsmith.model.fused.layer import norm_forward
+
+            return norm_forward(x, norm_weights(self.final_norm))
         return self.final_norm(x)
 
     def check_ids(self, token: int, segment: int) -> None:

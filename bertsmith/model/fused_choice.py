@@ -1,9 +1,13 @@
-"""Whether the fused kernels run: on CUDA, with bfloat16 products, on packed batches; all else takes plain code."""
+"""Which kernels run: the fused ones on CUDA, with bfloat16 products, on packed batches; plain code everywhere else.
+
+The encoder decides at the start of a forward pass, by `choose_now`; a run decides at its start, by `choose_for_run`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,39 +17,79 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.progress import say
 
 HEAD_SIZES = (16, 32, 64, 128)  # that the attention kernels have tiles for
+OLDEST = (8, 0)  # the first compute capability with bfloat16 products
+# What the fused kernels cannot compute: a test of the configuration, and the reason. A new feature gets a row.
+UNKNOWN: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
+    (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
+    (lambda c: c.num_segments == 0, "there is no table of segments"),
+    (lambda c: c.table_size != c.hidden_size, "embedding size {c.embedding_size} is not the hidden size"),
+    (lambda c: not c.embedding_norm, "the embeddings are not normalised"),
+    (lambda c: c.positions != "learned", "positions are {c.positions}, not learned"),
+    (lambda c: c.window is not None, "some layers have a window"),
+    (lambda c: c.gated, "the feed-forward layers are gated"),
+    (lambda c: not c.first_attention_norm, "the first layer has no norm before its attention"),
+    (lambda c: not c.head_transform, "the masked-word head has no transform"),
+)
 _allowed = True
 
 
-def is_fast(config: EncoderConfig, device: torch.device, layout: Layout) -> bool:
-    """Whether a forward pass on this device, with this layout and the present autocast, takes the fused kernels."""
-    if device.type != "cuda" or not isinstance(layout, Packed) or not torch.is_autocast_enabled("cuda"):
-        return False
-    return can_fuse(config, device, torch.get_autocast_dtype("cuda"))
+@dataclass(frozen=True)
+class Choice:
+    """Whether the fused kernels run, and where they do not, the reason."""
+
+    reason: str = ""
+
+    @property
+    def fused(self) -> bool:
+        return not self.reason
 
 
-def can_fuse(config: EncoderConfig, device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Whether this encoder takes the fused kernels for packed batches when products are of this type."""
-    return (
-        _allowed
-        and config.head_size in HEAD_SIZES
-        and device.type == "cuda"
-        and dtype == torch.bfloat16
-        and _can_run(device)
-    )
+def choose_now(config: EncoderConfig, device: torch.device, layout: Layout) -> Choice:
+    """The kernels of a forward pass on this device, with this layout, under the autocast of the moment."""
+    autocast = device.type == "cuda" and torch.is_autocast_enabled("cuda")
+    return choose(config, device, torch.get_autocast_dtype("cuda") if autocast else None, layout)
+
+
+def choose_for_run(config: EncoderConfig, device: torch.device, dtype: torch.dtype | None) -> Choice:
+    """The kernels of a run on packed batches; where a GPU takes plain ones, a note says so, once."""
+    choice = choose(config, device, dtype)
+    if device.type == "cuda" and choice.reason:
+        _note(choice.reason)
+    return choice
+
+
+def choose(
+    config: EncoderConfig, device: torch.device, dtype: torch.dtype | None, layout: Layout | None = None
+) -> Choice:
+    """The kernels for matrix products of this type (None: no autocast), on packed batches or those of this layout."""
+    if not _allowed:
+        return Choice("plain kernels were asked for")
+    if device.type != "cuda":
+        return Choice(f"the device is {device.type}, not cuda")
+    if dtype != torch.bfloat16:
+        found = "not autocast" if dtype is None else str(dtype).removeprefix("torch.")
+        return Choice(f"matrix products are {found}; the fused kernels take bfloat16")
+    if layout is not None and not isinstance(layout, Packed):
+        return Choice("the batch is padded")
+    unknown = (reason.format(c=config) for has, reason in UNKNOWN if has(config))
+    return Choice(next(unknown, "") or _device_reason(device))
 
 
 @lru_cache
-def _can_run(device: torch.device) -> bool:
-    """Whether the kernels can be compiled for a device; said once where they cannot."""
+def _device_reason(device: torch.device) -> str:
+    """Why the kernels cannot be compiled for a GPU; empty where they can."""
     try:
         import triton  # noqa: F401
     except ImportError:
-        say("note: Triton is not installed; training on this GPU takes plain kernels: pip install triton")
-        return False
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        say(f"note: {torch.cuda.get_device_name(device)} is too old for the fused kernels; it takes plain ones")
-        return False
-    return True
+        return "Triton is not installed: pip install triton"
+    if torch.cuda.get_device_capability(device) < OLDEST:
+        return f"{torch.cuda.get_device_name(device)} is too old for the fused ones"
+    return ""
+
+
+@lru_cache
+def _note(reason: str) -> None:
+    say(f"note: training on this GPU takes plain kernels: {reason}")
 
 
 @contextmanager

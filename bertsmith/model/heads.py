@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
+from bertsmith.model.activation import activate
 from bertsmith.model.config import Direction, EncoderConfig, HeadKind
-from bertsmith.model.encoder import Encoder, activate, init_weights
-from bertsmith.model.fused_choice import is_fast
+from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 
 OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right-to-left": "left-to-right"}
@@ -55,7 +55,7 @@ class MaskedLMHead(nn.Module):
         self.transform = nn.Linear(config.hidden_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
-        self.config, self.activation = config, config.masked_word_activation
+        self.activation = config.masked_word_activation
         init_weights(self, config.init_std)
         self.tie(embedding)
 
@@ -64,17 +64,16 @@ class MaskedLMHead(nn.Module):
         self.decoder.weight = embedding.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.decoder(self.norm(self.activate(self.transform(hidden))))  # (M, V)
+        return self.decoder(self.norm(activate(self.transform(hidden), self.activation)))  # (M, V)
 
-    def activate(self, x: Tensor) -> Tensor:
-        return activate(x, self.activation)
-
-    def losses(self, hidden: Tensor, targets: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    def losses(self, hidden: Tensor, targets: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
         """The summed loss of the masked words' states (M, H), and how many were right."""
-        if is_fast(self.config, hidden.device, layout):
+        if fused:
             from bertsmith.model.fused.layer import masked_word_losses
 
-            return masked_word_losses(self, hidden, targets)
+            transform, norm = linear_weights(self.transform), norm_weights(self.norm)
+            words, bias = self.decoder.weight, self.decoder.bias
+            return masked_word_losses(hidden, targets, transform, self.activation, norm, words, bias)
         return sum_and_right(self(hidden).float(), targets)
 
 

@@ -30,7 +30,8 @@ class CausalLM(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The summed loss `lm`, and how many were right."""
-        loss, right = self.causal_lm.losses(self._states(batch), batch.labels["targets"], batch.layout)
+        states, fused = self._states(batch), self.encoder.choice(batch).fused
+        loss, right = self.causal_lm.losses(states, batch.labels["targets"], fused)
         return {"lm": loss, "lm_accuracy": right}
 
     def _states(self, batch: Batch) -> Tensor:

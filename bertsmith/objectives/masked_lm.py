@@ -30,7 +30,7 @@ class MaskedLM(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Summed losses, `mlm` over the masked positions and `nsp` over the pairs, and how many were right."""
         masked, first = self._states(batch)
-        found = {"mlm": self.masked_lm.losses(masked, batch.labels["targets"], batch.layout)}
+        found = {"mlm": self.masked_lm.losses(masked, batch.labels["targets"], self.encoder.choice(batch).fused)}
         if self.next_sentence is not None:
             found["nsp"] = sum_and_right(self.next_sentence(first).float(), batch.labels["next"])
         losses = {name: loss for name, (loss, _) in found.items()}

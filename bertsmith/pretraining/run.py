@@ -22,7 +22,7 @@ from bertsmith.formats.hub import find_model
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused_choice import can_fuse
+from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining import held_out
@@ -176,7 +176,7 @@ def _pretrain(
         flops=lambda batch: _flops(config.model, batch),
         before_step=watch,
         resume=found,
-        capturable=can_fuse(config.model, where, dtype),
+        capturable=choose_for_run(config.model, where, dtype).fused,
         title=f"pre-training {config.recipe}",
     )
 

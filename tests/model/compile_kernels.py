@@ -1,4 +1,4 @@
-"""Compile every fused kernel for a GPU, which need not be there: `python -m tests.compile_kernels`.
+"""Compile every fused kernel for a GPU, which need not be there: `python tests/model/compile_kernels.py`.
 
 Triton's interpreter, which runs the kernels in the other tests, forgives what its compiler does not. Prints the names.
 """
@@ -10,16 +10,16 @@ from functools import partialmethod
 from types import SimpleNamespace
 
 import torch
-from tests.test_fused import masked_batch
+from test_fused import masked_batch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from bertsmith.batch import Packed
-from bertsmith.model import encoder, heads
+from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused import attention, long_attention, lookup, rows
+from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.training import muon_kernels
 
@@ -58,8 +58,7 @@ def compile_muon(side: int) -> None:
 
 def main() -> None:
     compile_only()
-    for module in (encoder, heads):
-        module.is_fast = lambda config, device, layout: isinstance(layout, Packed)
+    encoder.choose_now = lambda config, device, layout: Choice()
     for dropout in (0.0, 0.1):
         config = dataclasses.replace(BERT, hidden_dropout=dropout, attention_dropout=dropout)
         for direction in ("both", "left-to-right", "right-to-left"):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch, Example, Packed, bucketed, collate, lay_out
 from bertsmith.model import encoder as encoders
-from bertsmith.model import fused_choice, heads
+from bertsmith.model import fused_choice
 from bertsmith.model.config import Direction, EncoderConfig
-from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused_choice import can_fuse, is_fast, plain_kernels
+from bertsmith.model.encoder import Encoder, Trace, norm_weights
+from bertsmith.model.fused.weights import NormWeights
+from bertsmith.model.fused_choice import Choice, choose, choose_for_run, choose_now, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.kernels import visible
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -85,24 +87,24 @@ def random(*shape: int) -> Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
-def random_norm(size: int) -> nn.LayerNorm:
+def random_norm(size: int) -> tuple[nn.LayerNorm, NormWeights]:
     norm = nn.LayerNorm(size, eps=1e-12)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
-    return norm
+    return norm, norm_weights(norm)
 
 
 @DROPOUTS
 def test_add_and_norm(dropout: float) -> None:
-    x, y, bias, norm = random(37, 48), random(37, 48), random(48), random_norm(48)
+    x, y, bias, (norm, weights) = random(37, 48), random(37, 48), random(48), random_norm(48)
     mask = grid((37, 48), dropout)
-    ours = ops.add_norm(x, y, bias, norm, dropout)
+    ours = ops.add_norm(x, y, bias, weights, dropout)
     assert_same(ours, norm(x + (y + bias) * mask), [x, y, bias, norm.weight, norm.bias])
 
 
 def test_norm_beside() -> None:
-    x, norm = random(19, 40), random_norm(40)
-    normed, same = ops.norm_beside(x, norm)
+    x, (norm, weights) = random(19, 40), random_norm(40)
+    normed, same = ops.norm_beside(x, weights)
     assert_same(normed * 2 + same.sin(), norm(x) * 2 + x.sin(), [x, norm.weight, norm.bias])
 
 
@@ -117,8 +119,8 @@ def test_gelu() -> None:
 def test_the_input_layer(dropout: float) -> None:
     tables = random(50, 48), random(2, 48), random(16, 48)
     indices = [torch.randint(len(t), (29,)) for t in tables]
-    norm, mask = random_norm(48), grid((29, 48), dropout)
-    ours = ops.embed(*indices, tables, norm, dropout, torch.float32)  # type: ignore[arg-type]
+    (norm, weights), mask = random_norm(48), grid((29, 48), dropout)
+    ours = ops.embed(*indices, tables, weights, dropout, torch.float32)  # type: ignore[arg-type]
     plain = norm(sum(t[i] for t, i in zip(tables, indices, strict=True))) * mask
     assert_same(ours, plain, [*tables, norm.weight, norm.bias])
 
@@ -195,8 +197,7 @@ def _dropped(seed: int, size: int) -> Tensor:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused kernels on a CPU, in float32."""
-    for module in (encoders, heads):
-        monkeypatch.setattr(module, "is_fast", lambda config, device, layout: isinstance(layout, Packed))
+    monkeypatch.setattr(encoders, "choose_now", lambda config, device, layout: Choice())
     monkeypatch.setattr(layer, "DTYPE", torch.float32)
 
 
@@ -286,29 +287,113 @@ def test_rounded_batches_have_few_sizes() -> None:
     assert len(sizes) <= 6
 
 
-def test_plain_code_without_a_gpu() -> None:
-    cpu, layout = torch.device("cpu"), Packed(torch.tensor([0, 4], dtype=torch.int32), 4)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that could compile the kernels."""
+    monkeypatch.setattr(fused_choice, "_device_reason", lambda device: "")
+
+
+def test_fused_kernels_run_for_packed_batches_in_bfloat16_on_a_gpu(gpu: None) -> None:
+    packed = masked_batch([4, 3]).layout
+    assert choose(CONFIGS["bert"], CUDA, torch.bfloat16, packed) == Choice("")
+    assert Choice("").fused
+    for name, config in CONFIGS.items():
+        assert choose(config, CUDA, torch.bfloat16).fused, name
+    for direction in get_args(Direction):
+        assert choose(dataclasses.replace(CONFIGS["bert"], direction=direction), CUDA, torch.bfloat16).fused
+
+
+def test_plain_code_has_a_reason(gpu: None) -> None:
+    config, packed = CONFIGS["bert"], masked_batch([4, 3]).layout
+    padded = lay_out(np.arange(7), np.zeros(7, int), np.array([4, 3]), packed=False).layout
+    odd = dataclasses.replace(config, hidden_size=48)
+    reasons = {
+        "the device is cpu, not cuda": choose(config, CPU, torch.bfloat16),
+        "matrix products are not autocast; the fused kernels take bfloat16": choose(config, CUDA, None, packed),
+        "matrix products are float16; the fused kernels take bfloat16": choose(config, CUDA, torch.float16),
+        "the batch is padded": choose(config, CUDA, torch.bfloat16, padded),
+        "head size 24 has no tile; 16, 32, 64 and 128 have": choose(odd, CUDA, torch.bfloat16),
+    }
+    assert {reason: choice.reason for reason, choice in reasons.items()} == {reason: reason for reason in reasons}
     with torch.autocast("cpu", torch.bfloat16):
-        assert not is_fast(CONFIGS["bert"], cpu, layout)
-    assert not can_fuse(CONFIGS["bert"], cpu, torch.bfloat16)
-
-
-def test_which_encoders_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_choice, "_can_run", lambda device: True)
-    config, cuda = CONFIGS["bert"], torch.device("cuda")
-    assert can_fuse(config, cuda, torch.bfloat16)
-    assert not can_fuse(config, cuda, torch.float32)
-    assert can_fuse(dataclasses.replace(config, direction="left-to-right"), cuda, torch.bfloat16)
-    odd = dataclasses.replace(config, hidden_size=312, num_heads=12)  # heads of 26
-    assert not can_fuse(odd, cuda, torch.bfloat16)
+        assert not choose_now(config, CPU, packed).fused
     with plain_kernels():
-        assert not can_fuse(config, cuda, torch.bfloat16)
+        assert choose(config, CUDA, torch.bfloat16).reason == "plain kernels were asked for"
+
+
+OTHER_VALUES: dict[str, dict[str, object]] = {  # of fields that the fused kernels know one value of
+    "num_segments": {"num_segments": 0},
+    "embedding_size": {"embedding_size": 16},
+    "embedding_norm": {"embedding_norm": False},
+    "positions": {"positions": "rotary"},
+    "window": {"window": 8, "global_every": 2},
+    "gated": {"gated": True},
+    "first_attention_norm": {"norm_first": True, "first_attention_norm": False},
+    "head_transform": {"head_transform": False},
+}
+KNOWN = {  # fields that the fused kernels know all values of, or that change nothing for them
+    "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "activation",
+    "hidden_dropout", "attention_dropout", "norm_eps", "init_std", "pad_token_id", "norm_first", "bias", "direction",
+    "family", "shared_layers", "head_activation",
+    "rotary_base", "local_rotary_base", "global_every",  # only with rotary positions, or with a window
+}  # fmt: skip
+
+
+def test_every_field_of_a_configuration_is_known_to_the_fused_kernels_or_is_a_reason(gpu: None) -> None:
+    """A new field belongs to KNOWN once the kernels compute it; until then it gets a row in `fused_choice.UNKNOWN`."""
+    assert {field.name for field in dataclasses.fields(EncoderConfig)} == KNOWN | set(OTHER_VALUES)
+    reasons = {
+        name: choose(dataclasses.replace(CONFIGS["bert"], **values), CUDA, torch.bfloat16).reason  # type: ignore[arg-type]
+        for name, values in OTHER_VALUES.items()
+    }
+    assert all(reasons.values()), reasons
+    assert len(set(reasons.values())) == len(reasons)
+    assert reasons["positions"] == "positions are rotary, not learned"
+
+
+def test_autocast_of_the_moment_is_asked(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = masked_batch([4, 3]).layout
+    assert not choose_now(CONFIGS["bert"], CUDA, packed).fused
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device_type: torch.bfloat16)
+    assert choose_now(CONFIGS["bert"], CUDA, packed).fused
+
+
+def test_a_run_on_a_gpu_says_once_why_it_takes_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(fused_choice, "say", notes.append)
+    monkeypatch.setattr(fused_choice, "_device_reason", lambda device: "this one is too old")
+    fused_choice._note.cache_clear()
+    for _ in range(2):
+        assert not choose_for_run(CONFIGS["bert"], CUDA, torch.bfloat16).fused
+        assert not choose_for_run(CONFIGS["bert"], CPU, torch.bfloat16).fused  # no note: a CPU has no others
+    assert notes == ["note: training on this GPU takes plain kernels: this one is too old"]
+
+
+def test_the_kernels_of_a_forward_pass_are_chosen_once(fused: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    encoder, batch, trace = Encoder(CONFIGS["pre-norm"]), masked_batch([4, 7]), Trace()
+
+    def choose_counted(config: EncoderConfig, device: torch.device, layout: object) -> Choice:
+        asked.append(device)
+        return Choice()
+
+    monkeypatch.setattr(encoders, "choose_now", choose_counted)
+    encoder(batch)
+    assert len(asked) == 1
+    encoder(batch, trace)  # plain code: the fused kernels keep no attention weights
+    assert len(asked) == 1
+    assert len(trace.attention) == 1
 
 
 @pytest.mark.slow
 def test_every_kernel_compiles_for_a_gpu() -> None:
-    command = [sys.executable, "-m", "tests.compile_kernels"]
-    done = subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True)
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     parts = attention, long_attention, lookup, rows, muon_kernels
     started = {

@@ -17,7 +17,7 @@ from bertsmith.config import override
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.model.config import EncoderConfig, encoder_config
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused_choice import can_fuse, compiled_kernels, plain_kernels
+from bertsmith.model.fused_choice import choose, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -30,7 +30,7 @@ from bertsmith.training.steps import gradients, update
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or not can_fuse(encoder_config("base"), CUDA, torch.bfloat16),
+    not torch.cuda.is_available() or choose(encoder_config("base"), CUDA, torch.bfloat16).reason,
     reason="needs a CUDA GPU and Triton",
 )
 

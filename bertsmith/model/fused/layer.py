@@ -1,13 +1,17 @@
-"""The encoder's layer and its ends in fused operations: what `encoder.py` and `heads.py` spell out, and no more."""
+"""The input layer, a layer and the masked-word head in fused operations: they compute what encoder.py and heads.py do.
+
+T tokens, H hidden size, M masked positions, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
-from bertsmith.batch import Layout, Packed
+from bertsmith.batch import Packed
+from bertsmith.model.activation import activate
+from bertsmith.model.config import Activation
 from bertsmith.model.fused.operations import (
     add_norm,
     attend,
@@ -18,76 +22,70 @@ from bertsmith.model.fused.operations import (
     masked_words,
     norm_beside,
 )
-
-if TYPE_CHECKING:
-    from bertsmith.model.encoder import Block, Embeddings, FeedForward
-    from bertsmith.model.heads import MaskedLMHead
+from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
 
 DTYPE = torch.bfloat16  # of the states between two operations
 
 
-def embeddings_forward(module: Embeddings, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
-    """The input layer on packed tokens."""
-    tables = module.tokens.weight, module.segments.weight, module.positions.weight
-    dropout = module.dropout.p if module.training else 0.0
-    return embed(tokens, segments, positions, tables, module.norm, dropout, DTYPE)
+def embeddings_forward(
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], norm: NormWeights,
+    dropout: float,
+) -> Tensor:  # fmt: skip
+    """The input layer on packed tokens; the tables are those of tokens, segments and positions."""
+    return embed(tokens, segments, positions, tables, norm, dropout, DTYPE)
 
 
-def block_forward(block: Block, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+def layer_forward(layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None) -> Tensor:
     """One layer on packed tokens (T, H); gives the states of `rows` alone where they are given."""
-    assert isinstance(layout, Packed)
-    attention, feed_forward = block.attention, block.feed_forward
-    dropout = block.dropout.p if block.training else 0.0
-    first, second = block.attention_norm, block.feed_forward_norm
-    if block.config.norm_first:
-        y, x = norm_beside(x, first)
-        qkv, _ = branch(y, attention.qkv.weight, attention.qkv.bias)
-        mixed = _mixed(block, qkv, layout)
-        mixed, x = _chosen(mixed, x, rows)
-        x = _add(x, mixed, attention.output, dropout)
-        y, x = norm_beside(x, second)
-        return _add(x, _inner(feed_forward, linear(y, feed_forward.inner.weight)), feed_forward.outer, dropout)
-    qkv, x = branch(x, attention.qkv.weight, attention.qkv.bias)
-    mixed = _mixed(block, qkv, layout)
-    mixed, x = _chosen(mixed, x, rows)
-    x = add_norm(x, linear(mixed, attention.output.weight), attention.output.bias, first, dropout)
-    inner, x = branch(x, feed_forward.inner.weight)
-    outer = linear(_inner(feed_forward, inner), feed_forward.outer.weight)
-    return add_norm(x, outer, feed_forward.outer.bias, second, dropout)
+    if layer.norm_first:
+        y, x = norm_beside(x, layer.attention_norm)
+        qkv, _ = branch(y, *layer.qkv)
+        mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
+        x = _add(x, mixed, layer.output, layer.dropout)
+        y, x = norm_beside(x, layer.feed_forward_norm)
+        inner = _activate(linear(y, layer.inner.weight), layer.inner.bias, layer.activation)
+        return _add(x, inner, layer.outer, layer.dropout)
+    qkv, x = branch(x, *layer.qkv)
+    mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
+    x = add_norm(x, linear(mixed, layer.output.weight), layer.output.bias, layer.attention_norm, layer.dropout)
+    y, x = branch(x, layer.inner.weight)
+    outer = linear(_activate(y, layer.inner.bias, layer.activation), layer.outer.weight)
+    return add_norm(x, outer, layer.outer.bias, layer.feed_forward_norm, layer.dropout)
 
 
-def _mixed(block: Block, qkv: Tensor, layout: Packed) -> Tensor:
-    module = block.attention
-    dropout = module.attention_dropout if block.training else 0.0
-    return attend(qkv, module.qkv.bias, layout, module.num_heads, module.direction, dropout)
+def _mixed(layer: LayerWeights, qkv: Tensor, layout: Packed) -> Tensor:
+    return attend(qkv, layer.qkv.bias, layout, layer.num_heads, layer.direction, layer.attention_dropout)
 
 
-def _chosen(mixed: Tensor, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+def _select(mixed: Tensor, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     return (mixed, x) if rows is None else (mixed.index_select(0, rows), x.index_select(0, rows))
 
 
-def _inner(feed_forward: FeedForward, x: Tensor) -> Tensor:
+def _activate(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """The activation of x + bias."""
-    bias = feed_forward.inner.bias
-    if feed_forward.activation == "gelu":
+    if activation == "gelu":
         return gelu(x, bias)
-    return feed_forward.activate(x if bias is None else x + bias.to(x.dtype))
+    return activate(x if bias is None else x + bias.to(x.dtype), activation)
 
 
-def _add(x: Tensor, inner: Tensor, output: nn.Linear, dropout: float) -> Tensor:
-    """x + dropout(output(inner)); without dropout the product itself adds."""
+def _add(x: Tensor, inner: Tensor, output: LinearWeights, dropout: float) -> Tensor:
+    """x + dropout(output(inner)); with neither dropout nor a bias the matrix product itself adds x."""
+    weight = output.weight.to(x.dtype)
     if dropout or output.bias is not None:
         bias = None if output.bias is None else output.bias.to(x.dtype)
-        return x + nn.functional.dropout(nn.functional.linear(inner, output.weight.to(x.dtype), bias), dropout)
-    return x.addmm(inner, output.weight.to(x.dtype).t())
+        return x + F.dropout(F.linear(inner, weight, bias), dropout)
+    return x.addmm(inner, weight.t())
 
 
-def masked_word_losses(head: MaskedLMHead, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed loss of the masked words' states (M, H), and how many were right."""
-    x = linear(hidden.to(DTYPE), head.transform.weight)
-    if head.activation == "gelu":
-        x = gelu(x, head.transform.bias)
-    else:
-        x = head.activate(x + head.transform.bias.to(x.dtype))
-    x, _ = norm_beside(x, head.norm)
-    return masked_words(x, head.decoder.weight, head.decoder.bias, targets)
+def norm_forward(x: Tensor, norm: NormWeights) -> Tensor:
+    """The norm of the last layer's states."""
+    return norm_beside(x, norm)[0]
+
+
+def masked_word_losses(
+    hidden: Tensor, targets: Tensor, transform: LinearWeights, activation: Activation, norm: NormWeights,
+    words: Tensor, bias: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The summed loss of the masked words' states (M, H) against all words (V, H), and how many were right."""
+    x = _activate(linear(hidden.to(DTYPE), transform.weight), transform.bias, activation)
+    return masked_words(norm_beside(x, norm)[0], words, bias, targets)

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
 from bertsmith.model.config import Direction
 from bertsmith.model.fused import attention, long_attention, lookup, rows
+from bertsmith.model.fused.weights import NormWeights
 
 SIGNS: dict[Direction, int] = {"both": 0, "left-to-right": 1, "right-to-left": -1}
 
@@ -26,7 +27,7 @@ def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
 
 
 def embed(
-    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], norm: nn.LayerNorm,
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], norm: NormWeights,
     dropout: float, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Dropout of the norm of three tables' rows: tokens, segments, positions."""
@@ -55,14 +56,14 @@ class _Embed(torch.autograd.Function):
         return None, None, None, *dtables, dscale, None if shift is None else dshift, None, None, None, None
 
 
-def add_norm(x: Tensor, y: Tensor, bias: Tensor | None, norm: nn.LayerNorm, dropout: float) -> Tensor:
+def add_norm(x: Tensor, y: Tensor, bias: Tensor | None, norm: NormWeights, dropout: float) -> Tensor:
     """The norm of x + dropout(y + bias)."""
     seed = draw_seed(x.device, dropout)
     out, _ = _AddNorm.apply(x, y, bias, norm.weight, norm.bias, seed, dropout, norm.eps)  # type: ignore[no-untyped-call]
     return out  # type: ignore[no-any-return]
 
 
-def norm_beside(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+def norm_beside(x: Tensor, norm: NormWeights) -> tuple[Tensor, Tensor]:
     """The norm of x, and x itself, whose gradients meet in one kernel."""
     return _AddNorm.apply(x, None, None, norm.weight, norm.bias, None, 0.0, norm.eps)  # type: ignore[no-any-return, no-untyped-call]
 

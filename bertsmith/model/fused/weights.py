@@ -1,0 +1,41 @@
+"""What the fused operations take: tensors and a few values, by name. Importing this does not need Triton."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from bertsmith.model.config import Activation, Direction
+
+
+class LinearWeights(NamedTuple):
+    """The matrix (out, in) and the bias of a linear layer."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class NormWeights(NamedTuple):
+    """The scale and the shift of a layer norm, and what is added to the variance."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+class LayerWeights(NamedTuple):
+    """One layer of an encoder; the dropout probabilities are 0 outside training."""
+
+    attention_norm: NormWeights
+    qkv: LinearWeights
+    output: LinearWeights
+    feed_forward_norm: NormWeights
+    inner: LinearWeights
+    outer: LinearWeights
+    num_heads: int
+    direction: Direction
+    activation: Activation
+    norm_first: bool
+    dropout: float
+    attention_dropout: float
