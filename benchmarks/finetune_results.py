@@ -97,7 +97,7 @@ def prepare(name: str, arguments: argparse.Namespace) -> Prepared:
     positions = config_in(read_config(arguments.model), arguments.model).max_positions
     limits = Limits(min(task.max_length, positions))
     encoded = encode_once(rows, tokenizer, limits, head, labelled=True)
-    unknown = float((encoded.examples.tokens == tokenizer.id("[UNK]")).mean())
+    unknown = float((encoded.examples.tokens == tokenizer.unknown_id).mean())
     if unknown > 0.01:
         notes.append(f"{unknown:.1%} of the tokens are [UNK]: the vocabulary does not hold the signs of their words")
     scored = {

@@ -25,7 +25,7 @@ TEXT = 20_000_000  # bytes
 
 def unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, float]:
     """The shares of texts with an `[UNK]` and of tokens that are one, in percent."""
-    ids, unk = tokenizer.encode(texts), tokenizer.id("[UNK]")
+    ids, unk = tokenizer.encode(texts), tokenizer.unknown_id
     return {
         "texts_percent": round(100 * sum(unk in each for each in ids) / len(ids), 2),
         "tokens_percent": round(100 * sum(each.count(unk) for each in ids) / sum(map(len, ids)), 3),

@@ -167,7 +167,7 @@ class _Vocabulary:
     def pieces(self, word: str) -> int:
         """How many pieces a word has now; an unknown one counts as cut into its letters."""
         ids = self.tokenizer.encode([word])[0]
-        return max(2, len(word)) if self.tokenizer.id("[UNK]") in ids else len(ids)
+        return max(2, len(word)) if self.tokenizer.unknown_id in ids else len(ids)
 
     def extended(self, new: Sequence[str]) -> Tokenizer:
         """The tokenizer with new entries at the end; special and added tokens stay what they are."""

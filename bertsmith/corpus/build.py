@@ -151,7 +151,7 @@ def _build(store: Store, sources: Sequence[Source], tok: Tokenizer, config: Buil
         for name in hashes.names():
             if name.endswith((HASHES, HASHES + SEAL, ".drops")):
                 hashes.delete(name)
-    unknown = tok.id("[UNK]")
+    unknown = tok.unknown_id
     written = [read_written(store, name, unknown) for name in store.names() if name.endswith(SUFFIX)]
     for shard in written:
         trouble.add(shard.trouble)

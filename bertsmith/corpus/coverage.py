@@ -33,7 +33,7 @@ class Coverage:
 
 def coverage(tokenizer: Tokenizer, paragraphs: Iterable[str]) -> Coverage:
     """Tokenise paragraphs and count words, pieces and unknown words."""
-    unk = tokenizer.id("[UNK]")
+    unk = tokenizer.unknown_id
     words = tokens = unknown_tokens = 0
     pieces: dict[str, int] = {}
     unknown: Counter[str] = Counter()

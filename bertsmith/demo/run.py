@@ -135,13 +135,14 @@ def _demo(out: Path, as_json: bool) -> DemoResult:
 def guess_words(predictor: Predictor, texts: list[str]) -> list[Guess]:
     """Mask the words of the first sentences one at a time, where the vocabulary has the word, and guess them."""
     guesses = []
+    mask = str(predictor.tokenizer.frame.mask)
     for text in texts:
         words = re.split(r"(?<=\.)\s", text)[0].split()
         if not (6 <= len(words) <= 25 and re.fullmatch(r"[A-Z][A-Za-z, ]+\.", " ".join(words))):  # prose, not code
             continue
         for place, word in enumerate(words):
             if word.isalpha() and len(predictor.tokenizer.encode([word])[0]) == 1:
-                sentence = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
+                sentence = " ".join([*words[:place], mask, *words[place + 1 :]])
                 guesses.append(Guess(sentence, word.lower(), predictor.fill(sentence, top=3)[0]))
         if len(guesses) >= WORDS:
             break

@@ -24,7 +24,6 @@ from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model, hub_name
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.config import EncoderConfig
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
 from bertsmith.pretraining.run import check_length
@@ -100,7 +99,7 @@ def _finetune(
     command = f"bertsmith finetune {config.task} --model {source} --data {splits.train[0]} --out {run}"
     data = read_data(seeded, splits, command)
     loaded = start_model(source, data.head, seeded)
-    limits = _limits(seeded, data, loaded.model.encoder.config)
+    limits = _limits(seeded, data, loaded)
     weights = class_weights(data.rows, data.head, config.data.class_weights, config.data.balanced)
     encoded = _encode(data, loaded, limits)
     counts = {"rows": len(data.rows), "labels": len(data.head.labels), "unknown_percent": _unknowns(encoded, loaded)}
@@ -126,12 +125,13 @@ def _finetune(
     return {**counts, **scores}
 
 
-def _limits(config: FinetuneConfig, data: RunData, encoder: EncoderConfig) -> Limits:
+def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
     """How long inputs and answers may be."""
+    encoder = loaded.model.encoder.config
     max_length = config.data.max_length or min(data.task.max_length, encoder.max_positions)
     check_length(max_length, encoder)
     limits = Limits(max_length, config.data.stride, config.data.max_query, config.data.max_answer)
-    if data.task.head == "span" and (note := stride_note(limits)):
+    if data.task.head == "span" and (note := stride_note(limits, loaded.tokenizer.frame)):
         data.notes.append(note)
     return limits
 

@@ -27,7 +27,8 @@ from bertsmith.formats.tf1 import (
     write_json,
 )
 from bertsmith.formats.weights import WEIGHTS, write_safetensors
-from bertsmith.text.tokenizer import FILES, SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.tokenizer import FILES, Tokenizer
 
 CAPITALS = 1 / 100  # from this share of entries with a capital letter on, a vocabulary is cased
 TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids")  # no weights
@@ -53,7 +54,7 @@ def tf1_to_hf(
     config_in(settings, folder)  # what is written has to open
     with new_folder(target) as work:
         tokenizer = _write_tokenizer(work, tokens, lowercase, settings["max_position_embeddings"])
-        write_json(work / CONFIG, {**settings, "pad_token_id": tokenizer.id("[PAD]")})
+        write_json(work / CONFIG, {**settings, "pad_token_id": tokenizer.pad_id})
         weights = checkpoint.weights
         forms = {name: ("float32", list(shape)) for name, shape in weights.shapes.items()}
         write_safetensors(work / WEIGHTS, forms, lambda name: weights[name].astype("<f4", copy=False).data)
@@ -114,7 +115,7 @@ def _read_vocab(path: Path, vocab_size: int) -> list[str]:
     tokens = [line.strip() for line in lines]
     if len(tokens) > vocab_size:
         raise UserError(f"{path} has {len(tokens)} entries, and {SETTINGS} has vocab_size = {vocab_size}")
-    if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
+    if missing := [token for token in WORDPIECE.special_tokens if token not in tokens]:
         raise UserError(f"{path} lacks {', '.join(missing)}, which BERT needs")
     return tokens
 

@@ -131,13 +131,14 @@ class Embedder:
             self.pooling = replace(self.pooling, normalize=normalize)
         own = min(self.pooling.max_length or config.max_positions, config.max_positions)
         self.max_length = own if max_length is None else max_length
-        if not 2 < self.max_length <= config.max_positions:
-            raise UserError(f"--max-length {max_length} is not between 3 and the model's {config.max_positions}")
+        least = self.tokenizer.frame.size(1) + 1
+        if not least <= self.max_length <= config.max_positions:
+            raise UserError(f"--max-length {max_length} is not between {least} and the model's {config.max_positions}")
         self.shortened = 0
         self.skipped = 0  # tokens at the beginning that are not pooled: [CLS] and a prompt's
         if self.pooling.prompt and not self.pooling.include_prompt:
             prompt = self.pooling.prompt.lower() if self.pooling.lowercase else self.pooling.prompt
-            self.skipped = 1 + len(self.tokenizer.encode([prompt])[0])
+            self.skipped = len(self.tokenizer.frame.first) + len(self.tokenizer.encode([prompt])[0])
 
     def embed(self, texts: str | Iterable[str]) -> Vectors:
         """The vector of a text (H,), or a row for each of several texts (n, H), in their order.
@@ -173,11 +174,11 @@ class Embedder:
         return found
 
     def _examples(self, texts: Sequence[str]) -> list[Example]:
-        first, last, room = self.tokenizer.id("[CLS]"), self.tokenizer.id("[SEP]"), self.max_length - 2
+        room = self.max_length - self.tokenizer.frame.size(1)
         encoded = self.tokenizer.encode(texts)
         self.shortened += sum(len(ids) > room for ids in encoded)
-        tokens = [np.array([first, *ids[:room], last]) for ids in encoded]
-        return [Example(ids, np.zeros(len(ids), dtype=np.int64)) for ids in tokens]
+        joined = [self.tokenizer.joiner.join(ids[:room]) for ids in encoded]
+        return [Example(each.tokens, each.segments) for each in joined]
 
     @property
     def _device(self) -> torch.device:

@@ -75,7 +75,7 @@ def features(
     if work.exists() and not resume:
         raise UserError(f"{work} is there from a run that was stopped; add --resume to go on with it, or remove it")
     settings = {"layers": list(extractor.described.layers), "align": align, "dtype": dtype, "documents": documents}
-    settings |= {"max_length": extractor.room + 2, "overlap": extractor.overlap}
+    settings |= {"max_length": extractor.max_length, "overlap": extractor.overlap}
     described = _begin(work, {**facts_of(predictor, data, Columns(text), ()), **settings}, extractor.described)
     try:
         described = write_parts(extractor, described, work, lambda told: _rows(data, text, conll, documents, told))
@@ -154,7 +154,7 @@ def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterato
         pieces = dict(zip(given, tokenizer.encode_aligned(given), strict=True))
         for group in chunk:
             if group[0].parts:
-                yield _of_words(group, pieces, tokenizer.id("[UNK]"), align)
+                yield _of_words(group, pieces, tokenizer, align)
             else:
                 yield _of_text(group[0].text, next(whole), align)
 
@@ -171,7 +171,7 @@ def _of_text(text: str, encoding: Any, align: Align) -> Passage:
     return Passage([text], words, places, firsts, np.array(encoding.ids, dtype=np.int64), [len(words)])
 
 
-def _of_words(rows: Sequence[Row], pieces: dict[str, Any], unknown: int, align: Align) -> Passage:
+def _of_words(rows: Sequence[Row], pieces: dict[str, Any], tokenizer: Tokenizer, align: Align) -> Passage:
     """Sentences whose words are given; one that vanishes in cleaning is unknown."""
     words: list[str] = []
     offsets: list[tuple[int, int]] = []
@@ -181,14 +181,14 @@ def _of_words(rows: Sequence[Row], pieces: dict[str, Any], unknown: int, align: 
     for row in rows:
         for word, (begin, end) in zip(row.parts, words_of(row), strict=True):
             encoding = pieces[word]
-            ids = encoding.ids or [unknown]
+            ids = encoding.ids or [tokenizer.unknown_id]
             tokens += ids
             if align == "none" and encoding.ids:
                 words += encoding.tokens
                 offsets += [(begin + a, begin + b) for a, b in encoding.offsets]
                 sizes += [1] * len(ids)
             else:
-                words.append("[UNK]" if align == "none" else word)
+                words.append(tokenizer.frame.unknown if align == "none" else word)
                 offsets.append((begin, end))
                 sizes.append(len(ids))
         ends.append(len(words))
@@ -244,9 +244,10 @@ class Extractor:
         name = str(predictor.folder)
         self.described = Described(name, numbers, align, dtype, config.hidden_size)  # type: ignore[arg-type]
         length = config.max_positions if max_length is None else max_length
-        if not 3 < length <= config.max_positions:
-            raise UserError(f"--max-length {max_length} is not between 4 and the model's {config.max_positions}")
-        self.room = length - 2
+        least = self.tokenizer.frame.size(1) + 2
+        if not least <= length <= config.max_positions:
+            raise UserError(f"--max-length {max_length} is not between {least} and the model's {config.max_positions}")
+        self.max_length, self.room = length, length - self.tokenizer.frame.size(1)
         self.overlap = self.room // 4 if overlap is None else overlap
         if not 0 <= self.overlap <= self.room // 2:
             raise UserError(f"--overlap {overlap} is not between 0 and {self.room // 2}, half of a window")
@@ -284,7 +285,6 @@ class Extractor:
         return np.memmap(scratch, self.described.dtype, "w+", shape=shape)
 
     def _windows(self, part: Sequence[Passage]) -> Iterator[_Window]:
-        first, last = self.tokenizer.id("[CLS]"), self.tokenizer.id("[SEP]")
         before = 0
         for passage in part:
             sizes = np.diff(passage.firsts)
@@ -294,10 +294,10 @@ class Extractor:
                 read[:], weights[:] = False, 1
                 read[passage.firsts[:-1]] = True
             for begin, end, taken in windows(passage, self.room, self.overlap) if len(words) else ():
-                tokens = np.array([first, *passage.tokens[begin:end], last])
+                joined = self.tokenizer.joiner.join(passage.tokens[begin:end])
                 taken = taken[read[taken]]
-                example = Example(tokens, np.zeros(len(tokens), dtype=np.int64))
-                yield _Window(example, taken - begin + 1, before + words[taken], weights[taken])
+                places = taken - begin + joined.begins[0]
+                yield _Window(Example(joined.tokens, joined.segments), places, before + words[taken], weights[taken])
             before += len(sizes)
 
     @torch.inference_mode()

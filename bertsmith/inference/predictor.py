@@ -244,7 +244,7 @@ class Predictor:
         return scores
 
     def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
-        """The likeliest words for each `[MASK]` of a text, with their probabilities."""
+        """The likeliest words for each mask (`[MASK]` for BERT) of a text, with their probabilities."""
         if top < 1:
             raise UserError(f"--top {top} must be at least 1")
         if not self._fills or any(name.startswith("masked_lm.") for name in self.missing):
@@ -257,14 +257,15 @@ class Predictor:
                 f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give a model that was "
                 "pre-trained on masked words"
             )
-        ids = self.tokenizer.encode([text], special=True)[0]
-        if len(ids) > self.positions:
+        joined = self.tokenizer.joiner.join(self.tokenizer.encode([text])[0])
+        if (count := len(joined.tokens)) > self.positions:
             limit = self.positions
-            raise UserError(f"the text has {len(ids)} tokens, more than the model's {limit} positions; shorten it")
-        masked = np.flatnonzero(np.array(ids) == self.tokenizer.id("[MASK]"))
+            raise UserError(f"the text has {count} tokens, more than the model's {limit} positions; shorten it")
+        masked = np.flatnonzero(joined.tokens == self.tokenizer.mask_id)
         if not masked.size:
-            raise UserError(f"no [MASK] in {text!r}; write [MASK] where a word is to be filled in")
-        scores = self.engine.masked_words(Example(np.array(ids), np.zeros(len(ids), dtype=np.int64)), masked)
+            mask = self.tokenizer.frame.mask
+            raise UserError(f"no {mask} in {text!r}; write {mask} where a word is to be filled in")
+        scores = self.engine.masked_words(Example(joined.tokens, joined.segments), masked)
         refuse_not_finite([scores], "scores", self.folder, self.engine)
         probabilities = torch.from_numpy(scores).softmax(-1)
         best = probabilities.topk(min(top, probabilities.shape[-1]))

@@ -63,16 +63,13 @@ def _answer(predictor: Predictor, text: str, pair: str | None) -> dict[str, Any]
 
 
 def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
-    """`[CLS] A [SEP]`, or `[CLS] A [SEP] B [SEP]`."""
+    """The text or the pair as one sequence."""
     tokenizer = predictor.tokenizer
-    first, *second = tokenizer.encode([text] if pair is None else [text, pair])
-    sep = tokenizer.id("[SEP]")
-    parts = [[tokenizer.id("[CLS]"), *first, sep], *([*ids, sep] for ids in second)]
-    tokens = np.concatenate([np.array(part) for part in parts])
+    joined = tokenizer.joiner.join(*tokenizer.encode([text] if pair is None else [text, pair]))
     limit = min(MOST_TOKENS, predictor.positions)
-    if len(tokens) > limit:
-        raise UserError(f"the text has {len(tokens)} tokens with [CLS] and [SEP], and a page shows {limit}; shorten it")
-    return Example(tokens, np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
+    if (count := len(joined.tokens)) > limit:
+        raise UserError(f"the text has {count} tokens with special tokens, and a page shows {limit}; shorten it")
+    return Example(joined.tokens, joined.segments)
 
 
 @torch.inference_mode()
@@ -84,7 +81,9 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     model.encoder(collate([example], packed=True).to(device), trace)
     attention = torch.cat(trace.attention).float()  # (L, A, n, n)
     weights = (attention * 255).round().to(torch.uint8).cpu().numpy()
-    special = np.isin(example.tokens, [tokenizer.id("[CLS]"), tokenizer.id("[SEP]")])
+    special = tokenizer.frames(example.tokens)
+    names = [tokenizer.token(number) for number in example.tokens.tolist()]
+    continues = tokenizer.continues(example.tokens)
     why = ""
     if isinstance(model, CausalLM):
         why = "The model reads in one direction and was not trained to fill masks."
@@ -93,7 +92,9 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     elif any(name.startswith("masked_lm.") for name in predictor.missing):
         why = "The folder has no weights for a masked-word head."
     return {
-        "tokens": [tokenizer.token(int(i)) for i in example.tokens],
+        "tokens": names,
+        "shown": [tokenizer.frame.word_marker.strip(name) or name for name in names],
+        "continues": continues.tolist(),
         "segments": example.segments.tolist(),
         "special": special.tolist(),
         "layers": attention.shape[0],
@@ -113,7 +114,7 @@ def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> li
     examples = []
     for place in places:
         tokens = example.tokens.copy()
-        tokens[place] = tokenizer.id("[MASK]")
+        tokens[place] = tokenizer.mask_id
         examples.append(Example(tokens, example.segments))
     found: list[dict[str, Any] | None] = [None] * len(example.tokens)
     with progress_bar("masking", len(places)) as advance:

@@ -17,6 +17,7 @@ from bertsmith.rows.columns import Row as TaskRow
 from bertsmith.tasks.published import SIZES
 from bertsmith.tasks.reading import find_splits, training_rows
 from bertsmith.tasks.task import find_task
+from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.run import is_finished
 from bertsmith.training.settings import autocast_dtype, pick_device
@@ -26,7 +27,6 @@ SHARE = 0.4  # of the ceiling of matrix products that training is taken to reach
 STEP, RUN = 0.005, 3.0  # seconds that every step and every run take beside
 BILSTM = 0.01  # seconds more of a step with a BiLSTM, which reads token after token
 PIECES = 1.35  # tokens a word
-MARKS = 3  # [CLS] and two [SEP]
 
 
 def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _tokens(row: TaskRow) -> int:
     texts = (
         [f"{row.text} {row.pair or ''}"] if not row.parts or row.document else [f"{row.text} {e}" for e in row.parts]
     )
-    return sum(MARKS + int(PIECES * len(text.split())) for text in texts)
+    return sum(WORDPIECE.size(2) + int(PIECES * len(text.split())) for text in texts)
 
 
 def _finetuning_flops(work: Work, row: Row, config: FinetuneConfig, lengths: list[int]) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from bertsmith.corpus.shards import Corpus
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining.loader import Loader
+from bertsmith.text.frame import SHOWN_MASK
 from bertsmith.text.tokenizer import Tokenizer
 
 LONG = "long_"  # before the names of figures on sequences of the second phase's length
@@ -81,14 +81,15 @@ def choose_samples(corpus: Corpus, documents: np.ndarray[Any, Any], tokenizer: T
 
 
 def _sample(sentence: np.ndarray[Any, Any], number: int, tokenizer: Tokenizer) -> Sample:
-    ids = np.array([tokenizer.id("[CLS]"), *sentence, tokenizer.id("[SEP]")], dtype=np.int64)
-    order = 1 + draws.permute(np.arange(len(sentence)), len(sentence), number, TEXT)
-    whole = [i for i in order.tolist() if not tokenizer.token(int(ids[i + 1])).startswith("##")]
+    joined = tokenizer.joiner.join(sentence)
+    ids, continues = joined.tokens, tokenizer.continues(joined.tokens)
+    order = joined.begins[0] + draws.permute(np.arange(len(sentence)), len(sentence), number, TEXT)
+    whole = [i for i in order.tolist() if not continues[i + 1]]
     words = [i for i in whole if tokenizer.token(int(ids[i])).isalpha()] or order.tolist()
     masked = sorted(words[: max(1, len(sentence) // 8)])
     answers = [tokenizer.token(int(ids[i])) for i in masked]
-    ids[masked] = tokenizer.id("[MASK]")
-    return Sample(Example(ids, np.zeros_like(ids)), masked, answers)
+    ids[masked] = tokenizer.mask_id
+    return Sample(Example(ids, joined.segments), masked, answers)
 
 
 def _fill(objective: MaskedLM, sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -105,6 +106,8 @@ def _fill(objective: MaskedLM, sample: Sample, tokenizer: Tokenizer) -> dict[str
 
 def _text(sample: Sample, tokenizer: Tokenizer) -> str:
     """The sentence with its masks written out."""
-    ends = [0, *sample.masked, len(sample.example.tokens) - 1]
-    parts = [sample.example.tokens[a + 1 : b].tolist() for a, b in pairwise(ends)]
-    return " [MASK] ".join(tokenizer.decode(part) for part in parts).strip()
+    tokens, frame = sample.example.tokens, tokenizer.frame
+    begins = [len(frame.first), *(place + 1 for place in sample.masked)]
+    ends = [*sample.masked, len(tokens) - len(frame.last)]
+    parts = [tokenizer.decode(tokens[begin:end].tolist()) for begin, end in zip(begins, ends, strict=True)]
+    return f" {SHOWN_MASK} ".join(parts).strip()

@@ -81,10 +81,7 @@ class Loader:
         packed: bool = True,
         direction: Direction = "both",
     ) -> Loader:
-        vocabulary = Vocabulary.of(
-            tokenizer.vocab_size, tokenizer.id("[MASK]"), tokenizer.special_ids, tokenizer.continuation_ids
-        )
-        return cls(source, tokenizer, config, vocabulary, packed, direction)
+        return cls(source, tokenizer, config, Vocabulary.of(tokenizer), packed, direction)
 
     def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
         """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
@@ -102,23 +99,23 @@ class Loader:
         """One batch of the given chunks, each in its epoch."""
         copies = epochs % self.config.copies if self.config.copies else epochs
         samples = self.source.samples(copies, indices)
-        cls_id, sep_id = np.array([self.tokenizer.id("[CLS]")]), np.array([self.tokenizer.id("[SEP]")])
-        rows = [(cls_id, *(ids for part in s.parts for ids in (part, sep_id))) for s in samples]
-        tokens = np.concatenate([ids for row in rows for ids in row]).astype(np.int64)
+        parts = [part for sample in samples for part in sample.parts]
+        tokens = np.concatenate(parts, dtype=np.int64)
         if (largest := int(tokens.max())) >= self.tokenizer.vocab_size:  # which a GPU would look up all the same
             raise UserError(
                 f"the corpus holds the token id {largest}, and its vocabulary {self.tokenizer.vocab_size:,} entries: a "
                 "shard is damaged; build the corpus again"
             )
-        sizes = [len(part) + 1 + (i == 0) for s in samples for i, part in enumerate(s.parts)]  # [CLS] to the first
-        segments = np.repeat([segment for s in samples for segment in s.segments], sizes)
-        lengths = np.array([sum(map(len, row)) for row in rows])
+        segments = [segment for sample in samples for segment in sample.segments]
+        numbers = [len(sample.parts) for sample in samples]
+        joined = self.tokenizer.joiner.join_many(tokens, [len(part) for part in parts], numbers, segments)
+        tokens, lengths = joined.tokens, joined.lengths
         if self.direction == "both":
             keys = draws.key(self.source.seed, copies, indices, MASKING)
             masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
         else:
             masked = next_tokens(tokens, lengths, self.direction)
-        batch = lay_out(masked.tokens, segments, lengths, packed=self.packed, pad=self.tokenizer.id("[PAD]"))
+        batch = lay_out(masked.tokens, joined.segments, lengths, packed=self.packed, pad=self.tokenizer.pad_id)
         positions = masked.positions
         if not isinstance(batch.layout, Packed):  # places in the rectangle instead of in the row of tokens
             positions = np.flatnonzero(batch.layout.mask.numpy().ravel())[positions]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from bertsmith import draws
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
+from bertsmith.text.frame import WORDPIECE, WordMarker
+from bertsmith.text.tokenizer import Tokenizer
 
 Unit = Literal["token", "word", "span"]
 Numbers = NDArray[np.int64]
@@ -66,21 +69,25 @@ class Masked:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """What masking has to know of the tokenizer: the mask's id, which ids are ordinary, which go on with a word."""
+    """The facts about a tokenizer that masking uses: the mask's id, the special tokens, and the pieces of words."""
 
     mask_id: int
     is_special: NDArray[np.bool_]  # (V,)
-    is_continuation: NDArray[np.bool_]  # (V,)
-    ordinary: NDArray[np.int64]
+    is_marked: NDArray[np.bool_]  # (V,) whether a token carries the word marker
+    word_marker: WordMarker = WORDPIECE.word_marker
 
     @classmethod
-    def of(
-        cls, size: int, mask_id: int, special_ids: tuple[int, ...], continuation_ids: tuple[int, ...] = ()
-    ) -> Vocabulary:
-        is_special, is_continuation = np.zeros((2, size), dtype=bool)
-        is_special[list(special_ids)] = True
-        is_continuation[list(continuation_ids)] = True
-        return cls(mask_id, is_special, is_continuation, np.flatnonzero(~is_special))
+    def of(cls, tokenizer: Tokenizer) -> Vocabulary:
+        return cls(tokenizer.mask_id, tokenizer.is_special, tokenizer.is_marked, tokenizer.frame.word_marker)
+
+    @cached_property
+    def ordinary(self) -> NDArray[np.int64]:
+        """The ids of all tokens that are not special."""
+        return np.flatnonzero(~self.is_special)
+
+    def continues(self, tokens: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which tokens continue the word of the token before them (T,)."""
+        return self.word_marker.continues(self.is_marked[tokens])
 
 
 def mask_tokens(
@@ -98,13 +105,13 @@ def mask_tokens(
     budget = np.maximum(1, np.rint(policy.rate * lengths)).astype(np.int64)
     budget = np.minimum(budget, np.bincount(owner, ~special, len(lengths)).astype(np.int64))
     if policy.unit == "span":
-        words = find_words(special, vocabulary.is_continuation[tokens], owner)
+        words = find_words(special, vocabulary.continues(tokens), owner)
         spans = draw_spans(words, keys, budget, policy)
         positions = _ranges(spans.begin, spans.end)
         fate = np.repeat(draws.uniform(keys[spans.owner], spans.number, SPAN_FATE), spans.end - spans.begin)
     else:
         if policy.unit == "word":
-            words = find_words(special, vocabulary.is_continuation[tokens], owner)
+            words = find_words(special, vocabulary.continues(tokens), owner)
             positions = _choose_words(words, places, keys, budget)
         else:
             positions = _choose_tokens(special, owner, places, keys, budget)

@@ -316,7 +316,9 @@ def _loader(
     max_length: int,
 ) -> Loader:
     data = config.data
-    source = segment_source(data.pairs, corpus, documents, max_length, data.short_share, config.train.seed)
+    source = segment_source(
+        data.pairs, corpus, documents, max_length, data.short_share, config.train.seed, tokenizer.frame
+    )
     return Loader.of(source, tokenizer, data, direction=config.model.direction)
 
 

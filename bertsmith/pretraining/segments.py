@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from bertsmith import draws
 from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
+from bertsmith.text.frame import WORDPIECE, Frame
 
 PairKind = Literal["next", "order", "full"]
-SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 SHIFT = 108  # a stream of draws
 NUM_WORDS = 6 + 32  # six numbers and 1024 coins: more than truncation, under two sentences, ever takes
 Ids = NDArray[Any]
@@ -28,7 +28,7 @@ Ids = NDArray[Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sequence will hold: `[CLS]`, then each part with a `[SEP]` behind it; and the label of a pair."""
+    """The parts of text of a sequence, without special tokens, and the label of a pair."""
 
     parts: tuple[Ids, ...]
     segments: tuple[int, ...]  # of each part
@@ -58,12 +58,12 @@ class PairSource:
     short_share: float = 0.1
     seed: int = 0
     kind: Literal["next", "order"] = "next"
+    frame: Frame = WORDPIECE
 
     def __post_init__(self) -> None:
-        if self.max_length < SPECIAL + 2:
-            raise UserError(
-                f"data.max_length {self.max_length} leaves no room for two segments; at least {SPECIAL + 2}"
-            )
+        if self.capacity < 2:
+            least = self.frame.size(2) + 2
+            raise UserError(f"data.max_length {self.max_length} leaves no room for two segments; at least {least}")
         if self.kind == "next" and len(self.documents) < 2:
             raise UserError(
                 f"{self.corpus.folder} gives {len(self.documents)} document(s) to draw pairs from, and a random "
@@ -74,7 +74,7 @@ class PairSource:
 
     @property
     def capacity(self) -> int:
-        return self.max_length - SPECIAL
+        return self.max_length - self.frame.size(2)
 
     @cached_property
     def chunk_ends(self) -> NDArray[np.int64]:
@@ -90,7 +90,8 @@ class PairSource:
 
     def samples(self, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> list[Sample]:
         """The sequences of some chunks, each in its epoch: label 0 where the second segment follows the first."""
-        return [Sample((p.first, p.second), (0, 1), int(not p.is_next)) for p in self.pairs(epochs, indices)]
+        segments = self.frame.segments_of(2)
+        return [Sample((p.first, p.second), segments, int(not p.is_next)) for p in self.pairs(epochs, indices)]
 
     def pairs(self, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> list[Pair]:
         """The pairs of some chunks, each in its epoch."""
@@ -136,7 +137,7 @@ class FullSource:
     """Full sentences of some documents in a row (FULL-SENTENCES: RoBERTa, Liu et al. 2019, section 4.2).
 
     A sequence has one segment. It begins with a sentence and is filled to the end, over the ends of documents, with an
-    extra `[SEP]` between two of them; the last document is followed by the first. Its last sentence is cut, unless
+    extra separator between two of them; the last document is followed by the first. Its last sentence is cut, unless
     that would leave less than a twentieth of the sequence to it: then the sequence ends before. There are no short
     sequences, as there are none in RoBERTa: `short_share` does not apply.
     """
@@ -145,21 +146,28 @@ class FullSource:
     documents: NDArray[np.int64]
     max_length: int
     seed: int = 0
+    frame: Frame = WORDPIECE
 
     def __post_init__(self) -> None:
-        if self.max_length < 3:
-            raise UserError(f"data.max_length {self.max_length} leaves no room for text; at least 3")
+        if self.capacity < 1:
+            least = self.frame.size(1) + 1
+            raise UserError(f"data.max_length {self.max_length} leaves no room for text; at least {least}")
         if len(self.documents) == 0:
             raise UserError(f"{self.corpus.folder} gives no documents to draw sentences from")
 
     @property
     def capacity(self) -> int:
-        return self.max_length - 2  # [CLS] … [SEP]
+        return self.max_length - self.frame.size(1)
+
+    @property
+    def separators(self) -> int:
+        """The number of special tokens between two documents."""
+        return len(self.frame.between)
 
     @cached_property
     def document_ends(self) -> NDArray[np.int64]:
         """Where each document ends when they stand in a row, a separator before each."""
-        return np.cumsum(1 + self.corpus.document_tokens[self.documents].astype(np.int64))
+        return np.cumsum(self.separators + self.corpus.document_tokens[self.documents].astype(np.int64))
 
     def __len__(self) -> int:
         return -(-int(self.document_ends[-1]) // self.capacity)
@@ -169,7 +177,7 @@ class FullSource:
         shifts = draws.below(self.capacity, self.seed, epochs, SHIFT)
         tokens = (indices * self.capacity + shifts) % self.document_ends[-1]
         places = np.searchsorted(self.document_ends, tokens, side="right")
-        offsets = tokens - np.where(places > 0, self.document_ends[places - 1], 0) - 1
+        offsets = tokens - np.where(places > 0, self.document_ends[places - 1], 0) - self.separators
         return [self._sample(*row) for row in zip(places.tolist(), np.maximum(offsets, 0).tolist(), strict=True)]
 
     def _sample(self, place: int, offset: int) -> Sample:
@@ -180,7 +188,9 @@ class FullSource:
         start, length = int(starts[sentence]), int(starts[sentence + 1] - starts[sentence])
         piece = -(-length // -(-length // self.capacity))  # a sentence longer than a sequence counts as even pieces
         begin = token - (token - start) % piece
-        room = min(self.capacity, int(self.document_ends[-1]) - 1)  # once around at most: nothing comes twice
+        room = min(
+            self.capacity, int(self.document_ends[-1]) - self.separators
+        )  # once around at most: nothing comes twice
         parts = []
         while room > 0:
             end = int(starts[last])
@@ -192,23 +202,29 @@ class FullSource:
                 parts.append(tokens[begin:stop])
             if stop < end:
                 break
-            room -= stop - begin + 1
+            room -= stop - begin + self.separators
             place = (place + 1) % len(self.documents)
             tokens, starts, first, last = self.corpus.place(int(self.documents[place]))
             begin = int(starts[first])
-        return Sample(tuple(parts), (0,) * len(parts))
+        return Sample(tuple(parts), self.frame.segments[:1] * len(parts))
 
 
 SegmentSource = PairSource | FullSource
 
 
 def segment_source(
-    kind: PairKind, corpus: Corpus, documents: NDArray[np.int64], max_length: int, short_share: float, seed: int
+    kind: PairKind,
+    corpus: Corpus,
+    documents: NDArray[np.int64],
+    max_length: int,
+    short_share: float,
+    seed: int,
+    frame: Frame = WORDPIECE,
 ) -> SegmentSource:
     """What the sequences of some documents are made of, by `data.pairs`."""
     if kind == "full":
-        return FullSource(corpus, documents, max_length, seed)
-    return PairSource(corpus, documents, max_length, short_share, seed, kind)
+        return FullSource(corpus, documents, max_length, seed, frame)
+    return PairSource(corpus, documents, max_length, short_share, seed, kind, frame)
 
 
 def _sentence_of(starts: Ids, begin: int, end: int, token: int) -> int:

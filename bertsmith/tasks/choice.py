@@ -13,7 +13,7 @@ from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Task
-from bertsmith.tasks.examples import between_marks, texts_of
+from bertsmith.tasks.examples import join_texts, texts_of
 from bertsmith.tasks.metrics import METRICS
 from bertsmith.tasks.sequences import softmax
 from bertsmith.text.tokenizer import Tokenizer
@@ -62,7 +62,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     second = texts_of([f"{row.pair} {e}" if row.pair else e for row in rows for e in row.parts], tokenizer)
     owners = np.repeat(np.arange(len(rows)), counts)
     pairs = np.ones(len(owners), dtype=bool)
-    examples, cut = between_marks(first.at(owners), second, pairs, tokenizer, limits.max_length)
+    examples, cut = join_texts(first.at(owners), second, pairs, tokenizer, limits.max_length)
     shortened = len(set(owners[cut].tolist()))
     return Encoded(replace(examples, labels=labels, step=int(counts[0])), owners, shortened=shortened)
 

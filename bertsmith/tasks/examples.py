@@ -135,23 +135,20 @@ def texts_of(texts: Sequence[str], tokenizer: Tokenizer) -> Texts:
     return whole.at(places)
 
 
-def between_marks(
+def join_texts(
     first: Texts, second: Texts, has_second: NDArray[np.bool_], tokenizer: Tokenizer, max_length: int
 ) -> tuple[Examples, NDArray[np.bool_]]:
-    """`[CLS] A [SEP]` or, where there is a second text, `[CLS] A [SEP] B [SEP]`; and which had to be shortened."""
-    marks = 2 + has_second
-    kept_first, kept_second = shorten(first.lengths, second.lengths, max_length - marks, has_second)
-    starts = starts_of(kept_first + kept_second + marks)
-    tokens = np.full(int(starts[-1]), tokenizer.id("[SEP]"), dtype=np.int32)
-    tokens[starts[:-1]] = tokenizer.id("[CLS]")
-    segments = np.zeros(len(tokens), dtype=np.uint8)
-    begins = starts[:-1] + 1 + kept_first + 1  # of the second texts
-    for texts, kept, places in ((first, kept_first, starts[:-1] + 1), (second, kept_second, begins)):
-        inside = _ranges(kept)
-        tokens[inside + np.repeat(places, kept)] = texts.tokens[inside + np.repeat(texts.begins, kept)]
-    tails = np.where(has_second, kept_second + 1, 0)
-    segments[_ranges(tails) + np.repeat(begins, tails)] = 1
-    return Examples(tokens, segments, starts), (kept_first < first.lengths) | (kept_second < second.lengths)
+    """Examples of one text or, where there is a second one, of a pair; and which of them had to be shortened."""
+    special = np.where(has_second, tokenizer.frame.size(2), tokenizer.frame.size(1))
+    kept_first, kept_second = shorten(first.lengths, second.lengths, max_length - special, has_second)
+    is_part = np.stack([np.ones_like(has_second), has_second], axis=1)  # (n, 2)
+    sizes = np.stack([kept_first, kept_second], axis=1)[is_part]
+    begins = np.stack([first.begins, len(first.tokens) + second.begins], axis=1)[is_part]
+    source = np.concatenate([first.tokens, second.tokens])
+    tokens = source[_ranges(sizes) + np.repeat(begins, sizes)]
+    joined = tokenizer.joiner.join_many(tokens, sizes, 1 + has_second)
+    examples = Examples(joined.tokens, joined.segments.astype(np.uint8), starts_of(joined.lengths))
+    return examples, (kept_first < first.lengths) | (kept_second < second.lengths)
 
 
 def shorten(

@@ -13,7 +13,7 @@ from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Task
-from bertsmith.tasks.examples import between_marks, texts_of
+from bertsmith.tasks.examples import join_texts, texts_of
 from bertsmith.tasks.metrics import METRICS, accuracy, micro_f1
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     labels = np.asarray([target(row, head) for row in rows]) if labelled else None
     first, second = (texts_of(texts, tokenizer) for texts in ([r.text for r in rows], [r.pair or "" for r in rows]))
     has_second = np.array([row.pair is not None for row in rows])
-    examples, shortened = between_marks(first, second, has_second, tokenizer, limits.max_length)
+    examples, shortened = join_texts(first, second, has_second, tokenizer, limits.max_length)
     return Encoded(replace(examples, labels=labels), range(len(rows)), shortened=int(shortened.sum()))
 
 

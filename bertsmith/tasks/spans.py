@@ -18,6 +18,7 @@ from bertsmith.tasks.description import Encoded, Limits, Task
 from bertsmith.tasks.examples import Examples
 from bertsmith.tasks.sequences import softmax
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
+from bertsmith.text.frame import Frame
 from bertsmith.text.tokenizer import Tokenizer
 
 NOTHING: dict[str, Any] = {"text": "", "start": None, "end": None}
@@ -136,27 +137,26 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     owners: list[int] = []
     details: list[Window] = []
     shortened = 0
+    space = limits.max_length - tokenizer.frame.size(2)
+    most = min(limits.max_query, space - 1)
     for number, (row, question) in enumerate(zip(rows, questions, strict=True)):
-        most = min(limits.max_query, limits.max_length - 4)
         shortened += len(question) > most
         tokens, offsets = aligned[row.pair or ""]
-        first = np.array([tokenizer.id("[CLS]"), *question[:most], tokenizer.id("[SEP]")])
         answer = _tokens_of_answer(row, offsets) if labelled else None
-        room = limits.max_length - len(first) - 1
-        spans = windows(len(tokens), room, limits.stride)
+        spans = windows(len(tokens), space - len(question[:most]), limits.stride)
         if answer is not None and not any(begin <= answer[0] and answer[1] < end for begin, end in spans):
             shortened += 1
         best = most_context(spans, len(tokens))
         for index, (begin, end) in enumerate(spans):
-            whole = np.concatenate([first, tokens[begin:end], [tokenizer.id("[SEP]")]])
-            segments = (np.arange(len(whole)) >= len(first)).astype(np.int64)
+            joined = tokenizer.joiner.join(question[:most], tokens[begin:end])
+            first = int(joined.begins[1])
             label = None
             if labelled:
                 inside = answer is not None and begin <= answer[0] and answer[1] < end
-                label = np.array(answer) - begin + len(first) if inside else np.array([0, 0])
-            examples.append(Example(whole, segments, label))
+                label = np.array(answer) - begin + first if inside else np.array([0, 0])
+            examples.append(Example(joined.tokens, joined.segments, label))
             owners.append(number)
-            details.append(Window(len(first), offsets[begin:end], best[begin:end] == index))
+            details.append(Window(first, offsets[begin:end], best[begin:end] == index))
     return Encoded(Examples.of(examples), owners, details, shortened)
 
 
@@ -182,10 +182,11 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     return spans
 
 
-def stride_note(limits: Limits) -> str | None:
+def stride_note(limits: Limits, frame: Frame) -> str | None:
     """A line where windows may stand side by side without sharing a token, so that answers are torn apart."""
-    query = min(limits.max_query, limits.max_length - 4)
-    room = limits.max_length - query - 3
+    space = limits.max_length - frame.size(2)
+    query = min(limits.max_query, space - 1)
+    room = space - query
     if limits.stride < room:
         return None
     return (

@@ -79,8 +79,8 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     To be learnt, each is an example of its own; else those that have the same context share one: a document that fits
     is computed once, not once a sentence.
     """
-    room = limits.max_length - 2
-    cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
+    room = limits.max_length - tokenizer.frame.size(1)
+    before = len(tokenizer.frame.first)
     texts = [[row.text[begin:end] for begin, end in words_of(row)] for row in rows]
     pieces = _pieces([word for row in rows for word in row.document] + [w for words in texts for w in words], tokenizer)
     examples: list[Example] = []
@@ -92,7 +92,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
         alone = labelled or not row.document
         sizes = np.minimum(np.array([len(pieces[word]) for word in document], dtype=np.int64), room)
         for first, end, left, right in _windows(sizes, offset, offset + len(words), room):
-            begins = 1 + sizes[left:first].sum() + np.cumsum([0, *sizes[first:end]])[:-1]
+            begins = before + sizes[left:first].sum() + np.cumsum([0, *sizes[first:end]])[:-1]
             window = (number if alone else row.document, left, right)
             owners.append(number)
             details.append(begins)
@@ -107,18 +107,18 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
                 examples[source] = replace(known, read=read, begins=np.append(np.asarray(known.begins), begins[:1]))
                 continue
             tokens = [piece for word in document[left:right] for piece in pieces[word][:room]]
-            tags = np.full(len(tokens) + 2, IGNORE)
+            joined = tokenizer.joiner.join(tokens)
+            tags = np.full(len(joined.tokens), IGNORE)
             tags[begins] = classes[first - offset : end - offset]
-            whole = np.array([cls_id, *tokens, sep_id])
-            zeros = np.zeros(len(whole), dtype=np.int64)
-            examples.append(Example(whole, zeros, tags=tags if labelled else None, read=begins, begins=begins[:1]))
+            example = Example(joined.tokens, joined.segments, read=begins, begins=begins[:1])
+            examples.append(replace(example, tags=tags) if labelled else example)
     return Encoded(Examples.of(examples), owners, details, sources=sources)
 
 
 def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:
     """The sub-tokens of each word; one that vanishes in cleaning is unknown."""
     distinct = list(dict.fromkeys(words))
-    unknown = [tokenizer.id("[UNK]")]
+    unknown = [tokenizer.unknown_id]
     return {word: ids or unknown for word, ids in zip(distinct, tokenizer.encode(distinct), strict=True)}
 
 

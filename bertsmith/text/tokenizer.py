@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -22,14 +24,20 @@ from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
 from bertsmith.text.alphabet import alphabet, inner_pieces
+from bertsmith.text.frame import WORDPIECE, Frame, Joiner, wordpiece_frame
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import safe_text
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD = 100  # characters; a longer word is [UNK], as in `transformers`
 _LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD + 1},}}")  # without spaces and signs
 FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
-TOKEN_FIELDS = {token: f"{token[1:-1].lower()}_token" for token in SPECIAL_TOKENS}  # which may give them other names
+TOKEN_FIELDS = {  # of tokenizer_config.json, beside the frame's names: which may give the special tokens other names
+    "pad": "pad_token",
+    "unknown": "unk_token",
+    "first": "cls_token",
+    "last": "sep_token",
+    "mask": "mask_token",
+}
 KEPT = (  # of tokenizer_config.json: what we do not use and `transformers` does
     *TOKEN_FIELDS.values(),
     *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
@@ -56,6 +64,7 @@ class Tokenizer:
     backend: Backend
     lowercase: bool
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the tokenizer_config.json that it was opened with
+    frame: Frame = WORDPIECE
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -74,10 +83,10 @@ class Tokenizer:
             raise UserError(f"{folder} holds no tokenizer.json and no vocab.txt")
         backend.no_padding()
         backend.no_truncation()
-        missing = [name for name in _names(settings).values() if backend.token_to_id(name) is None]
-        if missing:
+        frame = _frame(settings)
+        if missing := [name for name in frame.special_tokens if backend.token_to_id(name) is None]:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
-        return cls(backend, _lowercases(backend), settings)
+        return cls(backend, _lowercases(backend), settings, frame)
 
     def save(self, folder: str | Path, max_length: int | None = None) -> None:
         """Write the three files of a tokenizer folder; `max_length` is for other programs, which cut texts by it."""
@@ -94,7 +103,7 @@ class Tokenizer:
             "do_lower_case": self.lowercase,
             "model_max_length": max_length or self.settings.get("model_max_length") or 512,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-            **{name: token for token, name in TOKEN_FIELDS.items()},
+            **_token_fields(self.frame),
             **{name: self.settings[name] for name in KEPT if self.settings.get(name) is not None},
         }
         texts = (
@@ -120,22 +129,54 @@ class Tokenizer:
         return max(self.backend.get_vocab().values()) + 1
 
     @cached_property
-    def _names(self) -> dict[str, str]:
-        return _names(self.settings)
-
-    @cached_property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of `[PAD] [UNK] [CLS] [SEP] [MASK]`, in this order."""
-        return tuple(self.id(t) for t in SPECIAL_TOKENS)
+        """The ids of the special tokens, in the order of `frame.special_tokens`: BERT's are pad, unknown, …, mask."""
+        return tuple(map(self.id, self.frame.special_tokens))
 
     @cached_property
-    def continuation_ids(self) -> tuple[int, ...]:
-        """The ids of the pieces that go on with a word: `##…`."""
-        return tuple(sorted(i for token, i in self.backend.get_vocab().items() if token.startswith("##")))
+    def joiner(self) -> Joiner:
+        """The function that puts special tokens around and between parts of text."""
+        names = (self.frame.first, self.frame.between, self.frame.last)
+        return Joiner(self.frame, *(np.array([self.id(name) for name in some], dtype=np.int64) for some in names))
+
+    @property
+    def unknown_id(self) -> int:
+        return self.id(self.frame.unknown)
+
+    @property
+    def pad_id(self) -> int:
+        """The id at padded places, which nothing reads; that of unknown words if no token is meant for it."""
+        return self.id(self.frame.pad or self.frame.unknown)
+
+    @property
+    def mask_id(self) -> int:
+        if self.frame.mask is None:
+            raise UserError("the tokenizer has no mask token, so no word can be masked; take a model that has one")
+        return self.id(self.frame.mask)
+
+    @cached_property
+    def is_special(self) -> NDArray[np.bool_]:
+        """Whether each id is a special token's (V,)."""
+        return np.isin(np.arange(self.vocab_size), self.special_ids)
+
+    @cached_property
+    def is_marked(self) -> NDArray[np.bool_]:
+        """Whether the token of each id carries the marker by which pieces of words are recognised (V,)."""
+        return np.array([self.frame.word_marker.marks(self.token(number)) for number in range(self.vocab_size)])
+
+    def continues(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which tokens of a sequence continue the word of the token before them; special tokens belong to no word."""
+        special = self.is_special[ids]
+        special[1:] |= special[:-1].copy()
+        return self.frame.word_marker.continues(self.is_marked[ids]) & ~special
+
+    def frames(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which tokens of sequences stand around and between the parts: of BERT's, `[CLS]` and `[SEP]`."""
+        return np.isin(ids, np.concatenate([self.joiner.first, self.joiner.between, self.joiner.last]))
 
     def id(self, token: str) -> int:
-        """The id of a token that is known to be there; special ones go by BERT's names for them."""
-        number = self.backend.token_to_id(self._names.get(token, token))
+        """The id of a token that is known to be in the vocabulary."""
+        number = self.backend.token_to_id(token)
         if number is None:
             raise UserError(f"token {token!r} is not in the vocabulary")
         return number
@@ -144,10 +185,9 @@ class Tokenizer:
         return self.backend.id_to_token(number) or ""
 
     def encode(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
-        """Token ids of each text; `special` adds `[CLS]` and `[SEP]`."""
-        return [
-            e.ids for e in self.backend.encode_batch_fast([safe_text(t) for t in texts], add_special_tokens=special)
-        ]
+        """Token ids of each text; `special` adds the special tokens of a sequence of one part."""
+        found = self.backend.encode_batch_fast([safe_text(text) for text in texts], add_special_tokens=False)
+        return [self.joiner.join(e.ids).tokens.tolist() if special else e.ids for e in found]
 
     def encode_aligned(self, texts: Sequence[str]) -> list[Aligned]:
         """Tokens with their character offsets, without special tokens."""
@@ -174,12 +214,12 @@ def train_wordpiece(
     """
     if iter(texts) is texts:
         raise TypeError("train_wordpiece goes through the texts twice: give a list, not an iterator")
-    if vocab_size < 2 * len(SPECIAL_TOKENS):
+    if vocab_size < 2 * len(WORDPIECE.special_tokens):
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
     if cased and jamo:
         raise UserError("--jamo is for uncased vocabularies: with --cased Hangul is never taken apart; leave one out")
-    backend = _backend(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=MAX_WORD), normalizer(cased, jamo))
-    room = max(vocab_size // 2, min(128, vocab_size - len(SPECIAL_TOKENS)))
+    backend = _backend(_wordpiece(), normalizer(cased, jamo))
+    room = max(vocab_size // 2, min(128, vocab_size - len(WORDPIECE.special_tokens)))
     characters = alphabet(texts, backend, vocab_size, room)
     if not characters:
         raise UserError("the text holds no words: nothing to train a vocabulary on")
@@ -187,14 +227,14 @@ def train_wordpiece(
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_count,
-        special_tokens=[*SPECIAL_TOKENS, *characters, *inner],
+        special_tokens=[*WORDPIECE.special_tokens, *characters, *inner],
         initial_alphabet=characters,
         limit_alphabet=len(characters),
         show_progress=False,
     )
     backend.train_from_iterator(_short_words(texts), trainer)
-    trained = models.WordPiece(backend.get_vocab(), unk_token="[UNK]", max_input_chars_per_word=MAX_WORD)
-    return Tokenizer(_with_special_tokens(_backend(trained, backend.normalizer), _names({})), lowercase=not cased)
+    trained = _backend(_wordpiece(backend.get_vocab()), backend.normalizer)
+    return Tokenizer(_with_special_tokens(trained, WORDPIECE), lowercase=not cased)
 
 
 def _short_words(texts: Iterable[str]) -> Iterator[str]:
@@ -203,31 +243,40 @@ def _short_words(texts: Iterable[str]) -> Iterator[str]:
         yield _LONG_WORD.sub(lambda found: " ".join(re.findall(f".{{1,{MAX_WORD}}}", found[0])), text)
 
 
+def _wordpiece(vocab: dict[str, int] | None = None, unknown: str = WORDPIECE.unknown) -> models.Model:
+    return models.WordPiece(vocab or {}, unk_token=unknown, max_input_chars_per_word=MAX_WORD)
+
+
 def _backend(model: models.Model, normal: normalizers.Normalizer) -> Backend:
     backend = Backend(model)
     backend.normalizer = normal
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.decoder = decoders.WordPiece(prefix=WORDPIECE.word_marker.text)
     return backend
 
 
-def _names(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What a tokenizer's settings call the special tokens; some write a token with all of its properties."""
-    given = {token: settings.get(field) for token, field in TOKEN_FIELDS.items()}
-    told = {token: name.get("content") if isinstance(name, dict) else name for token, name in given.items()}
-    return {token: name if isinstance(name, str) and name else token for token, name in told.items()}
+def _frame(settings: Mapping[str, Any]) -> Frame:
+    """BERT's frame with the names that a tokenizer's settings have; some write a token with all of its properties."""
+    written = {name: settings.get(key) for name, key in TOKEN_FIELDS.items()}
+    names = {name: token.get("content") if isinstance(token, dict) else token for name, token in written.items()}
+    return wordpiece_frame(**{name: token for name, token in names.items() if isinstance(token, str) and token})
 
 
-def _with_special_tokens(backend: Backend, names: Mapping[str, str]) -> Backend:
-    """Mark the special tokens, and put `[CLS]` and `[SEP]` around texts and pairs."""
-    backend.add_special_tokens([t for t in names.values() if backend.token_to_id(t) is not None])
-    ids = {names[t]: backend.token_to_id(names[t]) for t in ("[CLS]", "[SEP]")}
+def _token_fields(frame: Frame) -> dict[str, str]:
+    """The names of the special tokens as `tokenizer_config.json` has them."""
+    tokens = {"first": frame.first[0], "last": frame.last[0], "unknown": frame.unknown}
+    tokens |= {name: token for name, token in (("pad", frame.pad), ("mask", frame.mask)) if token is not None}
+    return {key: tokens[name] for name, key in TOKEN_FIELDS.items() if name in tokens}
+
+
+def _with_special_tokens(backend: Backend, frame: Frame) -> Backend:
+    """Mark the special tokens, and have the library put them around texts and pairs."""
+    backend.add_special_tokens([name for name in frame.special_tokens if backend.token_to_id(name) is not None])
+    ids = {name: backend.token_to_id(name) for name in (*frame.first, *frame.between, *frame.last)}
     if None not in ids.values():
-        first, last = ids
+        single, pair = ([f"{name}:{i}" for name, i in frame.arrange(parts)] for parts in (["$A"], ["$A", "$B"]))
         backend.post_processor = processors.TemplateProcessing(
-            single=[f"{first}:0", "$A:0", f"{last}:0"],
-            pair=[f"{first}:0", "$A:0", f"{last}:0", "$B:1", f"{last}:1"],
-            special_tokens=list(ids.items()),
+            single=single, pair=pair, special_tokens=list(ids.items())
         )
     return backend
 
@@ -257,6 +306,5 @@ def _from_vocab(path: Path, settings: dict[str, Any]) -> Backend:
         strip_accents=lowercase if strip is None else strip,
         lowercase=lowercase,
     )
-    names = _names(settings)
-    model = models.WordPiece(vocab, unk_token=names["[UNK]"], max_input_chars_per_word=MAX_WORD)
-    return _with_special_tokens(_backend(model, normal), names)
+    frame = _frame(settings)
+    return _with_special_tokens(_backend(_wordpiece(vocab, frame.unknown), normal), frame)

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.tokenizer import Tokenizer
 
 WARN_FROM = 0.02  # of the tokens; a vocabulary that fits its text stays below 0.1 %
 FEW = 0.001  # of the entries: a vocabulary with fewer capitals or syllables than this has none
@@ -25,16 +24,16 @@ class Unknowns:
 
     def add(self, texts: Iterable[Sequence[int]]) -> None:
         """Count the token ids of some texts."""
-        unknown = self.tokenizer.id("[UNK]")
+        unknown = self.tokenizer.unknown_id
         for ids in texts:
             self.tokens += len(ids)
             self.unknown += list(ids).count(unknown)
 
     def add_framed(self, tokens: NDArray[Any]) -> None:
-        """Count the tokens of encoded examples, without `[CLS]` and `[SEP]`."""
-        text = tokens[~np.isin(tokens, [self.tokenizer.id("[CLS]"), self.tokenizer.id("[SEP]")])]
+        """Count the tokens of encoded examples, without the special tokens around and between their parts."""
+        text = tokens[~self.tokenizer.frames(tokens)]
         self.tokens += len(text)
-        self.unknown += int((text == self.tokenizer.id("[UNK]")).sum())
+        self.unknown += int((text == self.tokenizer.unknown_id).sum())
 
     @property
     def share(self) -> float:
@@ -50,7 +49,7 @@ class Unknowns:
 
 def likely_cause(tokenizer: Tokenizer) -> str:
     """Why a tokenizer may not know the words of a text: its case, its form of Hangul, or another language."""
-    entries = [token for token in tokenizer.backend.get_vocab() if token not in SPECIAL_TOKENS]
+    entries = [token for token in tokenizer.backend.get_vocab() if token not in tokenizer.frame.special_tokens]
     capitals = sum(token != token.lower() and not token.startswith("[") for token in entries) > FEW * len(entries)
     syllables = sum(any("가" <= letter <= "힣" for letter in token) for token in entries) > FEW * len(entries)
     change = "in tokenizer_config.json (and remove tokenizer.json, which has the old setting)"

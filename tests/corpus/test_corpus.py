@@ -21,8 +21,9 @@ from bertsmith.corpus.readers import Documents, Trouble
 from bertsmith.corpus.shards import Corpus, Tokens, pack_shard, token_dtype
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
+from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.tokenizer import Tokenizer
 
 DOCUMENTS = [
     ["The first paragraph. It has two sentences.", "The second paragraph."],
@@ -315,7 +316,8 @@ def test_the_smallest_type_that_holds_the_vocabulary(tmp_path, size, dtype):
 
 def test_large_vocabulary(tmp_path):
     (tmp_path / "tok").mkdir()
-    (tmp_path / "tok" / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000))]))
+    words = (f"w{i}" for i in range(70_000))
+    (tmp_path / "tok" / "vocab.txt").write_text("\n".join([*WORDPIECE.special_tokens, *words]))
     (tmp_path / "a.txt").write_text("w0 w69999. w65536\n")
     corpus = build_corpus([tmp_path / "a.txt"], tmp_path / "tok", tmp_path / "out", workers=1)
     assert corpus.manifest.dtype == "uint32"

@@ -21,7 +21,8 @@ from bertsmith.corpus.vocabulary import sample, train_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.extend import extend, read_words
 from bertsmith.formats.hf import load_folder
-from bertsmith.text.tokenizer import FILES, SPECIAL_TOKENS, Tokenizer, train_wordpiece
+from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.tokenizer import FILES, Tokenizer, train_wordpiece
 
 ENGLISH = [line.strip() for text in topics.values() for line in text.splitlines() if line.strip()]
 SYMBOLS = "☃★♞漢字पЖ"  # each once, in a text of hundreds of thousands of characters
@@ -146,7 +147,8 @@ def test_no_more_than_a_fixed_size_is_held_out(tmp_path, monkeypatch) -> None:
 def small() -> Tokenizer:
     pieces = ["un", "##able", "##ab", "##le", "able", "a", "##b", "cat", "."]
     backend = train_wordpiece(["x"], 20).backend
-    backend.model = models.WordPiece({t: i for i, t in enumerate([*SPECIAL_TOKENS, *pieces])}, unk_token="[UNK]")
+    vocab = {token: i for i, token in enumerate([*WORDPIECE.special_tokens, *pieces])}
+    backend.model = models.WordPiece(vocab, unk_token="[UNK]")
     return Tokenizer(backend, True)
 
 
@@ -347,7 +349,7 @@ def test_other_refusals(tokenizer_folder, tmp_path) -> None:
 
 
 def test_other_tokenizers_are_refused_with_the_reason(tmp_path) -> None:
-    unigram = Backend(models.Unigram([(t, -1.0) for t in SPECIAL_TOKENS], unk_id=1))
+    unigram = Backend(models.Unigram([(t, -1.0) for t in WORDPIECE.special_tokens], unk_id=1))
     (tmp_path / "unigram").mkdir()
     unigram.save(str(tmp_path / "unigram" / "tokenizer.json"))
     with pytest.raises(UserError, match="has a Unigram tokenizer; only WordPiece"):

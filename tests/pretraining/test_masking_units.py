@@ -21,7 +21,7 @@ from bertsmith.pretraining.masking import (
 from bertsmith.text.tokenizer import Tokenizer
 
 SIZE, INNER = 100, 60  # ids from INNER on are continuations
-VOCABULARY = Vocabulary.of(SIZE, 4, (0, 1, 2, 3, 4), tuple(range(INNER, SIZE)))
+VOCABULARY = Vocabulary(4, np.arange(SIZE) < 5, np.arange(SIZE) >= INNER)
 UNITS = ["token", "word", "span"]
 
 
@@ -48,7 +48,7 @@ def owners(lengths) -> np.ndarray:
 
 def words_of(data):
     tokens, lengths, _ = data
-    return find_words(VOCABULARY.is_special[tokens], VOCABULARY.is_continuation[tokens], owners(lengths))
+    return find_words(VOCABULARY.is_special[tokens], VOCABULARY.continues(tokens), owners(lengths))
 
 
 def words_by_hand(tokens, lengths) -> list[list[int]]:
@@ -182,11 +182,11 @@ def test_text_of_special_tokens_only(unit):
 def test_korean(unit, tokenizer_folder):
     """Words of many pieces, from a real vocabulary."""
     tokenizer = Tokenizer.load(tokenizer_folder)
-    vocabulary = Vocabulary.of(tokenizer.vocab_size, 4, tokenizer.special_ids, tokenizer.continuation_ids)
+    vocabulary = Vocabulary.of(tokenizer)
     rows = tokenizer.encode(KOREAN.splitlines() * 100, special=True)
     tokens, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
     found = mask_tokens(tokens, lengths, draws.key(2, np.arange(len(rows))), MaskPolicy(unit=unit), vocabulary)
-    assert vocabulary.is_continuation[tokens].mean() > 0.2
+    assert vocabulary.continues(tokens).mean() > 0.2
     per_row = np.bincount(owners(lengths)[found.positions], minlength=len(rows))
     wanted = [max(1, round(0.15 * n)) for n in lengths.tolist()]
     assert (per_row >= 1).all()
@@ -194,7 +194,7 @@ def test_korean(unit, tokenizer_folder):
     if unit == "word":
         chosen = np.zeros(len(tokens), dtype=bool)
         chosen[found.positions] = True
-        inner = np.flatnonzero(vocabulary.is_continuation[tokens])
+        inner = np.flatnonzero(vocabulary.continues(tokens))
         assert np.array_equal(chosen[inner], chosen[inner - 1])
     else:
         assert per_row.tolist() == wanted
@@ -202,7 +202,7 @@ def test_korean(unit, tokenizer_folder):
 
 def test_continuations_of_a_tokenizer(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n##b\n[CLS]\n[SEP]\n[MASK]\na\n#\n##c\n")
-    assert Tokenizer.load(tmp_path).continuation_ids == (2, 8)
+    assert np.flatnonzero(Tokenizer.load(tmp_path).is_marked).tolist() == [2, 8]
 
 
 # Words
@@ -218,7 +218,7 @@ def test_words_are_found(inner):
 
 def test_a_word_does_not_cross_a_border():
     tokens = np.array([2, 70, 71, 10, 72, 3, 73, 11, 3, 74, 12, 75])  # the second sequence begins with 74
-    words = find_words(VOCABULARY.is_special[tokens], VOCABULARY.is_continuation[tokens], np.repeat([0, 1], [9, 3]))
+    words = find_words(VOCABULARY.is_special[tokens], VOCABULARY.continues(tokens), np.repeat([0, 1], [9, 3]))
     assert list(zip(words.begin, words.end, strict=True)) == [(1, 3), (3, 5), (6, 7), (7, 8), (9, 10), (10, 12)]
 
 

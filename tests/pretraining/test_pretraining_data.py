@@ -16,10 +16,11 @@ from bertsmith.errors import UserError
 from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
 from bertsmith.pretraining.masking import MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.pretraining.segments import Pair, PairSource, Sample, truncate
-from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.tokenizer import Tokenizer
 
-FIRST = len(SPECIAL_TOKENS)  # the id of the first ordinary token
-VOCABULARY = Vocabulary.of(100, 4, (0, 1, 2, 3, 4))
+FIRST = len(WORDPIECE.special_tokens)  # the id of the first ordinary token
+VOCABULARY = Vocabulary(4, np.arange(100) < FIRST, np.zeros(100, dtype=bool))
 
 
 # Draws
@@ -490,7 +491,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Token
     """As many words as the corpus has tokens."""
     folder = tmp_path_factory.mktemp("words")
     words = [f"w{i}" for i in range(corpus.manifest.vocab_size - FIRST)]
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    (folder / "vocab.txt").write_text("\n".join([*WORDPIECE.special_tokens, *words]))
     return Tokenizer.load(folder)
 
 

@@ -14,7 +14,8 @@ from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.pretraining.loader import DataConfig, Loader
 from bertsmith.pretraining.segments import FullSource, Pair, PairSource, Sample, segment_source
-from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.tokenizer import Tokenizer
 
 
 def digest(*arrays) -> str:
@@ -24,7 +25,7 @@ def digest(*arrays) -> str:
 def tokenizer_for(corpus: Corpus, folder: Path) -> Tokenizer:
     """As many words as the corpus has tokens."""
     words = [f"w{i}" for i in range(corpus.manifest.vocab_size - FIRST)]
-    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *words]))
+    (folder / "vocab.txt").write_text("\n".join([*WORDPIECE.special_tokens, *words]))
     return Tokenizer.load(folder)
 
 

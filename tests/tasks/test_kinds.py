@@ -18,6 +18,7 @@ from bertsmith.tasks.judged import FILE, read_judged
 from bertsmith.tasks.sequences import answer, encode
 from bertsmith.tasks.spans import stride_note
 from bertsmith.tasks.task import Limits
+from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import Tokenizer
 
 CONTEXT = "a list of numbers is in the file and the class has a name of its own"
@@ -75,11 +76,11 @@ def test_several_labels_are_learnt_as_by_transformers(world: Path, tmp_path: Pat
 
 
 def test_windows_without_overlap_are_told() -> None:
-    assert stride_note(Limits(384, 128, 64)) is None
-    assert stride_note(Limits(128, 60, 64)) is None
-    told = stride_note(Limits(128, 128, 64))
+    assert stride_note(Limits(384, 128, 64), WORDPIECE) is None
+    assert stride_note(Limits(128, 60, 64), WORDPIECE) is None
+    told = stride_note(Limits(128, 128, 64), WORDPIECE)
     assert told is not None
     assert "a question of 64 tokens a window has room for 61, and data.stride is 128" in told
     assert "data.stride=30 suits" in told
-    assert stride_note(Limits(128, 61, 64)) is not None
-    assert stride_note(Limits(8, 128, 64)) is not None
+    assert stride_note(Limits(128, 61, 64), WORDPIECE) is not None
+    assert stride_note(Limits(8, 128, 64), WORDPIECE) is not None

@@ -10,7 +10,8 @@ import pytest
 import transformers
 
 from bertsmith.errors import UserError
-from bertsmith.text.tokenizer import MAX_WORD, SPECIAL_TOKENS, Tokenizer, train_wordpiece
+from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.tokenizer import MAX_WORD, Tokenizer, train_wordpiece
 
 SIGNS = "!\"#$%&'()*+,-./0123456789:;<=>?@[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~"
 SYLLABLES = [bytes((row, cell)).decode("euc_kr") for row in range(0xB0, 0xC9) for cell in range(0xA1, 0xFF)]
@@ -26,7 +27,7 @@ def test_printable_ascii_is_always_there(texts: list[str]) -> None:
     entries = pieces(train_wordpiece(texts, 1000))
     assert set(SIGNS) <= entries
     assert {f"##{c}" for c in SIGNS if c.isalnum()} <= entries
-    assert not any(c.isascii() and c.isupper() for c in entries - set(SPECIAL_TOKENS))
+    assert not any(c.isascii() and c.isupper() for c in entries - set(WORDPIECE.special_tokens))
     assert set(map(chr, range(33, 127))) <= pieces(train_wordpiece(texts, 1000, cased=True))
 
 
@@ -46,7 +47,7 @@ def test_rare_ideographs_give_way_to_syllables_and_jamo() -> None:
     hanja = [chr(0x4E00 + i) for i in range(1500)]
     texts = [*PLAIN * 4, *hanja, *SYLLABLES[:600], "“인용” 大學 大學" * 50]
     entries = pieces(train_wordpiece(texts, 3000))
-    singles = {e for e in entries - set(SPECIAL_TOKENS) if len(e.removeprefix("##")) == 1}
+    singles = {e for e in entries - set(WORDPIECE.special_tokens) if len(e.removeprefix("##")) == 1}
     assert len(singles) <= 1500
     assert set(SYLLABLES[:600]) <= entries
     assert set("ㅋㅎㅠㅜㅏ") | set(SIGNS) | set("“”大學") <= entries
@@ -79,7 +80,7 @@ def test_words_of_common_length_are_not_cut() -> None:
 @pytest.mark.parametrize("letter", ["a", "가", "\u1100\u1161", "é", "각"], ids=ascii)
 @pytest.mark.parametrize("count", [33, 34, 49, 50, 51, 99, 100, 101, 199, 200, 201])
 def test_long_words_are_unknown_as_in_transformers(tmp_path: Path, letter: str, count: int) -> None:
-    entries = [*SPECIAL_TOKENS, *(p + c for c in "aeㄱ가각\u1100\u1161\u11a8" for p in ("", "##"))]
+    entries = [*WORDPIECE.special_tokens, *(p + c for c in "aeㄱ가각\u1100\u1161\u11a8" for p in ("", "##"))]
     (tmp_path / "vocab.txt").write_text("\n".join(entries) + "\n", encoding="utf-8")
     for cased in (False, True):
         (tmp_path / "tokenizer_config.json").write_text(

@@ -15,8 +15,9 @@ from tokenizers import normalizers
 
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
+from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.sentences import split_sentences
-from bertsmith.text.tokenizer import FILES, SPECIAL_TOKENS, Tokenizer, normalizer, train_wordpiece
+from bertsmith.text.tokenizer import FILES, Tokenizer, normalizer, train_wordpiece
 
 TEXTS = [
     "한국어는 좋다.",
@@ -50,6 +51,7 @@ def cased(bilingual: list[str]) -> Tokenizer:
 TRAIN = """
 import sys
 from pydoc_data.topics import topics
+from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import train_wordpiece
 texts = list(topics.values()) + [sys.stdin.read()] * 5
 print(train_wordpiece(texts, 700, cased=sys.argv[1] == "cased").hash)
@@ -237,7 +239,7 @@ def test_transformers_knows_the_special_tokens(reference):
         reference.cls_token,
         reference.sep_token,
         reference.mask_token,
-    ] == [*SPECIAL_TOKENS]
+    ] == [*WORDPIECE.special_tokens]
     assert reference.model_max_length == 512
 
 
@@ -281,7 +283,7 @@ def test_tokenizer_json_without_mask(uncased, tmp_path):
 
 
 def test_vocab_txt_that_is_not_utf8(tmp_path):
-    (tmp_path / "vocab.txt").write_bytes("\n".join(SPECIAL_TOKENS).encode() + b"\ncaf\xe9\n")
+    (tmp_path / "vocab.txt").write_bytes("\n".join(WORDPIECE.special_tokens).encode() + b"\ncaf\xe9\n")
     with pytest.raises(UserError, match=r"vocab\.txt"):
         Tokenizer.load(tmp_path)
 

@@ -21,9 +21,10 @@ from bertsmith.corpus.duplicates import text_hash
 from bertsmith.corpus.readers import Document, Trouble
 from bertsmith.corpus.shards import Corpus, Shard, pack_shard, read_written, shard_name, write_manifest
 from bertsmith.corpus.store import Store
-from bertsmith.pretraining.segments import SPECIAL, PairSource
+from bertsmith.pretraining.segments import PairSource
+from bertsmith.text.frame import Frame
 from bertsmith.text.sentences import split_sentences, unwrap
-from bertsmith.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertsmith.text.tokenizer import Tokenizer
 
 NUM_EXAMPLES, EXAMPLE_LENGTH = 3, 120
 REMEMBERED = 500_000  # hashes that are known by heart, to show examples of what is repeated
@@ -231,23 +232,22 @@ def measure_tokens(part: Part, tokenizer: Tokenizer) -> TokenMeasures:
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     for shard in part.shards:
         counts += np.bincount(shard.tokens, minlength=len(counts))
-    names = _names(tokenizer)
-    inner = np.array([name.startswith("##") for name in names])
-    marks = np.array([name in SPECIAL_TOKENS or not any(map(str.isalnum, name)) for name in names])
+    marks = tokenizer.is_special | ~np.array([any(map(str.isalnum, name)) for name in _names(tokenizer)])
+    once_per_word = tokenizer.frame.word_marker.once_per_word(tokenizer.is_marked)
     return TokenMeasures(
         tokens=int(counts.sum()),
-        unknown=int(counts[tokenizer.id("[UNK]")]),
-        words=int(counts[~inner & ~marks].sum()),
+        unknown=int(counts[tokenizer.unknown_id]),
+        words=int(counts[once_per_word & ~marks].sum()),
         pieces=int(counts[~marks].sum()),
         documents=part.corpus.document_tokens[part.documents],
         sentences=np.concatenate([np.diff(shard.sentences) for shard in part.shards]),
-        pairs={length: draw_pairs(part, length) for length in PAIR_LENGTHS if len(part.documents) > 1},
+        pairs={length: draw_pairs(part, tokenizer.frame, length) for length in PAIR_LENGTHS if len(part.documents) > 1},
     )
 
 
-def draw_pairs(part: Part, max_length: int) -> Pairs:
+def draw_pairs(part: Part, frame: Frame, max_length: int) -> Pairs:
     """Draw pairs spread evenly over a corpus; from a small one in several epochs."""
-    source = PairSource(part.corpus, part.documents, max_length)
+    source = PairSource(part.corpus, part.documents, max_length, frame=frame)
     samples = np.arange(NUM_PAIRS)
     if len(source) < NUM_PAIRS:
         epochs, indices = np.divmod(samples, len(source))
@@ -255,7 +255,7 @@ def draw_pairs(part: Part, max_length: int) -> Pairs:
         epochs, indices = np.zeros_like(samples), samples * len(source) // NUM_PAIRS
     pairs = source.pairs(epochs, indices)
     first, second = np.mean([(len(pair.first), len(pair.second)) for pair in pairs], axis=0).tolist()
-    fill = (first + second + SPECIAL) / max_length
+    fill = (first + second + frame.size(2)) / max_length
     return Pairs(sum(pair.is_next for pair in pairs) / len(pairs), first, second, 1 - fill)
 
 
@@ -286,7 +286,7 @@ class Part:
         for number in self.documents.tolist():
             tokens, bounds = self.corpus.document(number)
             words = [names[token] for token in tokens.tolist()]
-            yield [" ".join(words[begin:end]).replace(" ##", "") for begin, end in pairwise(bounds.tolist())]
+            yield [tokenizer.frame.word_marker.spell(words[begin:end]) for begin, end in pairwise(bounds.tolist())]
 
 
 def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, folder: Path) -> Corpus | None:
@@ -307,7 +307,7 @@ def _names(tokenizer: Tokenizer) -> list[str]:
 def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int = 20) -> dict[str, int]:
     """The most frequent words that become [UNK], among the 50,000 most frequent ones, and how often they stand."""
     counts = Counter(word for document in documents for paragraph in document for word in paragraph.split())
-    words, unknown = [word for word, _ in counts.most_common(50_000)], tokenizer.id("[UNK]")
+    words, unknown = [word for word, _ in counts.most_common(50_000)], tokenizer.unknown_id
     lost = [word for word, ids in zip(words, tokenizer.encode(words), strict=True) if unknown in ids]
     found: Counter[str] = Counter()
     for word, encoding in zip(lost, tokenizer.encode_aligned(lost), strict=True):

@@ -88,11 +88,10 @@ function picture(layer, head) {
 }
 
 let line = null, segment = null;
-data.tokens.forEach((token, i) => {
+data.tokens.forEach((_, i) => {
   if (data.segments[i] !== segment) { line = make("div"); $("strip").append(line); segment = data.segments[i]; }
-  const piece = token.startsWith("##") && token.length > 2;
-  const chip = make("button", "token" + (piece ? " piece" : "") + (data.special[i] ? " special" : ""),
-    piece ? token.slice(2) : token);
+  const chip = make("button", "token" + (data.continues[i] ? " piece" : "") + (data.special[i] ? " special" : ""),
+    data.shown[i]);
   chip.onmouseenter = chip.onfocus = () => show(i);
   chip.onclick = () => { pinned = i; show(i); };
   line.append(chip);

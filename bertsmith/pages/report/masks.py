@@ -11,6 +11,7 @@ import numpy as np
 from bertsmith.pages import page
 from bertsmith.pages.page import Html
 from bertsmith.pages.report.runs import SAMPLES, Record, Run, is_number
+from bertsmith.text.frame import SHOWN_MASK
 
 TEXTS, MASKS, MOMENTS, GUESSES = 4, 4, 6, 3  # shown at most
 
@@ -71,10 +72,10 @@ def _table(first: str, rows: Sequence[tuple[str, Record]]) -> str:
 
 def _text(text: str, answers: Sequence[Any]) -> str:
     """The text with the right words in the places of its masks."""
-    first, *rest = text.split("[MASK]")
+    first, *rest = text.split(SHOWN_MASK)
     shown = html.escape(first)
     for number, piece in enumerate(rest):
-        answer = html.escape(str(answers[number])) if number < len(answers) else "[MASK]"
+        answer = html.escape(str(answers[number])) if number < len(answers) else SHOWN_MASK
         shown += f"<span class=mask>{answer}<sup>{number + 1}</sup></span>{html.escape(piece)}"
     return shown
 
