@@ -20,7 +20,8 @@ from torch import Tensor
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.card import CARD, write_card
-from bertsmith.formats.families import OWN_TYPE, family_named
+from bertsmith.formats.families import OWN_TYPE, family_named, family_of
+from bertsmith.formats.family import Family
 from bertsmith.formats.hf import NOTES, load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import export_onnx
@@ -141,7 +142,8 @@ def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
     """A model folder again: safetensors, in another precision where one is asked for."""
     loaded = load_folder(folder)  # what is written has to open
     with new_folder(target, "DST") as work:
-        report = _write_model(folder, work, read_config(folder), read_weights(folder), options.dtype)
+        weights = _without_copies(read_weights(folder), family_of(loaded.model.encoder.config))
+        report = _write_model(folder, work, read_config(folder), weights, options.dtype)
         if (folder / MODULES).exists():
             report |= _keep_pooling(folder, work, loaded.model.encoder.config.hidden_size)
         _write_card(folder, work)
@@ -187,11 +189,11 @@ def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict
         pooling = replace(pooling, max_length=options.max_length)
     values = read_config(folder)
     family = family_named(values, folder / CONFIG)
-    weights = read_weights(folder)
-    if not any(name.startswith("embeddings.") for name in weights):  # it has a head
+    weights = _without_copies(read_weights(folder), family)
+    if not family.is_encoder_alone(weights):
         weights = {n.removeprefix(family.prefix): w for n, w in weights.items() if n.startswith(family.prefix)}
     bare = {name: value for name, value in values.items() if name not in HEAD_FIELDS}
-    bare["architectures"] = [family.pretraining[0].replace("ForMaskedLM", "Model")]
+    bare["architectures"] = [family.encoder_class]
     with new_folder(target, "DST") as work:
         report = _write_model(folder, work, bare, weights, options.dtype)
         write_pooling(work, pooling, loaded.model.encoder.config.hidden_size)
@@ -203,8 +205,7 @@ def _write_model(
     folder: Path, work: Path, values: Mapping[str, Any], weights: Mapping[str, Tensor], dtype: str | None
 ) -> dict[str, Any]:
     """The files of a model folder from the values of its `config.json` and its weights."""
-    kept = _without_copies(weights)
-    values = dict(values)
+    kept, values = dict(weights), dict(values)
     if dtype is not None:
         kept = {n: _rounded(w, n, dtype) if w.is_floating_point() else w for n, w in kept.items()}
         values = {**{n: v for n, v in values.items() if n not in ("dtype", "torch_dtype")}, "torch_dtype": dtype}
@@ -230,10 +231,10 @@ def _rounded(weight: Tensor, name: str, dtype: str) -> Tensor:
     return rounded
 
 
-def _without_copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Older files hold the word embeddings once more, as the decoder of the masked words."""
-    words = next((w for name, w in weights.items() if name.endswith("word_embeddings.weight")), None)
-    copies = [n for n, w in weights.items() if n.endswith("decoder.weight") and words is not None and words.equal(w)]
+def _without_copies(weights: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Older files hold tied weights twice (the token embeddings once more as the decoder), and numbers of positions."""
+    tied = {copy: name for copy, name in family.tied.items() if copy in weights and name in weights}
+    copies = {copy for copy, name in tied.items() if weights[copy].equal(weights[name])}
     return {name: weight for name, weight in weights.items() if name not in copies and "position_ids" not in name}
 
 

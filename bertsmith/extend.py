@@ -23,8 +23,9 @@ from bertsmith.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bertsmith.formats.families import Family
+    from bertsmith.formats.family import Family
 
+VOCABULARY_TENSORS = ("encoder.embeddings.tokens.weight", "masked_lm.decoder.bias", "causal_lm.decoder.bias")
 MIN_COUNT = 5  # occurrences of a word that is taken from a text
 MOST_WORDS = 2_000_000  # distinct words in memory; when there are more, those that were seen once are forgotten
 
@@ -208,27 +209,26 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
 
     config = hf.load_folder(folder).model.encoder.config  # and what we could not open again is refused
     family, old_rows = family_of(config), config.vocab_size
-    pieces = old.encode(new)
+    names, pieces = _vocabulary_names(family), old.encode(new)
     tensors = read_weights(folder)
     for key in tensors:
-        if key.endswith(_vocabulary_weights(family)):
+        if key.endswith(names):
             tensors[key] = _with_rows(tensors[key], pieces, start)
     write_weights(out / WEIGHTS, tensors)
-    values = {**read_config(folder), family.config_names["vocab_size"]: max(old_rows, start + len(new))}
+    values = {**read_config(folder), **family.fields["vocab_size"].write(max(old_rows, start + len(new)))}
     (out / CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (folder / hf.NOTES).exists():
         shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
     return config.max_positions
 
 
-def _vocabulary_weights(family: Family) -> tuple[str, ...]:
-    """The ends of the saved names of what has a row for every entry; old files hold the tied decoder once more."""
-    embedding = family.encoder["encoder.embeddings.tokens.weight"]
-    bias = family.masked_lm["masked_lm.decoder.bias"]
-    assert isinstance(embedding, str)
-    assert isinstance(bias, str)
-    decoder = bias.removesuffix("bias") + "decoder"
-    return embedding.removeprefix(family.prefix), bias, f"{decoder}.weight", f"{decoder}.bias"
+def _vocabulary_names(family: Family) -> tuple[str, ...]:
+    """The saved names, without the encoder's prefix, of the tensors that have a row for every entry."""
+    from bertsmith.formats.storage import as_stored
+
+    tables = [family.encoder, *(output.names for output in family.outputs.values())]
+    rows = [as_stored(table[ours]) for table in tables for ours in VOCABULARY_TENSORS if ours in table]
+    return tuple(name.removeprefix(family.prefix) for row in rows for name in (*row.names, *row.tied))
 
 
 def _with_rows(old: Tensor, pieces: Sequence[Sequence[int]], start: int) -> Tensor:

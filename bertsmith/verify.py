@@ -222,7 +222,7 @@ def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
     transformers, values = need_transformers(), read_config(folder)
     family = family_named(values, folder / CONFIG)
     name = (values.get("architectures") or [""])[0]
-    known = name in {*family.pretraining, family.causal, *family.heads} and hasattr(transformers, name)
+    known = name in family.class_names and hasattr(transformers, name)
     model = (getattr(transformers, name) if known else transformers.AutoModel).from_pretrained(folder).float().eval()
     for parameter in model.parameters() if dtype is not None else ():
         parameter.data = parameter.data.to(dtype).float()

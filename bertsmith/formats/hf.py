@@ -7,39 +7,34 @@ A folder holds `config.json`, `model.safetensors` and the tokenizer's files; `be
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError
-from bertsmith.formats.families import (
-    KEPT,
-    OWN_CLASS,
-    Family,
-    Names,
-    expand,
-    family_of,
-)
+from bertsmith.formats.families import family_of
+from bertsmith.formats.family import KEPT, Family
 from bertsmith.formats.saved_config import (
     CONFIG,
     Model,
     architecture,
-    architecture_of,
     config_in,
     config_out,
     dropout_in,
     head_in,
+    output_of,
     own_type,
     pools_last,
     read_config,
 )
+from bertsmith.formats.storage import Names, Stored, as_stored, expand
 from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.encoder import Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
@@ -48,7 +43,6 @@ from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 
 NOTES = "bertsmith.json"
-POSITIONS = "encoder.embeddings.positions.weight"
 HEAD_NAMES = ("head.output.", "head.lstm.", "head.mix", "head.top.")  # of an output layer
 OWN_NAMES = ("head.", "beside.")  # of what `transformers` has no class for
 POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
@@ -123,15 +117,16 @@ def load_folder(
     if dropout is not None:
         config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     weights = _read_weights(folder, family_of(config))
-    _refuse_other_sizes(config, weights, folder)
+    _refuse_other_layers(config, weights, folder)
     names = dict(expand(_saved_names(family_of(config), values), range(config.num_layers)))
     if saved is not None and saved.is_own and (head is None or saved.own_form == head.own_form):
-        names |= {name: (name,) for name in weights if name.startswith(OWN_NAMES)}
+        names |= {name: Stored((name,)) for name in weights if name.startswith(OWN_NAMES)}
     if head is None:
         head = saved
     elif saved is None or not saved.same_classes(head):  # its output layer starts anew
         names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(HEAD_NAMES)}
-    has_pair_head = all(name in weights for name in names["next_sentence.output.weight"])
+    pair_head = names.get("next_sentence.output.weight")
+    has_pair_head = pair_head is not None and bool(pair_head.found_in(weights))
     with torch.device("meta"):  # no memory and no random numbers: the weights come from the folder
         encoder = Encoder(config)
         model: Model
@@ -160,68 +155,75 @@ def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     return tokenizer
 
 
-def names_of(model: Model) -> dict[str, tuple[str, ...]]:
-    """Every parameter's name and what `transformers` calls it (several names: its parts).
+def names_of(model: Model) -> dict[str, Stored]:
+    """How the files of its family keep every tensor of a model.
 
-    An encoder without biases has names for them all the same: `transformers` keeps them, at zero.
+    Where `bias` is a field of our own, the family's classes always have biases: those that the encoder lacks are named
+    all the same, and are zeros in the files.
     """
     config = model.encoder.config
     family = family_of(config)
     has = model.state_dict().keys()
-    own: Names = {name: name for name in has if name.startswith(OWN_NAMES)}  # where `transformers` has no name for it
-    if isinstance(model, MaskedLM):
-        own = family.masked_lm
-    elif isinstance(model, CausalLM):
-        own = family.causal_lm
-    elif not model.head_config.is_own:
-        own = family.heads[architecture_of(model).removeprefix(OWN_CLASS)][1]
-    table = dict(expand({**family.encoder, **own}, range(config.num_layers)))
-    return {name: theirs for name, theirs in table.items() if name in has or name.startswith("encoder.")}
+    if isinstance(model, TaskModel) and model.head_config.is_own:  # `transformers` has no names for such a head
+        output: Names = {name: name for name in has if name.startswith(OWN_NAMES)}
+    else:
+        output = output_of(model).names
+    lacking = not config.bias and "bias" in family.own_fields
+    return {
+        name: stored
+        for name, stored in expand({**family.encoder, **output}, range(config.num_layers))
+        if name in has or (lacking and _is_lacking_bias(name, has))
+    }
+
+
+def _is_lacking_bias(name: str, has: Collection[str]) -> bool:
+    return name.startswith("encoder.") and name.endswith("bias") and name.removesuffix("bias") + "weight" in has
 
 
 def weights_out(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors under their names, in their parts."""
-    config, saved = model.encoder.config, {}
-    unused = family_of(config).unused_positions(config.pad_token_id)
-    for ours, theirs in names_of(model).items():
+    config, saved = model.encoder.config, dict[str, Tensor]()
+    unused_rows = family_of(config).unused_rows(config.pad_token_id)
+    for ours, stored in names_of(model).items():
         if config.bias or ours in tensors:
             tensor = tensors[ours].detach().cpu()
-        else:  # theirs always has it
+        else:  # their class always has this bias
             weight = tensors[ours.removesuffix("bias") + "weight"]
             tensor = torch.zeros(len(weight), dtype=weight.dtype)
-        if ours == POSITIONS and unused:
-            tensor = torch.cat([tensor.new_zeros(unused, tensor.shape[1]), tensor])
-        saved.update({n: part.contiguous() for n, part in zip(theirs, tensor.chunk(len(theirs)), strict=True)})
+        saved |= stored.parts(tensor, unused_rows)
     return saved
 
 
 def _saved_names(family: Family, values: Mapping[str, Any]) -> Names:
     """What a folder's weights may hold: the encoder, the heads of pre-training, and the head that it was saved with."""
-    _, head = family.heads.get(architecture(values), ("", {}))
-    pooler = head.get(POOLERS[1]) or family.masked_lm[POOLERS[0]]  # one layer, whatever stands on it
-    return {**family.encoder, **family.masked_lm, **family.causal_lm, **head, **dict.fromkeys(POOLERS, pooler)}
+    pretraining = [output.names for kind, output in family.outputs.items() if kind not in get_args(HeadKind)]
+    saved = architecture(values)
+    heads = [output.names for kind, output in family.outputs.items() if output.class_name == saved]
+    names = {ours: stored for table in (family.encoder, *pretraining, *heads) for ours, stored in table.items()}
+    pooler = names.get(POOLERS[1]) or names.get(POOLERS[0])  # one layer for next sentence and for a head on the text
+    return {**names, **dict.fromkeys(POOLERS, pooler)} if pooler else names
 
 
-def _fill(
-    model: Model, weights: Mapping[str, Tensor], names: Mapping[str, tuple[str, ...]], folder: Path
-) -> tuple[str, ...]:
+def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Stored], folder: Path) -> tuple[str, ...]:
     """Give a model without weights those of a folder; what the folder lacks starts at random, and is named."""
-    parameters, tensors, missing = model.state_dict(), {}, []
+    config, parameters, tensors, missing = model.encoder.config, model.state_dict(), {}, []
+    unused_rows = family_of(config).unused_rows(config.pad_token_id)
     for ours, written in names_of(model).items():
-        theirs = names.get(ours, ())
-        if theirs and all(name in weights for name in theirs):
-            value = torch.cat([_floating(weights[name], name, folder) for name in theirs])  # memory of its own
+        stored = names.get(ours)
+        if stored is not None and (found := stored.found_in(weights)):
+            parts = {name: _floating(weights[name], name, folder) for name in found}
             if ours in parameters:
-                tensors[ours] = _fitted(model.encoder.config, ours, parameters[ours], value, theirs[0], folder)
-            elif value.any():
-                raise UserError(f"{folder}: {theirs[0]} is not zero, and {CONFIG} says bias = false; set it to true")
+                _check_shapes(parts, stored.shape(parameters[ours].shape, unused_rows), folder)
+                tensors[ours] = stored.joined(list(parts.values()), unused_rows)
+            elif any(part.any() for part in parts.values()):
+                raise UserError(f"{folder}: {found[0]} is not zero, and {CONFIG} says bias = false; set it to true")
         elif ours not in parameters:
             continue
         elif ours.startswith("encoder."):
-            raise UserError(f"{folder}: the weights lack {written[0]}")
+            raise UserError(f"{folder}: the weights lack {written.names[0]}")
         else:
             tensors[ours] = torch.empty(parameters[ours].shape)
-            init_parameter(ours, tensors[ours], model.encoder.config.init_std)
+            init_parameter(ours, tensors[ours], config.init_std)
             missing.append(ours)
     model.load_state_dict(tensors, strict=False, assign=True)
     if isinstance(model, MaskedLM):
@@ -232,13 +234,11 @@ def _fill(
     return tuple(missing)
 
 
-def _fitted(config: EncoderConfig, ours: str, parameter: Tensor, value: Tensor, theirs: str, folder: Path) -> Tensor:
-    """A tensor of theirs as our parameter; a shape that does not fit is an error."""
-    unused = family_of(config).unused_positions(config.pad_token_id) if ours == POSITIONS else 0
-    asked = (parameter.shape[0] + unused, *parameter.shape[1:])
-    if value.shape != asked:
-        raise UserError(f"{folder}: {theirs} has shape {tuple(value.shape)}, and {CONFIG} asks for {asked}")
-    return value[unused:].clone() if unused else value
+def _check_shapes(parts: Mapping[str, Tensor], expected: tuple[int, ...], folder: Path) -> None:
+    """Refuse tensors whose shape is not the one that the configuration asks for."""
+    for name, part in parts.items():
+        if part.shape != expected:
+            raise UserError(f"{folder}: {name} has shape {tuple(part.shape)}, and {CONFIG} asks for {expected}")
 
 
 def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
@@ -250,31 +250,26 @@ def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
     return value
 
 
-def _refuse_other_sizes(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse sizes that are not those of the weights before anything so large is built."""
+def _refuse_other_layers(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse another number of layers than that of the weights before so many are built."""
     family, layers = family_of(config), config.num_layers
-    rows = {ours: theirs for ours, theirs in family.encoder.items() if "{i}" in ours}
-    if any(name in weights for _, theirs in expand(rows, range(layers, layers + 1)) for name in theirs):
-        raise UserError(f"{folder}: the weights have a layer {layers}, which {CONFIG} does not; fix num_hidden_layers")
-    last = [name for _, theirs in expand(rows, range(layers - 1, layers)) for name in theirs]
-    if not any(name in weights for name in last):
-        raise UserError(f"{folder}: the weights lack {last[0]}; fix num_hidden_layers in {CONFIG}")
-    sizes = {
-        "encoder.embeddings.tokens.weight": config.vocab_size,
-        "encoder.embeddings.segments.weight": config.num_segments,
-        POSITIONS: config.max_positions + family.unused_positions(config.pad_token_id),
-        "encoder.layers.0.feed_forward.inner.weight": config.intermediate_size,
-    }
-    for ours, (theirs, *_) in expand(family.encoder, range(1)):
-        asked = (sizes.get(ours), config.hidden_size)
-        if ours in sizes and theirs in weights and weights[theirs].shape != asked:
-            shape = tuple(weights[theirs].shape)
-            raise UserError(f"{folder}: {theirs} has shape {shape}, and {CONFIG} asks for {asked}")
+    after, last = ([n for n in _layer_names(family, i) if n in weights] for i in (layers, layers - 1))
+    field, expected = family.fields["num_layers"].names[0], _layer_names(family, layers - 1)
+    if after:
+        raise UserError(f"{folder}: the weights have a layer {layers}, which {CONFIG} does not; fix {field}")
+    if expected and not last:
+        raise UserError(f"{folder}: the weights lack {expected[0]}; fix {field} in {CONFIG}")
+
+
+def _layer_names(family: Family, layer: int) -> list[str]:
+    """The names in the files of a layer's tensors; none where all layers share theirs."""
+    rows = {ours: row for ours, row in family.encoder.items() if "{i}" in as_stored(row).names[0]}
+    return [name for _, stored in expand(rows, range(layer, layer + 1)) for name in stored.names]
 
 
 def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
     weights = read_weights(folder)
-    bare = any(name.startswith("embeddings.") for name in weights)  # saved from the encoder alone
+    bare = family.is_encoder_alone(weights)
     return {f"{family.prefix}{name}": value for name, value in weights.items()} if bare else weights
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError, suggestion
-from bertsmith.formats.families import (
-    ACTIVATIONS,
-    ACTIVATIONS_IN,
-    FEATURE_TAGGER,
-    OWN_CLASS,
-    OWN_FIELDS,
-    family_named,
-    family_of,
-)
+from bertsmith.formats.families import FEATURE_TAGGER, OWN_CLASS, family_named, family_of
+from bertsmith.formats.family import Output
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
@@ -54,20 +46,11 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
         if key not in family.config_keys:
             fix = suggestion(key, family.config_keys) or "; remove it if it does not change what the model computes"
             raise UserError(f"{where}: unknown key {key!r}{fix}")
-    names = {**family.config_names, **{name: name for name in OWN_FIELDS}}
-    ours = {name: values[theirs] for name, theirs in names.items() if values.get(theirs) is not None}
-    if values.get("is_decoder"):
-        ours["direction"] = "left-to-right"
-    for name, value in ours.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{where}: {names[name]} is {value}; give a finite number")
-    activation = ours.get("activation", "gelu")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS_IN:
-        raise UserError(f"{where}: hidden_act {activation!r} is not one of {', '.join(ACTIVATIONS_IN)}")
-    ours = {**family.defaults, **ours, **family.settles, "activation": ACTIVATIONS_IN[activation]}
-    ours["family"] = family.model_type
-    config = from_dict(EncoderConfig, ours, str(where))
-    return replace(config, max_positions=config.max_positions - family.unused_positions(config.pad_token_id))
+    named = {name: field.read(values, where) for name, field in family.fields.items()}
+    named |= {name: values[name] for name in family.own_fields if values.get(name) is not None}
+    given = {name: value for name, value in named.items() if value is not None}
+    config = from_dict(EncoderConfig, {**family.defaults, **given, "family": family.model_type}, str(where))
+    return replace(config, max_positions=config.max_positions - family.unused_rows(config.pad_token_id))
 
 
 def config_out(model: Model) -> dict[str, Any]:
@@ -77,13 +60,14 @@ def config_out(model: Model) -> dict[str, Any]:
     values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": family.model_type}
     if own := own_type(model):
         values["model_type"] = f"bertsmith-{own}-{family.model_type}"
-    values.update({theirs: getattr(config, name) for name, theirs in family.config_names.items()})
-    values[family.config_names["max_positions"]] += family.unused_positions(config.pad_token_id)
-    values[family.config_names["activation"]] = ACTIVATIONS[config.activation]
-    default = EncoderConfig()
-    values.update({n: getattr(config, n) for n in OWN_FIELDS if getattr(config, n) != getattr(default, n)})
-    if config.direction == "left-to-right":  # they have a name for it
-        values["is_decoder"] = bool(values.pop("direction"))
+    full = replace(config, max_positions=config.max_positions + family.unused_rows(config.pad_token_id))
+    for name, field in family.fields.items():
+        if name not in family.own_fields:
+            values |= field.write(getattr(full, name))
+    for name in family.own_fields:
+        theirs, value = family.fields.get(name), getattr(config, name)
+        if value != family.default(name):
+            values |= theirs.write(value) if theirs is not None and theirs.accepts(value) else {name: value}
     if pools_last(model):
         values["pooled"] = "last"
     return {**values, **head_out(model.head_config)} if isinstance(model, TaskModel) else values
@@ -115,10 +99,11 @@ def head_out(head: HeadConfig) -> dict[str, Any]:
 
 def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
     """The head that a saved configuration describes, where it describes one."""
-    saved, heads = architecture(values), family_named(values, folder / CONFIG).heads
-    if saved not in heads and saved != FEATURE_TAGGER:
+    saved, family = architecture(values), family_named(values, folder / CONFIG)
+    kinds = {family.outputs[kind].class_name: kind for kind in get_args(HeadKind) if kind in family.outputs}
+    if saved not in kinds and saved != FEATURE_TAGGER:
         return None
-    kind, _ = heads.get(saved, ("tags", {}))
+    kind: HeadKind = kinds.get(saved, "tags")
     labels = _labels(values, folder / CONFIG)
     if kind == "single":
         problem = str(values.get("problem_type"))
@@ -176,16 +161,23 @@ def architecture(values: Mapping[str, Any]) -> str:
 def architecture_of(model: Model) -> str:
     """The class of `transformers` that a model is saved for, or ours where it has none."""
     prefix = OWN_CLASS if own_type(model) else ""
-    family = family_of(model.encoder.config)
-    if isinstance(model, MaskedLM):
-        return family.pretraining[model.next_sentence is not None]
-    if isinstance(model, CausalLM):
-        return prefix + family.causal
-    if model.head_config.features is not None:
+    if isinstance(model, TaskModel) and model.head_config.features is not None:
         return FEATURE_TAGGER
-    kind = model.head_config.kind
-    wanted = "single" if kind in PROBLEM_TYPES.values() else kind
-    return prefix + next(name for name, (k, _) in family.heads.items() if k == wanted)
+    return prefix + output_of(model).class_name
+
+
+def output_of(model: Model) -> Output:
+    """What the model's family calls its objective or its head."""
+    if isinstance(model, MaskedLM):
+        kind = "masked_lm" if model.next_sentence is None else "masked_lm+next_sentence"
+    elif isinstance(model, CausalLM):
+        kind = "causal_lm"
+    else:
+        kind = "single" if model.head_config.kind in PROBLEM_TYPES.values() else model.head_config.kind
+    family = family_of(model.encoder.config)
+    if kind not in family.outputs:
+        raise UserError(f"model.family {family.model_type}: transformers has no class of it for {kind}")
+    return family.outputs[kind]
 
 
 def own_type(model: Model) -> str:

@@ -16,7 +16,7 @@ from bertsmith.config import to_dict
 from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.formats.card import write_card
-from bertsmith.formats.families import check_family
+from bertsmith.formats.families import family_of
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.model.config import EncoderConfig
@@ -60,7 +60,7 @@ class PretrainConfig:
     DECIDED = {"recipe": "the command names the recipe"}
 
     def __post_init__(self) -> None:
-        check_family(self.model)
+        family_of(self.model)  # refuses an encoder that its family cannot express
         if self.data.pairs != "full" and self.model.num_segments < 2:
             raise UserError(
                 f"data.pairs={self.data.pairs} needs two segments, and model.num_segments is "

@@ -141,9 +141,9 @@ def same_gradients(model, theirs) -> None:
     """Compare the gradients of all parameters; every parameter of theirs must have a counterpart."""
     names, expected = names_of(model), {name: p.grad for name, p in theirs.named_parameters()}
     ours = {name: p.grad for name, p in model.named_parameters()}
-    assert sorted(part for parts in names.values() for part in parts) == sorted(expected)
+    assert sorted(part for stored in names.values() for part in stored.names) == sorted(expected)
     for name, gradient in ours.items():
-        wanted = torch.cat([expected[part] for part in names[name]])
+        wanted = torch.cat([expected[part] for part in names[name].names])
         same(gradient, wanted[-len(gradient) :], name)  # their position table may start with unused rows
     assert ours["encoder.layers.0.attention.qkv.weight"].abs().max() > 1e-3
 

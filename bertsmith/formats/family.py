@@ -1,0 +1,145 @@
+"""A family of `transformers` as a value: its names, how it stores weights, and which encoders it cannot express."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError
+from bertsmith.formats.storage import Names, as_stored, expand
+from bertsmith.model.config import EncoderConfig
+
+TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.positions.weight"
+# Fields of a `config.json` that do not change what an encoder computes. The first describe the file or the head, and
+# are written anew; the others are kept and written back.
+WRITTEN_ANEW = frozenset(
+    """architectures id2label label2id num_labels _num_labels problem_type num_choices finetuning_task model_type
+    transformers_version torch_dtype dtype _name_or_path name_or_path attn_implementation _attn_implementation_autoset
+    tokenizer_class features bilstm_layers beside pooled""".split()
+)
+KEPT = frozenset(
+    """classifier_dropout use_cache gradient_checkpointing directionality pooler_fc_size pooler_type
+    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_hidden_act output_past output_attentions
+    output_hidden_states return_dict bos_token_id eos_token_id sep_token_id decoder_start_token_id
+    chunk_size_feed_forward task_specific_params torchscript use_bfloat16 prefix pruned_heads model_name language
+    keys_to_ignore_at_inference max_length min_length""".split()
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """What the `config.json` of a family calls one of our settings."""
+
+    names: tuple[str, ...]  # several names: each of them has the value
+    values: Mapping[Any, Any] = field(default_factory=dict)  # ours: theirs, where they differ; we have no others
+    aliases: Mapping[Any, Any] = field(default_factory=dict)  # theirs: ours; read and never written
+    refused: tuple[Any, ...] = ()  # values of ours that their class cannot have
+
+    def accepts(self, value: Any) -> bool:
+        return value not in self.refused and (not self.values or value in self.values)
+
+    def write(self, value: Any) -> dict[str, Any]:
+        return dict.fromkeys(self.names, self.values.get(value, value))
+
+    def read(self, values: Mapping[str, Any], where: Path) -> Any:
+        """Our value from a `config.json`; None where it says nothing."""
+        given = {name: values[name] for name in self.names if values.get(name) is not None}
+        found = [self._ours(name, value, where) for name, value in given.items()]
+        if any(value != found[0] for value in found):
+            raise UserError(f"{where}: {' and '.join(given)} have different values; only equal ones are supported")
+        return found[0] if found else None
+
+    def _ours(self, name: str, value: Any, where: Path) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{where}: {name} is {value}; give a finite number")
+        if not self.values:
+            return value
+        known = {**{theirs: ours for ours, theirs in self.values.items()}, **self.aliases}
+        if not isinstance(value, (str, int)) or value not in known:
+            raise UserError(f"{where}: {name} {value!r} is not one of {', '.join(map(str, known))}")
+        return known[value]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Their class for one of our objectives or heads, and the names of the tensors that it adds to the encoder's."""
+
+    class_name: str
+    names: Names
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one `model_type` calls our tensors and settings, and what it cannot express.
+
+    A setting that is neither in `fields` nor in `own_fields` has one value in the family: that of `defaults`, or else
+    the default of `EncoderConfig`.
+    """
+
+    model_type: str
+    prefix: str  # of the encoder's tensors; a file of the encoder alone goes without it
+    encoder_class: str  # their class for the encoder alone
+    encoder: Names
+    outputs: Mapping[str, Output]  # by objective (masked_lm, masked_lm+next_sentence, causal_lm) or kind of head
+    fields: Mapping[str, Field]
+    fixed: Mapping[str, Any]  # fields of theirs with the one value that we compute
+    own_fields: tuple[str, ...] = ()  # written under our own names where they differ from the default
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of our settings, where they are not EncoderConfig's
+    reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
+
+    @property
+    def config_keys(self) -> set[str]:
+        """Every field of a `config.json` that is not refused."""
+        named = {name for theirs in self.fields.values() for name in theirs.names}
+        return {*named, *self.fixed, *self.own_fields, *WRITTEN_ANEW, *KEPT}
+
+    @property
+    def class_names(self) -> set[str]:
+        return {self.encoder_class, *(output.class_name for output in self.outputs.values())}
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """The further names of tensors that files may hold twice, and the names that they are read under."""
+        tables = [self.encoder, *(output.names for output in self.outputs.values())]
+        rows = [stored for table in tables for _, stored in expand(table, range(1))]
+        return {name: stored.names[0] for stored in rows for name in stored.tied}
+
+    def unused_rows(self, pad_token_id: int) -> int:
+        """The number of unused rows in front of the position table."""
+        row = self.encoder.get(POSITIONS, "")
+        return pad_token_id + 1 if as_stored(row).pad_rows else 0
+
+    def is_encoder_alone(self, names: Collection[str]) -> bool:
+        """Whether a file with these names was saved from the encoder alone, whose names have no prefix."""
+        return as_stored(self.encoder[TOKENS]).names[0].removeprefix(self.prefix) in names
+
+    def default(self, name: str) -> Any:
+        """The value of a setting where a `config.json` says nothing."""
+        return self.defaults.get(name, getattr(EncoderConfig(), name))
+
+    def accepts(self, name: str, value: Any) -> bool:
+        """Whether the family can express a value of a setting."""
+        if name in self.own_fields:
+            return True
+        return self.fields[name].accepts(value) if name in self.fields else bool(value == self.default(name))
+
+    def refused(self, config: EncoderConfig) -> str:
+        """The first setting that the family cannot express; empty where it can express the encoder."""
+        names = [each.name for each in fields(config) if each.name != "family"]
+        return next((name for name in names if not self.accepts(name, getattr(config, name))), "")
+
+    def refusal(self, config: EncoderConfig) -> str:
+        """Why the family cannot express an encoder, with a fix; empty where it can."""
+        if not (name := self.refused(config)):
+            return ""
+        reason = self.reasons.get(name, f"{self.model_type} models have no such setting in transformers")
+        return f"model.{name}={_shown(getattr(config, name))}: {reason}; set model.{name}={_shown(self.default(name))}"
+
+
+def _shown(value: Any) -> str:
+    """A value as `--set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,187 @@
+"""A family is a table: names, storage, settings and refusals of one that does not exist work by being written down."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from variants import randomise
+
+from bertsmith.config import from_dict, override, to_dict
+from bertsmith.errors import UserError
+from bertsmith.formats.families import FAMILIES, FIELDS, FIXED, family_of
+from bertsmith.formats.family import Family, Field, Output
+from bertsmith.formats.hf import Notes, load_folder, save_folder
+from bertsmith.formats.storage import Stored
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.recipes import recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def turned(name: str) -> Stored:
+    return Stored((name,), transposed=True)
+
+
+LAYER = "turned.h.{i}"
+WORDS = {
+    "masked_lm.transform.*": turned("words.dense.*"),
+    "masked_lm.norm.*": "words.norm.*",
+    "masked_lm.decoder.bias": "words.bias",
+}
+TURNED = Family(
+    model_type="turned",
+    prefix="turned.",
+    encoder_class="TurnedModel",
+    encoder={
+        "encoder.embeddings.tokens.weight": Stored(("turned.wte.weight",), tied=("words.out.weight",)),
+        "encoder.embeddings.segments.weight": "turned.segments.weight",
+        "encoder.embeddings.positions.weight": Stored(("turned.wpe.weight",), pad_rows=True),
+        "encoder.embeddings.norm.*": "turned.ln_0.*",
+        "encoder.layers.{i}.attention.qkv.*": turned(f"{LAYER}.c_attn.*"),  # fused
+        "encoder.layers.{i}.attention.output.*": turned(f"{LAYER}.c_proj.*"),
+        "encoder.layers.{i}.attention_norm.*": f"{LAYER}.ln_1.*",
+        "encoder.layers.{i}.feed_forward.inner.*": Stored((f"{LAYER}.up_a.*", f"{LAYER}.up_b.*"), transposed=True),
+        "encoder.layers.{i}.feed_forward.outer.*": turned(f"{LAYER}.down.*"),
+        "encoder.layers.{i}.feed_forward_norm.*": f"{LAYER}.ln_2.*",
+    },
+    outputs={
+        "masked_lm": Output("TurnedForMaskedLM", WORDS),
+        "single": Output(
+            "TurnedForSequenceClassification",
+            {"head.pooler.dense.*": "pool.*", "head.output.*": turned("score.*")},
+        ),
+    },
+    fields={
+        **FIELDS,
+        "num_layers": Field(("n_layer",)),
+        "hidden_dropout": Field(("resid_pdrop", "embd_pdrop")),
+        "activation": Field(("afn",), values={"gelu_tanh": "gelu", "relu": "relu"}, aliases={"gelu_new": "gelu_tanh"}),
+        "bias": Field(("use_bias",)),
+    },
+    fixed={**FIXED, "n_special": 0},
+    defaults={"activation": "gelu_tanh"},
+    reasons={
+        "norm_first": "turned models normalise after each sublayer",
+        "activation": "turned models know two activations",
+    },
+)
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "turned", TURNED)
+
+
+def encoder_config(vocab_size: int = 99, **changes) -> EncoderConfig:
+    sizes = {"max_positions": 32, "activation": "gelu_tanh", "family": "turned"}
+    return EncoderConfig(vocab_size, 64, 2, 4, 128, **{**sizes, **changes})
+
+
+def make_model(kind: str, config: EncoderConfig):
+    encoder = Encoder(config)
+    head = HeadConfig("single", ("good", "bad"))
+    return randomise(MaskedLM(encoder, next_sentence=False) if kind == "masked_lm" else TaskModel(encoder, head)).eval()
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("kind", ["masked_lm", "single"])
+def test_a_made_up_family_is_read_back_to_the_bit(kind, bias, made_up, tmp_path, tiny_tokenizer):
+    model = make_model(kind, encoder_config(tiny_tokenizer.vocab_size, bias=bias))
+    save_folder(tmp_path, model, tiny_tokenizer, Notes())
+    loaded = load_folder(tmp_path)
+    assert (loaded.missing, loaded.model.encoder.config) == ((), model.encoder.config)
+    assert_close(loaded.model.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_weights_are_stored_as_the_table_says(made_up, tmp_path, tiny_tokenizer):
+    model = make_model("masked_lm", encoder_config(tiny_tokenizer.vocab_size, bias=False))
+    save_folder(tmp_path, model, tiny_tokenizer, Notes())
+    saved, ours = load_file(tmp_path / "model.safetensors"), model.state_dict()
+    layer = "encoder.layers.1"
+    assert torch.equal(saved["turned.h.1.c_attn.weight"], ours[f"{layer}.attention.qkv.weight"].T)
+    first, second = ours[f"{layer}.feed_forward.inner.weight"].chunk(2)
+    assert torch.equal(saved["turned.h.1.up_a.weight"], first.T)
+    assert torch.equal(saved["turned.h.1.up_b.weight"], second.T)
+    positions, unused = saved["turned.wpe.weight"], model.encoder.config.pad_token_id + 1
+    assert torch.equal(positions[unused:], ours["encoder.embeddings.positions.weight"])
+    assert not positions[:unused].any()
+    assert "words.out.weight" not in saved  # tied to the embeddings
+    assert not [name for name in saved if name.startswith("turned.") and name.endswith("bias")]
+
+
+def test_settings_have_the_family_s_names_and_values(made_up, tmp_path, tiny_tokenizer):
+    config = encoder_config(tiny_tokenizer.vocab_size, hidden_dropout=0.2)
+    save_folder(tmp_path, make_model("single", config), tiny_tokenizer, Notes())
+    values = json.loads((tmp_path / "config.json").read_text())
+    expected = {"architectures": ["TurnedForSequenceClassification"], "model_type": "turned", "n_layer": 2}
+    expected |= {"afn": "gelu", "resid_pdrop": 0.2, "embd_pdrop": 0.2, "use_bias": True, "max_position_embeddings": 33}
+    assert {name: values[name] for name in expected} == expected
+    assert not {"num_hidden_layers", "hidden_act", "hidden_dropout_prob"} & values.keys()
+
+    def refused(words: str, **changes) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({**values, **changes}))
+        with pytest.raises(UserError, match=words):
+            load_folder(tmp_path)
+
+    refused("resid_pdrop and embd_pdrop have different values", embd_pdrop=0.1)
+    refused("afn 'silu' is not one of gelu, relu, gelu_new", afn="silu")
+    refused("n_special = 1 is not supported; only 0 is", n_special=1)
+    refused("unknown key 'hidden_act'", hidden_act="gelu")
+    refused("the weights lack turned.h.2.c_attn.weight; fix n_layer", n_layer=3)
+    refused("the weights have a layer 1, which config.json does not; fix n_layer", n_layer=1)
+
+
+def test_the_encoder_alone_and_a_tied_weight_are_read(made_up, tmp_path, tiny_tokenizer):
+    model = make_model("masked_lm", encoder_config(tiny_tokenizer.vocab_size))
+    save_folder(tmp_path, model, tiny_tokenizer, Notes())
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    tied = {"words.out.weight" if name == "turned.wte.weight" else name: value for name, value in whole.items()}
+    save_file(tied, path)
+    assert_close(load_folder(tmp_path).model.state_dict(), model.state_dict(), rtol=0, atol=0)
+    save_file({n.removeprefix("turned."): value for n, value in whole.items() if n.startswith("turned.")}, path)
+    alone = load_folder(tmp_path)
+    assert_close(alone.model.encoder.state_dict(), model.encoder.state_dict(), rtol=0, atol=0)
+    assert "masked_lm.transform.weight" in alone.missing
+
+
+def test_what_a_family_cannot_express_is_refused_with_its_reason(made_up, tmp_path, tiny_tokenizer):
+    refused = encoder_config(tiny_tokenizer.vocab_size, norm_first=True)
+    reason = (
+        "model.norm_first=true: turned models normalise after each sublayer; set model.norm_first=false, or "
+        "model.family=roberta-prelayernorm"
+    )
+    with pytest.raises(UserError) as caught:
+        save_folder(tmp_path / "folder", make_model("masked_lm", refused), tiny_tokenizer, Notes())
+    assert str(caught.value) == reason
+    with pytest.raises(UserError, match=r"activation=silu: turned models know two activations; set .*=gelu_tanh, or"):
+        family_of(replace(refused, norm_first=False, activation="silu"))
+    with pytest.raises(UserError, match="direction=right-to-left: turned models have no such setting in transformers"):
+        family_of(replace(refused, norm_first=False, direction="right-to-left"))
+    model = TaskModel(Encoder(encoder_config(tiny_tokenizer.vocab_size)), HeadConfig("span"))
+    with pytest.raises(UserError, match=r"model\.family turned: transformers has no class of it for span"):
+        save_folder(tmp_path / "folder", model, tiny_tokenizer, Notes())
+
+
+def test_a_run_is_refused_before_it_starts():
+    with pytest.raises(UserError, match=r"norm_first=true: the family bert .* or model.family=roberta-prelayernorm"):
+        override(recipe("bert-tiny"), ["model.norm_first=true"])
+    with pytest.raises(UserError, match=r"model.num_segments=0: BertModel needs a table of segments"):
+        family_of(replace(encoder_config(), family="bert", num_segments=0))
+    with pytest.raises(UserError, match=r"'robert' is not one of bert, roberta-prelayernorm; did you mean 'bert'"):
+        override(recipe("bert-tiny"), ["model.family=robert"])
+    changes = ["model.norm_first=true", "model.family=roberta-prelayernorm"]
+    assert override(recipe("bert-tiny"), changes).model.norm_first
+    assert override(recipe("quickstart"), ["model.norm_first=false", "model.family=bert"]).model.family == "bert"
+
+
+@pytest.mark.parametrize(("norm_first", "family"), [(False, "bert"), (True, "roberta-prelayernorm")])
+def test_a_configuration_from_before_families_had_names(norm_first, family):
+    values = {name: value for name, value in to_dict(EncoderConfig(norm_first=norm_first)).items() if name != "family"}
+    assert from_dict(EncoderConfig, values).family == family
