@@ -14,11 +14,11 @@ from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
 from bertsmith.formats.feature_store import INDEX, Features, write_index
 from bertsmith.inference.features import PARTS, Extractor, write_parts
+from bertsmith.inference.output import ReadShare
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.heads import HeadConfig
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Row
-from bertsmith.rows.records import Told
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.tagging import check
 from bertsmith.training import distributed
@@ -65,11 +65,13 @@ def _write(extractor: Extractor, rows: Sequence[Row], folder: Path) -> None:
     if (folder / INDEX).exists():  # of this run, before it was stopped
         return
 
-    def told_rows(told: Told) -> Iterator[Row]:
+    share = ReadShare()
+
+    def counted() -> Iterator[Row]:
         for number, row in enumerate(rows, 1):
-            told(number / len(rows))
+            share(number / len(rows))
             yield row
 
     with new_folder(folder) as work:
-        write_index(work, write_parts(extractor, extractor.described, work, told_rows))
+        write_index(work, write_parts(extractor, extractor.described, work, counted(), share))
         (work / PARTS).unlink(missing_ok=True)

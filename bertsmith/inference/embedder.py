@@ -1,45 +1,33 @@
-"""Sentence vectors: the states of a text's tokens, pooled, to `.npy`, parquet or JSON lines.
+"""Sentence vectors: the hidden states of a text's tokens, pooled.
 
-B sequences, L padded length, H hidden size. Texts go through in windows, so that memory does not grow with the file.
+B sequences, H hidden size. Texts are processed in windows, so memory does not grow with the file.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.batch import Example, Layout, collate
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, writes
 from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
-from bertsmith.inference.engines import TOKENS, OnnxEngine, TorchEngine, batches, refuse_not_finite
-from bertsmith.inference.files import say_shortened
-from bertsmith.inference.output import check_out
+from bertsmith.inference.engines import OnnxEngine, TorchEngine, batch_tokens, batches, refuse_not_finite
+from bertsmith.inference.output import ReadShare, check_out, say_shortened
 from bertsmith.inference.predictor import WINDOW, Predictor
+from bertsmith.inference.writers import VECTOR_FILES, Vectors, vector_writer
 from bertsmith.model.states import hidden_states, layer_number
 from bertsmith.progress import progress_bar
-from bertsmith.rows.columns import Columns, Row, read_rows
+from bertsmith.rows.columns import Columns, read_rows
 from bertsmith.text.safe import safe_text
-
-Vectors = NDArray[np.float32]
-KINDS = (".npy", ".parquet", ".jsonl")
-
-
-class Write(Protocol):
-    """Takes the rows of a window and their vectors."""
-
-    def __call__(self, rows: Sequence[Row], vectors: Vectors) -> None: ...
 
 
 @writes()
@@ -57,29 +45,24 @@ def embed(
     force: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """A vector for every text of a file, in order; what is not asked for is as the model's folder says."""
+    """Write a vector for every text of a file, in order; the model's folder gives the settings that are None here."""
     out = Path(out)
     _check_keep(out, keep)
-    check_out(out, data, KINDS, force=force)
+    check_out(out, data, VECTOR_FILES, force=force)
     options: dict[str, Any] = {"normalize": normalize, "layer": layer, "max_length": max_length}
     embedder = Embedder.load(model, device, pooling=pooling, **options)
-    count, share = 0, 0.0
-
-    def told(now: float) -> None:
-        nonlocal share
-        share = now
-
-    rows = read_rows(data, Columns(text), labelled=False, keep=keep, told=told)
+    count, share = 0, ReadShare()
+    rows = read_rows(data, Columns(text), labelled=False, keep=keep, told=share)
     with (
         new_file(out) as made,
         made.open("wb") as file,
-        _writer(out.suffix.lower(), file, embedder.size) as write,
+        vector_writer(out.suffix.lower(), file, embedder.size) as write,
         progress_bar("embedding", 1.0) as advance,
     ):
         while window := list(islice(rows, WINDOW)):
             write(window, embedder.vectors([row.text for row in window]))
             count += len(window)
-            advance(share, f"{count:,} texts")
+            advance(share.value, f"{count:,} texts")
     say_shortened(embedder.shortened, embedder.max_length)
     used = {"pooling": embedder.pooling.kind, "normalize": embedder.pooling.normalize}
     return {"vectors": str(out), "rows": count, "dimensions": embedder.size, **used}
@@ -105,7 +88,7 @@ class Embedder:
         layer: int = -1,
         max_length: int | None = None,
     ) -> Embedder:
-        """Open a model folder, a run or a hub name; what is not asked for is as the folder says."""
+        """Open a model folder, a run or a hub name; the folder gives the settings that are None here."""
         kind = pooling_kind(pooling) if pooling else None
         return cls(Predictor.load(name, device), kind, normalize, layer, max_length)
 
@@ -125,7 +108,9 @@ class Embedder:
         self.layer = layer_number(layer, config.num_layers)
         saved = read_pooling(predictor.folder)
         self.pooling = saved or Pooling()
-        if kind is not None and kind != self.pooling.kind:  # another vector: what the folder says of its length is void
+        if (
+            kind is not None and kind != self.pooling.kind
+        ):  # another vector, for which the folder's `normalize` was not meant
             self.pooling = replace(self.pooling, kind=kind, normalize=False)
         if normalize is not None:
             self.pooling = replace(self.pooling, normalize=normalize)
@@ -135,13 +120,13 @@ class Embedder:
         if not least <= self.max_length <= config.max_positions:
             raise UserError(f"--max-length {max_length} is not between {least} and the model's {config.max_positions}")
         self.shortened = 0
-        self.skipped = 0  # tokens at the beginning that are not pooled: [CLS] and a prompt's
+        self.skipped = 0  # tokens at the start that are not pooled: [CLS] and those of a prompt
         if self.pooling.prompt and not self.pooling.include_prompt:
             prompt = self.pooling.prompt.lower() if self.pooling.lowercase else self.pooling.prompt
             self.skipped = len(self.tokenizer.frame.first) + len(self.tokenizer.encode([prompt])[0])
 
     def embed(self, texts: str | Iterable[str]) -> Vectors:
-        """The vector of a text (H,), or a row for each of several texts (n, H), in their order.
+        """Return the vector of a text (H,), or a row for each of several texts (n, H), in their order.
 
         >>> embedder = Embedder.load("sentence-transformers/all-MiniLM-L6-v2")
         >>> embedder.embed("a cat").shape
@@ -162,13 +147,13 @@ class Embedder:
         return f"<Embedder of {self.folder}: {what}; {self.engine!r}>"
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """A row a text (n, H), in their order; batches hold texts of similar length."""
+        """Return a row for each text (n, H), in their order; batches hold texts of similar length."""
         texts = [self.pooling.prompt + safe_text(text) for text in texts]
         if self.pooling.lowercase:
             texts = [text.lower() for text in texts]
         examples = self._examples(texts)
         found = np.empty((len(examples), self.size), dtype=np.float32)
-        for chosen in batches(examples, TOKENS.get(self._device.type, 2048)):
+        for chosen in batches(examples, batch_tokens(self._device)):
             found[chosen] = self._run([examples[i] for i in chosen])
         refuse_not_finite([found], "vectors", self.folder, self.engine)
         return found
@@ -198,7 +183,7 @@ class Embedder:
 
 
 def pool(hidden: Tensor, layout: Layout, kind: PoolingKind, skipped: int = 0) -> Tensor:
-    """One vector a sequence (B, H): of `[CLS]`, or the mean or the largest over its tokens after those `skipped`."""
+    """Return a vector for each sequence (B, H): that of `[CLS]`, or the mean or maximum after `skipped` tokens."""
     if kind == "cls":
         return layout.flat(hidden).index_select(0, layout.firsts)
     if kind == "max":
@@ -212,70 +197,3 @@ def _check_keep(out: Path, keep: Sequence[str]) -> None:
         raise UserError(f"--keep {','.join(keep)}: a .npy file holds vectors alone; --out a .parquet or .jsonl file")
     if "vector" in keep:
         raise UserError("--keep vector: the vectors have this name; rename the column")
-
-
-@contextmanager
-def _writer(kind: str, file: IO[bytes], size: int) -> Iterator[Write]:
-    if kind == ".jsonl":
-        yield lambda rows, vectors: _write_json(file, rows, vectors)
-    elif kind == ".parquet":
-        yield from _parquet(file, size)
-    else:
-        yield from _npy(file, size)
-
-
-def _npy(file: IO[bytes], size: int) -> Iterator[Write]:
-    """The header is written last: how many rows there are is known only then, and numpy leaves room for the number."""
-    count = 0
-
-    def header() -> int:
-        shape = {"descr": "<f4", "fortran_order": False, "shape": (count, size)}
-        file.seek(0)
-        np.lib.format.write_array_header_1_0(file, shape)
-        return file.tell()
-
-    def write(rows: Sequence[Row], vectors: Vectors) -> None:
-        nonlocal count
-        file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
-        count += len(vectors)
-
-    begin = header()
-    yield write
-    assert header() == begin
-
-
-def _parquet(file: IO[bytes], size: int) -> Iterator[Write]:
-    """A row group a window; the types of the columns that are kept are those of the first one."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    writer: Any = None
-
-    def write(rows: Sequence[Row], vectors: Vectors) -> None:
-        nonlocal writer
-        columns = {name: [row.kept[name] for row in rows] for name in rows[0].kept}
-        try:
-            table = pa.table(columns, schema=writer and pa.schema(list(writer.schema)[:-1]))
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UserError(f"{rows[0].place} and after: a column that is kept changes its type: {error}") from None
-        if writer is None:  # a column without a value so far may get text
-            table = table.cast(
-                pa.schema([f.with_type(pa.string()) if f.type == pa.null() else f for f in table.schema])
-            )
-        values = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), size)
-        table = table.append_column("vector", values) if columns else pa.table({"vector": values})
-        writer = writer or pq.ParquetWriter(file, table.schema)
-        writer.write_table(table)
-
-    try:
-        yield write
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _write_json(file: IO[bytes], rows: Sequence[Row], vectors: Vectors) -> None:
-    for row, vector in zip(rows, vectors, strict=True):
-        short = [float(str(value)) for value in vector]  # as many digits as 32 bits have
-        line = json.dumps({**row.kept, "vector": short}, ensure_ascii=False, default=str)
-        file.write(line.encode() + b"\n")

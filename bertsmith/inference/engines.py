@@ -36,6 +36,11 @@ TOKENS = {"cpu": 2048, "cuda": 16384, "mps": 8192}  # of one batch: enough to fi
 LARGEST_PADDING = 1 / 8  # of a rectangle's longest row
 
 
+def batch_tokens(device: torch.device) -> int:
+    """Return how many tokens a batch holds on a device."""
+    return TOKENS.get(device.type, TOKENS["cpu"])
+
+
 class Engine(Protocol):
     """A loaded model that scores examples."""
 
@@ -70,7 +75,7 @@ class TorchEngine:
         self.model.eval()
         results: list[Any] = [None] * len(examples)
         with torch.inference_mode(), threads_of(self.threads):
-            for chosen in batches(examples, TOKENS.get(self.device.type, 2048)):
+            for chosen in batches(examples, batch_tokens(self.device)):
                 batch = collate([_bare(examples[i]) for i in chosen], packed=True).to(self.device)
                 scores = self.model.scores(batch).cpu().numpy()
                 for i, row in zip(chosen, self._rows(scores, batch), strict=True):

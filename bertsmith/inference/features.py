@@ -6,11 +6,9 @@ overlap, and each word is taken from the window in which it has the most context
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
 from pathlib import Path
@@ -22,24 +20,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.batch import Example, collate
-from bertsmith.config import read_json
 from bertsmith.errors import UserError
-from bertsmith.folders import file_hash, new_file, refuse_existing, sync, writes
+from bertsmith.folders import file_hash, refuse_existing, sync, writes
 from bertsmith.formats.feature_store import Align, Described, Features, part_file, read_index, write_index, write_part
-from bertsmith.inference.engines import TOKENS, Precision, TorchEngine, batches
-from bertsmith.inference.output import facts_of, partial_folder
+from bertsmith.inference.engines import Precision, batch_tokens, batches
+from bertsmith.inference.output import (
+    FACTS,
+    ReadShare,
+    check_partial,
+    kept_for_resume,
+    open_partial,
+    output_facts,
+    partial_folder,
+)
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.states import hidden_states, parse_layers
 from bertsmith.progress import progress_bar, say
 from bertsmith.rows.columns import NAMES, Columns, Row, read_rows
 from bertsmith.rows.conll import is_conll, read_conll
-from bertsmith.rows.records import Told
 from bertsmith.tasks.tagging import words_of
 from bertsmith.text.tokenizer import Tokenizer
 
 __all__ = ["Features", "features"]
 
-FACTS, PARTS = "facts.json", "parts.json"
+PARTS = "parts.json"
 PART_BYTES = 256 * 2**20  # of vectors: what memory holds at once
 PASSAGES = 1024  # encoded together
 WORDS = {"text": ("tokens", "words", *NAMES["text"])}
@@ -72,30 +76,24 @@ def features(
     refuse_existing(out)
     predictor = Predictor.load(model, device, precision=precision)
     extractor = Extractor(predictor, layers, align, dtype, max_length, overlap)
-    if work.exists() and not resume:
-        raise UserError(f"{work} is there from a run that was stopped; add --resume to go on with it, or remove it")
+    check_partial(out, resume, "remove it")
     settings = {"layers": list(extractor.described.layers), "align": align, "dtype": dtype, "documents": documents}
     settings |= {"max_length": extractor.max_length, "overlap": extractor.overlap}
-    described = _begin(work, {**facts_of(predictor, data, Columns(text), ()), **settings}, extractor.described)
-    try:
-        described = write_parts(extractor, described, work, lambda told: _rows(data, text, conll, documents, told))
-    except BaseException:
-        _keep_or_remove(work)
-        raise
+    facts, described = output_facts(predictor, data, Columns(text), ()), extractor.described
+    if open_partial(work, {**facts, **settings}, "remove it to start again"):
+        described = _finished_parts(work, described)
+    share = ReadShare()
+    with kept_for_resume(work, part_file(work, 0)):
+        rows = _rows(data, text, conll, documents, share)
+        described = write_parts(extractor, described, work, rows, share)
     return _finish(work, out, described)
 
 
 def write_parts(
-    extractor: Extractor, described: Described, work: Path, read: Callable[[Told], Iterator[Row]]
+    extractor: Extractor, described: Described, work: Path, rows: Iterable[Row], share: ReadShare
 ) -> Described:
-    """Write the parts that are not there yet; what all of them hold."""
-    share = 0.0
-
-    def told(now: float) -> None:
-        nonlocal share
-        share = now
-
-    rows = islice(read(told), sum(described.texts), None)
+    """Write the parts that are missing and return the description of all; `share` is what has been read of the rows."""
+    rows = islice(rows, sum(described.texts), None)
     with progress_bar("extracting", 1.0) as advance:
         for part in extractor.parts(rows):
             path = part_file(work, len(described.texts))
@@ -107,23 +105,15 @@ def write_parts(
                 hashes=(*described.hashes, file_hash(path)),
             )
             write_index(work, described, PARTS)
-            advance(share, f"{sum(described.texts):,} texts, {sum(described.words):,} vectors")
+            advance(share.value, f"{sum(described.texts):,} texts, {sum(described.words):,} vectors")
     return described
 
 
-def _keep_or_remove(work: Path) -> None:
-    """Say how to go on with what is there; a folder without a part is no use to anyone."""
-    if part_file(work, 0).exists():
-        say(f"note: what was extracted is in {work}; --resume goes on with it")
-    else:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _rows(data: str | Path, text: str, conll: bool, documents: bool, told: Told) -> Iterator[Row]:
+def _rows(data: str | Path, text: str, conll: bool, documents: bool, share: ReadShare) -> Iterator[Row]:
     if conll or is_conll(data):
         rows = read_conll(data, labelled=False)
     else:
-        rows = read_rows(data, Columns(text), labelled=False, names=WORDS, told=told)
+        rows = read_rows(data, Columns(text), labelled=False, names=WORDS, told=share)
     return rows if documents else (replace(row, document=(), begin=0) for row in rows)
 
 
@@ -236,9 +226,8 @@ class Extractor:
         max_length: int | None = None,
         overlap: int | None = None,
     ) -> None:
-        if not isinstance(predictor.engine, TorchEngine):
-            raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")
-        self.encoder, self.device = predictor.engine.model.encoder, predictor.engine.device
+        engine = predictor.torch_engine
+        self.encoder, self.device = engine.model.encoder, engine.device
         self.tokenizer, config = predictor.tokenizer, self.encoder.config
         numbers = parse_layers(layers, config.num_layers)
         name = str(predictor.folder)
@@ -304,7 +293,7 @@ class Extractor:
     def _fill(self, vectors: NDArray[Any], cut: list[_Window]) -> None:
         """Put the states of all windows where their words are; batches hold windows of similar length."""
         self.encoder.eval()
-        for chosen in batches([window.example for window in cut], TOKENS.get(self.device.type, 2048)):
+        for chosen in batches([window.example for window in cut], batch_tokens(self.device)):
             some = [cut[i] for i in chosen]
             words, pooled = self._pooled(some)
             vectors[words] += pooled.cpu().numpy()
@@ -331,26 +320,19 @@ def _cut(words: list[str], ends: list[int]) -> Iterator[list[str]]:
     return (words[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
 
 
-def _begin(work: Path, facts: dict[str, Any], described: Described) -> Described:
-    """What is there already of a run that was stopped."""
-    if (work / FACTS).exists():
-        saved = read_json(work / FACTS)
-        if changed := [name for name, value in facts.items() if saved.get(name) != value]:
-            raise UserError(f"{work} was begun with another {', '.join(changed)}; remove it to begin anew")
-        for left in work.glob(".*"):  # what a killed process was writing
-            left.unlink()
-        written = read_index(work / PARTS) if (work / PARTS).exists() else described
-        good = 0
-        while good < len(written.hashes) and _is_whole(part_file(work, good), written.hashes[good]):
-            good += 1
-        if good < len(written.hashes):
-            say(f"note: {part_file(work, good)} is damaged; it and what follows are extracted again")
-        say(f"going on after {sum(written.texts[:good]):,} texts")
-        parts = {"texts": written.texts[:good], "words": written.words[:good], "hashes": written.hashes[:good]}
-        return replace(described, **parts)  # type: ignore[arg-type]
-    with new_file(work / FACTS) as file:
-        file.write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    return described
+def _finished_parts(work: Path, described: Described) -> Described:
+    """Return the description with the parts that a stopped run has written, up to the first that is damaged."""
+    for left in work.glob(".*"):  # half-written files of the killed process
+        left.unlink()
+    written = read_index(work / PARTS) if (work / PARTS).exists() else described
+    good = 0
+    while good < len(written.hashes) and _is_whole(part_file(work, good), written.hashes[good]):
+        good += 1
+    if good < len(written.hashes):
+        say(f"note: {part_file(work, good)} is damaged; it and the parts after it are extracted again")
+    say(f"resuming after {sum(written.texts[:good]):,} texts")
+    parts = {"texts": written.texts[:good], "words": written.words[:good], "hashes": written.hashes[:good]}
+    return replace(described, **parts)  # type: ignore[arg-type]
 
 
 def _is_whole(path: Path, expected: str) -> bool:

@@ -1,44 +1,56 @@
-"""Files of answers: made under another name, resumed after a kill, and written as JSON lines, CSV or parquet.
+"""Output paths and partial output: what `predict`, `embed` and `features` check before they write, and how they resume.
 
-Answers to a large file are written as JSON lines into a folder `OUT.partial`, a window of rows at a time, and become
-the file that was asked for at the end. A killed run is continued at the last whole window whose checksum is right: the
-windows decide which texts share a batch, so that the answers are the same to the bit as without the kill.
+A command that can be resumed collects its output in a folder `OUT.partial`, next to `facts.json`: what the output
+depends on. A run that was stopped leaves the folder behind, and `--resume` continues it if the facts are the same.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import json
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
-from bertsmith.folders import file_hash, new_file, sync
+from bertsmith.folders import file_hash
 from bertsmith.formats.hub import FILES
 from bertsmith.inference import predictor as predicting
 from bertsmith.inference.predictor import Predictor
 from bertsmith.progress import say
 from bertsmith.rows.columns import Columns
 from bertsmith.rows.records import STDIN
+from bertsmith.training.run import write_json
 
-FACTS, ANSWERS, SUMS = "facts.json", "answers.jsonl", "checksums.txt"
-KINDS = (".jsonl", ".csv", ".parquet")
-ROWS_AT_ONCE = 4096  # of a finished file
+FACTS = "facts.json"
+
+
+@dataclass
+class ReadShare:
+    """The share of the input that has been read, from 0 to 1; the reader of the rows calls it."""
+
+    value: float = 0.0
+
+    def __call__(self, share: float) -> None:
+        self.value = share
+
+
+def say_shortened(count: int, limit: int) -> None:
+    """Report how many texts were cut to the model's length."""
+    if count:
+        say(f"note: {count} text(s) were cut to {limit} tokens")
 
 
 def partial_folder(out: Path) -> Path:
-    """Where the answers are until all are there."""
+    """The folder that holds the output until it is complete."""
     return out.with_name(f"{out.name}.partial")
 
 
 def check_out(out: Path, data: str | Path, kinds: Sequence[str], *, resume: bool = False, force: bool = False) -> None:
-    """Refuse an output that is none of these kinds, is the input, or is there already and was not to be overwritten."""
+    """Refuse an output file of an unknown kind, the input itself, and an existing file unless `force` is given."""
     if out.suffix.lower() not in kinds:
         raise UserError(f"--out {out}: unknown kind of file {out.suffix!r}; give a file: {', '.join(kinds)}")
     if out.is_dir():
@@ -47,15 +59,19 @@ def check_out(out: Path, data: str | Path, kinds: Sequence[str], *, resume: bool
         raise UserError(f"--out {out} is the input; give another file")
     if force:
         return
-    work = partial_folder(out)
-    if work.exists() and not resume:
-        raise UserError(f"{work} is of a run that was stopped; add --resume to continue it, or --force to begin anew")
-    if out.exists() and not work.exists():
+    check_partial(out, resume, "--force to start again")
+    if out.exists() and not partial_folder(out).exists():
         raise UserError(f"--out {out} is there already; add --force to overwrite it, or choose another --out")
 
 
-def facts_of(predictor: Predictor, data: str | Path, columns: Columns, keep: Sequence[str]) -> dict[str, Any]:
-    """What the answers depend on: the model, the input, and what is read of it."""
+def check_partial(out: Path, resume: bool, otherwise: str) -> None:
+    """Refuse to start where a stopped run has left partial output, unless it is to be resumed."""
+    if partial_folder(out).exists() and not resume:
+        raise UserError(f"{partial_folder(out)} is left of a stopped run; add --resume to continue it, or {otherwise}")
+
+
+def output_facts(predictor: Predictor, data: str | Path, columns: Columns, keep: Sequence[str]) -> dict[str, Any]:
+    """Return what the output depends on: the model's files, the engine, the input and the columns that are read."""
     digest = hashlib.sha256()
     folders = [Path(folder) for folder in predictor.folders]
     kinds = (*FILES, "**/*.onnx")
@@ -70,131 +86,25 @@ def facts_of(predictor: Predictor, data: str | Path, columns: Columns, keep: Seq
     return {**facts, **read, "window": predicting.WINDOW}
 
 
-class Journal:
-    """Answers as JSON lines, with a checksum after every window, so that a resumed run knows what it can trust."""
-
-    def __init__(self, folder: Path) -> None:
-        """Open the answers that are there after their last trusted window; `windows` counts those before it."""
-        self.folder, self.windows, self.size, self.digest = folder, 0, 0, hashlib.sha256()
-        listed = self._trust() if (folder / SUMS).exists() and (folder / ANSWERS).exists() else []
-        if len(listed) > self.windows:
-            say(f"note: {folder / ANSWERS} is damaged after byte {self.size:,}; what follows is answered again")
-        (folder / ANSWERS).touch()
-        os.truncate(folder / ANSWERS, self.size)
-        with new_file(folder / SUMS) as work:
-            work.write_text("".join(f"{line}\n" for line in listed[: self.windows]), encoding="ascii")
-        self.answers, self.sums = (folder / ANSWERS).open("ab"), (folder / SUMS).open("a", encoding="ascii")
-
-    def _trust(self) -> list[str]:
-        """Compare the windows with their checksums, up to the first that differs; all checksums."""
-        listed = (self.folder / SUMS).read_text(encoding="ascii", errors="replace").splitlines()
-        with (self.folder / ANSWERS).open("rb") as file:
-            for line in listed:
-                size, _, expected = line.partition(" ")
-                if not size.isdecimal() or int(size) < self.size:
-                    break
-                digest = self.digest.copy()
-                digest.update(file.read(int(size) - self.size))
-                if digest.hexdigest() != expected:
-                    break
-                self.windows, self.size, self.digest = self.windows + 1, int(size), digest
-        return listed
-
-    def write(self, text: str) -> None:
-        """Add a line."""
-        data = text.encode()
-        self.answers.write(data)
-        self.digest.update(data)
-        self.size += len(data)
-
-    def flush(self) -> None:
-        """Close a window."""
-        self.answers.flush()
-        self.sums.write(f"{self.size} {self.digest.hexdigest()}\n")
-        self.sums.flush()
-
-    def close(self) -> None:
-        """Write out what is left."""
-        self.answers.close()
-        self.sums.close()
+def open_partial(work: Path, facts: dict[str, Any], otherwise: str) -> bool:
+    """Create a partial folder, or check that an existing one has the same facts; return whether it is resumed."""
+    if not (work / FACTS).exists():
+        write_json(work / FACTS, facts)
+        return False
+    saved = read_json(work / FACTS)
+    if changed := [name for name, value in facts.items() if saved.get(name) != value]:
+        raise UserError(f"{work} was begun with another {', '.join(changed)}; {otherwise}")
+    return True
 
 
-def begin(work: Path, facts: dict[str, Any]) -> Journal:
-    """The journal of a run that begins, or of one that was stopped and had the same facts."""
-    if (work / FACTS).exists():
-        saved = read_json(work / FACTS)
-        if changed := [name for name, value in facts.items() if saved.get(name) != value]:
-            raise UserError(f"{work} was begun with another {', '.join(changed)}; add --force to begin anew")
-        journal = Journal(work)
-        say(f"going on after {journal.windows * predicting.WINDOW:,} rows")
-        return journal
-    work.mkdir(parents=True, exist_ok=True)
-    with new_file(work / FACTS) as file:
-        file.write_text(json.dumps(facts), encoding="utf-8")
-    return Journal(work)
-
-
-def keep_or_remove(work: Path) -> None:
-    """Say how to continue what is there; a folder without an answer is of no use to anyone."""
-    if (work / ANSWERS).exists() and (work / ANSWERS).stat().st_size:
-        say(f"note: what was answered is in {work}; --resume continues it")
-    else:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def finish(answers: Path, out: Path) -> None:
-    """Turn JSON lines into the file that was asked for, which is there whole or not at all."""
-    if out.suffix.lower() == ".jsonl":
-        sync(answers)
-        os.replace(answers, out)
-        sync(out.parent)
-        return
-    with new_file(out) as made:
-        (_write_csv if out.suffix.lower() == ".csv" else _write_parquet)(answers, made)
-
-
-def _chunks(answers: Path) -> Iterator[list[dict[str, Any]]]:
-    with answers.open(encoding="utf-8", newline="\n") as file:
-        while lines := list(islice(file, ROWS_AT_ONCE)):
-            yield [json.loads(line) for line in lines]
-
-
-def _write_csv(answers: Path, out: Path) -> None:
-    """A column a field, a column a label of `scores`, and JSON where a field holds more."""
-    names = dict.fromkeys(name for chunk in _chunks(answers) for row in chunk for name in _flat(row))
-    with out.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(names), lineterminator="\n")
-        writer.writeheader()
-        for chunk in _chunks(answers):
-            writer.writerows(map(_flat, chunk))
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            flat.update({f"{name}.{key}": entry for key, entry in value.items()})
-        else:
-            flat[name] = value
-    return {
-        name: json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
-        for name, value in flat.items()
-    }
-
-
-def _write_parquet(answers: Path, out: Path) -> None:
-    """One type a field for all rows, found in a first pass: a column may begin with thousands of empty rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+@contextmanager
+def kept_for_resume(work: Path, first: Path) -> Iterator[None]:
+    """When the block fails, keep a partial folder whose `first` file holds something, and remove an empty one."""
     try:
-        schema = pa.schema([])
-        for chunk in _chunks(answers):
-            names = dict.fromkeys(name for row in chunk for name in row)
-            found = pa.table({name: [row.get(name) for row in chunk] for name in names}).schema
-            schema = pa.unify_schemas([schema, found], promote_options="permissive")
-        with pq.ParquetWriter(out, schema) as writer:
-            for chunk in _chunks(answers):
-                writer.write_table(pa.Table.from_pylist(chunk, schema=schema))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UserError(f"a column that is kept has values of several types: {error}; --out a .jsonl file") from None
+        yield
+    except BaseException:
+        if first.exists() and first.stat().st_size:
+            say(f"note: the output so far is in {work}; --resume continues the run")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+        raise

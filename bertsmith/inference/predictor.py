@@ -139,6 +139,13 @@ class Predictor:
         return self._head
 
     @property
+    def torch_engine(self) -> TorchEngine:
+        """The engine with the model's weights, or an error where the folder holds only an ONNX graph."""
+        if not isinstance(self.engine, TorchEngine):
+            raise UserError(f"{self.folder} is an ONNX folder without weights; give the model it was made from")
+        return self.engine
+
+    @property
     def task(self) -> Task:
         """The task that the model was trained for, or the plain one of its head."""
         plain = plain_task(self.head.kind)  # first, since it says where a model has no head
@@ -221,13 +228,13 @@ class Predictor:
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
         """The task's metrics on labelled rows, from 0 to 100; `advance` is told how many are done."""
-        return self.score(rows, self.answer_all(rows, advance, labelled=True))
+        return self.score(rows, self.predict_all(rows, advance, labelled=True))
 
     def score(self, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> dict[str, float]:
         """The task's metrics of answers to labelled rows."""
         return KINDS[self.head.kind].score(self.task, rows, answers, self.head, self.limits)
 
-    def answer_all(self, rows: Sequence[Row], advance: Advance, *, labelled: bool = False) -> list[dict[str, Any]]:
+    def predict_all(self, rows: Sequence[Row], advance: Advance, *, labelled: bool = False) -> list[dict[str, Any]]:
         """Answers for rows, whose labels the model has to know; `advance` is told how many are done."""
         for row in rows if labelled else ():
             KINDS[self.head.kind].check(row, self.head)

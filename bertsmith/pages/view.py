@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertsmith.batch import Example, collate
 from bertsmith.errors import UserError
-from bertsmith.inference.engines import TOKENS, TorchEngine, batches
+from bertsmith.inference.engines import batch_tokens, batches
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import TaskModel
@@ -37,11 +37,9 @@ def view(
 ) -> dict[str, Any]:
     """Write a page on what a model does with a text or a pair; it needs nothing beside itself."""
     predictor = Predictor.load(model, device)
-    if not isinstance(predictor.engine, TorchEngine):
-        raise UserError(f"{predictor.folder} is an ONNX folder without weights; give the model it was made from")
+    config = predictor.torch_engine.model.encoder.config
     example = _example(predictor, text, pair)
     found = look(predictor, example)
-    config = predictor.engine.model.encoder.config
     size = f"{config.num_layers} layers with {config.num_heads} heads, {config.hidden_size} wide"
     name = predictor.folder.parent.name if predictor.folder.name == "model" else predictor.folder.name
     answer = _answer(predictor, text, pair)
@@ -52,8 +50,7 @@ def view(
 
 def _answer(predictor: Predictor, text: str, pair: str | None) -> dict[str, Any] | None:
     """What a fine-tuned model answers; None where there is no head, or where its task needs more than was given."""
-    assert isinstance(predictor.engine, TorchEngine)
-    model = predictor.engine.model
+    model = predictor.torch_engine.model
     if not isinstance(model, TaskModel) or any(name.startswith("head.") for name in predictor.missing):
         return None
     kind = model.head_config.kind
@@ -75,8 +72,7 @@ def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
 @torch.inference_mode()
 def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     """All that the page shows, as JSON takes it; weights of attention are bytes (L, A, n, n), 255 for 1."""
-    assert isinstance(predictor.engine, TorchEngine)
-    model, device, tokenizer = predictor.engine.model.eval(), predictor.engine.device, predictor.tokenizer
+    model, device, tokenizer = predictor.torch_engine.model.eval(), predictor.torch_engine.device, predictor.tokenizer
     trace = Trace()
     model.encoder(collate([example], packed=True).to(device), trace)
     attention = torch.cat(trace.attention).float()  # (L, A, n, n)
@@ -108,8 +104,7 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
 
 def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> list[dict[str, Any] | None]:
     """For each token: the likeliest words in its place, how likely it is itself, and which place it takes."""
-    assert isinstance(predictor.engine, TorchEngine)
-    model, device, tokenizer = predictor.engine.model, predictor.engine.device, predictor.tokenizer
+    model, device, tokenizer = predictor.torch_engine.model, predictor.torch_engine.device, predictor.tokenizer
     assert isinstance(model, MaskedLM)
     examples = []
     for place in places:
@@ -119,7 +114,7 @@ def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> li
     found: list[dict[str, Any] | None] = [None] * len(example.tokens)
     with progress_bar("masking", len(places)) as advance:
         done = 0
-        for chosen in batches(examples, TOKENS.get(device.type, 2048)) if examples else ():
+        for chosen in batches(examples, batch_tokens(device)) if examples else ():
             batch = collate([examples[i] for i in chosen], packed=True)
             starts = np.arange(len(chosen)) * len(example.tokens)
             batch.labels["masked"] = torch.from_numpy(starts + np.array(places)[chosen])

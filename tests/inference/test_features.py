@@ -256,14 +256,14 @@ def test_parts_and_resuming_give_the_same_bytes(folder, tmp_path, monkeypatch, c
     with pytest.raises(KeyboardInterrupt):
         features(folder, texts, tmp_path / "again", **options)
     monkeypatch.setattr(module, "write_part", original)
-    assert "--resume goes on with it" in capsys.readouterr().err
+    assert "--resume continues the run" in capsys.readouterr().err
     assert not (tmp_path / "again").exists()
     with pytest.raises(UserError, match="add --resume"):
         features(folder, texts, tmp_path / "again", **options)
     with pytest.raises(UserError, match="begun with another align"):
         features(folder, texts, tmp_path / "again", resume=True, align="mean", **options)
     features(folder, texts, tmp_path / "again", resume=True, **options)
-    assert "going on after" in capsys.readouterr().err
+    assert "resuming after" in capsys.readouterr().err
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
     assert not partial_folder(tmp_path / "again").exists()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bertsmith.errors import UserError
-from bertsmith.inference import files, output
+from bertsmith.inference import files, journal, output, writers
 from bertsmith.inference import predictor as predicting
 from bertsmith.inference.files import predict, predict_file
 from bertsmith.inference.output import partial_folder
@@ -60,7 +60,7 @@ class Stub:
 def stub(tmp_path, monkeypatch):
     """Puts a stub where a model is opened; windows hold ten rows."""
     monkeypatch.setattr(predicting, "WINDOW", 10)
-    monkeypatch.setattr(output, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(writers, "ROWS_AT_ONCE", 7)
 
     def put(**options):
         made = Stub(tmp_path / "model", **options)
@@ -155,7 +155,7 @@ def test_a_stopped_run_goes_on_to_the_same_file(kind, rows, cut, stub, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         predict("m", data, out, keep=["id"])
     assert not out.exists()
-    partial = partial_folder(out) / output.ANSWERS
+    partial = partial_folder(out) / journal.LINES
     assert len(partial.read_text().splitlines()) == 10
     lines = partial.read_bytes().splitlines(keepends=True)
     partial.write_bytes(b"".join(lines) + b"".join(lines[:cut]) + lines[0][:9])  # a half window, and a line cut off
@@ -284,7 +284,7 @@ def test_kill_9_in_the_middle_and_again(tmp_path, monkeypatch):
     data, out = write(tmp_path / "in.jsonl", table(1033)), tmp_path / "out.csv"
     (tmp_path / "model").mkdir()
     names = {"tests": str(Path(__file__).parent), "folder": str(tmp_path / "model"), "data": str(data), "out": str(out)}
-    partial, sizes = partial_folder(out) / output.ANSWERS, [0]
+    partial, sizes = partial_folder(out) / journal.LINES, [0]
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED).format(**names)])
         deadline = time.monotonic() + 60
@@ -341,7 +341,7 @@ def test_a_flipped_byte_of_a_stopped_run_is_answered_again(window, stub, tmp_pat
     stub(fail_after=2)
     with pytest.raises(KeyboardInterrupt):
         predict("m", data, out)
-    path = partial_folder(out) / output.ANSWERS
+    path = partial_folder(out) / journal.LINES
     damaged = bytearray(path.read_bytes())
     damaged[window * len(damaged) // 2 + 20] ^= 1
     path.write_bytes(damaged)
