@@ -14,10 +14,11 @@ from rich.table import Table
 from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks.record import record
-from bertsmith.batch import Example, collate
+from bertsmith.batch import Example, Label, collate
 from bertsmith.model.config import encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.tasks.examples import TARGET
 
 ROUNDS = 11
 LENGTHS = {"equal (64)": (64, 65), "mixed (8 to 128)": (8, 129), "short (4 to 40)": (4, 41)}
@@ -50,7 +51,9 @@ def measure(size: str, low: int, high: int) -> dict[str, float]:
     )
     rng = np.random.default_rng(0)
     examples = [
-        Example(rng.integers(1000, 30000, n), np.zeros(n, dtype=np.int64), int(rng.integers(2)))
+        Example(
+            rng.integers(1000, 30000, n), np.zeros(n, dtype=np.int64), {"label": Label(int(rng.integers(2)), TARGET)}
+        )
         for n in rng.integers(low, high, 32)
     ]
     packed, padded = collate(examples, packed=True), collate(examples, packed=False)

@@ -52,7 +52,7 @@ from benchmarks.peer_forms import (
 )
 from benchmarks.pretrain_cpu import loader_of, peer_inputs
 from benchmarks.record import RESULTS, commit, record
-from bertsmith.batch import Batch, Example, bucketed, collate, lay_out
+from bertsmith.batch import Batch, Example, Label, bucketed, collate, lay_out
 from bertsmith.config import override
 from bertsmith.corpus.shards import Corpus
 from bertsmith.model.config import EncoderConfig, encoder_config
@@ -62,9 +62,10 @@ from bertsmith.model.fused_choice import choose, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining import held_out
-from bertsmith.pretraining.loader import split_documents
+from bertsmith.pretraining.loader import MASKED, PAIR, TARGET, split_documents
 from bertsmith.pretraining.run import PretrainConfig, pretrain
 from bertsmith.recipes import recipe
+from bertsmith.tasks.examples import TARGET as CLASS
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.cuda_graphs import GraphRunner
 from bertsmith.training.optim import make_optimizers
@@ -103,12 +104,9 @@ def full_batch(length: int, tokens: int = TOKENS, vocabulary: int = 30522) -> Ba
     ids = rng.integers(1000, vocabulary, tokens)
     batch = lay_out(ids, np.tile(np.arange(length) >= length // 2, rows), np.full(rows, length), packed=True)
     masked = np.sort(rng.choice(tokens, int(0.15 * tokens), replace=False))
-    labels = {
-        "masked": torch.from_numpy(masked),
-        "targets": torch.from_numpy(ids[masked]),
-        "next": torch.from_numpy(rng.integers(0, 2, rows)),
-    }
-    return dataclasses.replace(batch, labels=labels, counts={"mlm": len(masked), "nsp": rows})
+    targets = Label(ids[masked], dataclasses.replace(TARGET, loss="mlm"))
+    labels = {"masked": Label(masked, MASKED), "targets": targets, "next": Label(rng.integers(0, 2, rows), PAIR)}
+    return batch.with_labels(labels)
 
 
 def ours(config: EncoderConfig, batches: list[Batch], steps: int, train: TrainConfig | None = None) -> dict[str, float]:
@@ -207,7 +205,10 @@ def finetune(arguments: argparse.Namespace) -> dict[str, Any]:
     tokenizer = Tokenizer.load(arguments.tokenizer)
     lines = [line.split("\t") for line in arguments.rows.read_text(encoding="utf-8").splitlines()[1:9601]]
     ids = [np.array(i) for i in tokenizer.encode([text for text, _ in lines], special=True)]
-    examples = [Example(i, np.zeros_like(i), int(label)) for i, (_, label) in zip(ids, lines, strict=True)]
+    examples = [
+        Example(i, np.zeros_like(i), {"label": Label(int(label), CLASS)})
+        for i, (_, label) in zip(ids, lines, strict=True)
+    ]
     groups = [examples[i : i + 32] for i in range(0, len(examples), 32)]
     config = encoder_config("base")
     train = TrainConfig(steps=1, batch_size=32, learning_rate=2e-5)

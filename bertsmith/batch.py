@@ -1,15 +1,15 @@
 """Batches and how their tokens are laid out.
 
 B sequences, L padded length, T tokens in all (no padding), H hidden size. A batch is `Padded`, with tensors of shape
-(B, L, …), or `Packed`, with tensors of shape (T, …) in which the sequences stand one after the other.
+(B, L, …), or `Packed`, with tensors of shape (T, …) in which the sequences are concatenated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-IGNORE = -100  # a token label that no loss counts
-COLUMNS = "tokens", "segments", "positions"
+IGNORE = -100  # the label of a token that no loss counts
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Every sequence is filled up to the longest; `mask` is true where there is a token."""
+    """Every sequence is padded to the length of the longest one; `mask` is true where there is a token."""
 
     mask: Tensor  # (B, L)
 
@@ -43,7 +42,7 @@ class Padded:
         return self.firsts + (self.mask.sum(1) - 1).clamp_min(0)
 
     def flat(self, hidden: Tensor) -> Tensor:
-        """One row a place, padding included: what `Batch` positions index."""
+        """One row per token, padding included: what labels with `index` refer to."""
         return hidden.flatten(0, 1)
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
@@ -52,11 +51,11 @@ class Padded:
         return values.masked_fill(~mask, fill)
 
     def unpad(self, values: Tensor) -> Tensor:
-        """From (B, L, …) back to this layout's own form."""
+        """From (B, L, …) to this layout: nothing changes."""
         return values
 
     def valid(self, values: Tensor) -> Tensor:
-        """Of one value a sequence, those that are no num_padding's: all."""
+        """Drop the rows of padding sequences (B, …): there are none in this layout."""
         return values
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Padded:
@@ -65,7 +64,7 @@ class Padded:
 
 @dataclass(frozen=True)
 class Groups:
-    """The sequences of a packed batch in rectangles of similar length, N places in all.
+    """The sequences of a packed batch in padded groups of similar length, N places in all.
 
     `shapes[g]` is the (sequences, length) of a rectangle and `masks[g]` says where it has tokens, None where it is
     full. `source` (N,) is the token that each place takes, `places` (T,) the place of each token.
@@ -81,7 +80,8 @@ class Groups:
 class Packed:
     """No padding: sequence i holds the tokens from `starts[i]` to `starts[i + 1]`.
 
-    The last `num_padding` sequences are there to round the batch up; nobody asks for what comes of them.
+    The last `num_padding` sequences pad the batch to a size that a CUDA graph was captured for; their outputs are
+    not used.
     """
 
     starts: Tensor  # (B + num_padding + 1,) int32
@@ -104,7 +104,7 @@ class Packed:
         return self.valid(self.starts[1:].long()) - 1
 
     def flat(self, hidden: Tensor) -> Tensor:
-        """One row a token."""
+        """One row per token."""
         return hidden
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
@@ -118,7 +118,7 @@ class Packed:
         return values.flatten(0, 1).index_select(0, self.places)
 
     def valid(self, values: Tensor) -> Tensor:
-        """Of one value a sequence, those that are no num_padding's: (B, …)."""
+        """Drop the rows of padding sequences from a tensor with one row per sequence: (B, …)."""
         return values[: len(values) - self.num_padding]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Packed:
@@ -126,23 +126,23 @@ class Packed:
 
     @cached_property
     def rectangle(self) -> tuple[Tensor, Tensor]:
-        """Where each place of the padded form finds its token (B, max_length), and whether there is one."""
+        """The index of the token at each place of the padded form (B, max_length), and the mask of valid places."""
         return _rectangle(self.starts[:-1].long(), self.starts[1:].long(), self.max_length)
 
     @cached_property
     def places(self) -> Tensor:
-        """Where each token stands in the padded form (T,)."""
+        """The place of each token in the padded form (T,)."""
         return self.rectangle[1].flatten().nonzero().squeeze(1)
 
     @cached_property
     def groups(self) -> Groups | None:
-        """Rectangles for attention on a CPU, padding under an eighth of each; None where one full one is enough."""
+        """Groups for attention on a CPU with less than an eighth of padding; None if all sequences have one length."""
         starts = self.starts.to(torch.int64).cpu().numpy()
         lengths = np.diff(starts)
         if (lengths == self.max_length).all():
             return None
         order = np.argsort(-lengths, kind="stable")
-        order = order[lengths[order] > 0]  # num_padding may be empty
+        order = order[lengths[order] > 0]  # padding sequences may be empty
         shapes, masks, sources = [], [], []
         while order.size:
             longest = int(lengths[order[0]])
@@ -167,28 +167,51 @@ def _rectangle(starts: Tensor, ends: Tensor, length: int) -> tuple[Tensor, Tenso
 
 
 @dataclass(frozen=True)
+class LabelKind:
+    """What a label has one value for, and how it is padded and collated.
+
+    A label has one value `per` token, per position (the masked ones, for example) or per sequence. `fill` is its value
+    for padding; None means that it is never padded, and labels per sequence are not, because `Layout.valid` drops the
+    outputs of padding sequences. With `index` the values are indices of tokens in their sequence, which become rows of
+    the batch. `loss` names the loss that divides its sum by the number of this label's values.
+    """
+
+    per: Literal["token", "position", "sequence"]
+    fill: float | None = None
+    index: bool = False
+    loss: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.per == "token" and self.fill is None:
+            raise ValueError("a label per token needs a fill: padding has tokens too")
+
+    def count(self, values: NDArray[Any]) -> int:
+        """The number of values that a loss counts: all but those that are `fill`."""
+        return len(values) if self.fill is None else int((values != self.fill).sum())
+
+
+@dataclass(frozen=True)
+class Label:
+    """The values of one label, of an example or of a batch in packed order, and its kind."""
+
+    values: Any
+    kind: LabelKind
+
+
+@dataclass(frozen=True)
 class Example:
-    """One encoded input: `[CLS] A [SEP] B [SEP]` as token ids, with what is to be learnt from it."""
+    """One encoded sequence, `[CLS] A [SEP] B [SEP]` as token ids, and its labels by name."""
 
     tokens: NDArray[Any]  # (n,)
     segments: NDArray[Any]  # (n,)
-    label: Any = None  # a class, a number, a row of numbers, or a (start, end) span
-    tags: NDArray[Any] | None = None  # (n,) one class a token, IGNORE where there is none
-    read: NDArray[Any] | None = None  # the tokens that are asked about, in order: each word's first; others are context
-    begins: NDArray[Any] | None = None  # those of them that begin a sentence; None: the first alone
-    states: NDArray[Any] | None = None  # (n, layers, H) what a frozen encoder gave for them
-
-    @property
-    def sentences(self) -> NDArray[Any]:
-        """The tokens that are asked about and begin a sentence."""
-        return np.asarray(self.read)[:1] if self.begins is None else self.begins
+    labels: Mapping[str, Label] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model takes: tokens and their layout, labels by name, and how much each loss will count.
+    """The input of a model: tokens and their layout, labels with their kinds by name, and the count of each loss.
 
-    `indices` says which samples of the data it holds, where that is known; it stays on the CPU.
+    `indices` are the numbers of its samples in the data, where they are known; they stay on the CPU.
     """
 
     tokens: Tensor  # (B, L) or (T,)
@@ -196,13 +219,24 @@ class Batch:
     positions: Tensor
     layout: Layout
     labels: dict[str, Tensor] = field(default_factory=dict)
+    kinds: dict[str, LabelKind] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    num_tokens: int = 0  # real ones
+    num_tokens: int = 0  # without padding
     indices: NDArray[np.int64] | None = None  # (B,)
-    largest: tuple[int, int] = (0, 0)  # token id and segment, where they are known: a device would have to be asked
+    largest: tuple[int, int] = (0, 0)  # token id and segment, known without synchronising with the device
+
+    def with_labels(self, labels: Mapping[str, Label]) -> Batch:
+        """Add labels, whose values are in packed order, in this batch's layout, and the counts of their losses."""
+        counts = {v.kind.loss: v.kind.count(np.asarray(v.values)) for v in labels.values() if v.kind.loss}
+        return replace(
+            self,
+            labels={**self.labels, **{name: _lay_out_label(label, self.layout) for name, label in labels.items()}},
+            kinds={**self.kinds, **{name: label.kind for name, label in labels.items()}},
+            counts={**self.counts, **counts},
+        )
 
     def pin_memory(self) -> Batch:
-        """In memory that a GPU reads without the CPU's help."""
+        """Copy all tensors to page-locked memory, from which a GPU copies asynchronously."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device) -> Batch:
@@ -225,25 +259,25 @@ class Batch:
         return found
 
     def zero_weight(self) -> Batch:
-        """The same work for nothing: no loss counts it, no token and no sample is reckoned as used."""
+        """Return the batch with a count of zero for every loss: it takes part in the backward pass and adds nothing."""
         indices = None if self.indices is None else self.indices[:0]
         return replace(self, counts=dict.fromkeys(self.counts, 0), num_tokens=0, indices=indices)
 
 
-def split_for_rank(items: Sequence[Item], rank: int, ranks: int) -> list[tuple[Item, bool]]:
-    """The part of a step's items that one of several processes takes, and whether each is idle work.
+def split_for_rank(items: Sequence[Item], rank: int, world_size: int) -> list[tuple[Item, bool]]:
+    """The part of a step's items that one rank takes, and whether each is to have zero weight.
 
-    Every rank has the same number, since the ranks wait for each other; one that has none left takes the first item
-    of the step again, idle.
+    Every rank has the same number of items, since the ranks synchronise their gradients; a rank that has none left
+    takes the first item of the step again, with zero weight.
     """
-    own: list[tuple[Item, bool]] = [(item, False) for item in items[rank::ranks]]
-    return own if len(own) == -(-len(items) // ranks) else [*own, (items[0], True)]
+    own: list[tuple[Item, bool]] = [(item, False) for item in items[rank::world_size]]
+    return own if len(own) == -(-len(items) // world_size) else [*own, (items[0], True)]
 
 
 def lay_out(
     tokens: NDArray[Any], segments: NDArray[Any], lengths: NDArray[Any], *, packed: bool, pad: int = 0
 ) -> Batch:
-    """A batch without labels from sequences that stand one after the other."""
+    """A batch without labels from concatenated sequences."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=starts[1:])
     positions = np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)
@@ -252,7 +286,9 @@ def lay_out(
         t, s, p = (torch.from_numpy(np.asarray(c, dtype=np.int64)) for c in (tokens, segments, positions))
         return Batch(t, s, p, Packed(torch.from_numpy(starts), longest), num_tokens=len(tokens), largest=largest)
     mask = np.arange(longest) < np.asarray(lengths)[:, None]
-    t, s = (torch.from_numpy(fill_grid(mask, c, fill)) for c, fill in ((tokens, pad), (segments, 0)))
+    t, s = (
+        torch.from_numpy(fill_grid(mask, np.asarray(c, np.int64), fill)) for c, fill in ((tokens, pad), (segments, 0))
+    )
     p = torch.arange(longest).expand(len(lengths), longest)
     return Batch(t, s, p, Padded(torch.from_numpy(mask)), num_tokens=len(tokens), largest=largest)
 
@@ -263,38 +299,61 @@ def largest_id(ids: NDArray[Any]) -> int:
 
 
 def bucketed(batch: Batch) -> Batch:
-    """A packed batch rounded up to one of few sizes, by num_padding that no loss counts.
+    """Pad a packed batch to one of few sizes, with tokens and positions that no loss counts; a padded one is returned.
 
-    Tokens go up by a thirty-second at most (or to 256), masked positions by an eighth; the longest sequence counts as
-    64, or as a multiple of 128 tokens.
+    The number of tokens grows by a thirty-second at most (or to 256), that of positions by an eighth; the length of the
+    longest sequence becomes 64, or a multiple of 128 tokens.
     """
-    assert isinstance(batch.layout, Packed)
+    if isinstance(batch.layout, Padded):
+        return batch
     longest = batch.layout.max_length
     longest = 64 if longest <= 64 else -(-longest // 128) * 128
     step = _step(len(batch.tokens), 32)
-    more, fillers = -len(batch.tokens) % step, -(-step // longest)
-    ends = torch.arange(1, fillers + 1, dtype=torch.int32, device=batch.tokens.device) * longest
+    more, sequences = -len(batch.tokens) % step, -(-step // longest)
+    ends = torch.arange(1, sequences + 1, dtype=torch.int32, device=batch.tokens.device) * longest
     starts = torch.cat([batch.layout.starts, len(batch.tokens) + ends.clamp(max=more)])
-    sizes = {"tags": (more, IGNORE)}
-    if "masked" in batch.labels:
-        masked = len(batch.labels["masked"])
-        room = -masked % _step(masked, 8)
-        sizes |= {"masked": (room, 0), "targets": (room, IGNORE)}
-    labels = {n: F.pad(v, (0, sizes[n][0]), value=sizes[n][1]) if n in sizes else v for n, v in batch.labels.items()}
-    if "states" in labels:
-        labels["states"] = F.pad(labels["states"], (0, 0, 0, 0, 0, more))
-    columns = (F.pad(v, (0, more)) for v in (batch.tokens, batch.segments, batch.positions))
-    layout = Packed(starts, longest, batch.layout.num_padding + fillers)
-    return replace(batch, **dict(zip(COLUMNS, columns, strict=True)), layout=layout, labels=labels)  # type: ignore[arg-type]
+    return replace(
+        batch,
+        tokens=_pad_end(batch.tokens, more),
+        segments=_pad_end(batch.segments, more),
+        positions=_pad_end(batch.positions, more),
+        layout=Packed(starts, longest, batch.layout.num_padding + sequences),
+        labels={name: _pad_label(values, batch.kinds[name], more) for name, values in batch.labels.items()},
+    )
 
 
 def _step(size: int, parts: int) -> int:
     return max(256, (1 << (size.bit_length() - 1)) // parts)
 
 
-def fill_grid(mask: NDArray[np.bool_], values: NDArray[Any], fill: int) -> NDArray[np.int64]:
-    """Packed values as a (B, L) grid."""
-    grid = np.full(mask.shape, fill, dtype=np.int64)
+def _pad_label(values: Tensor, kind: LabelKind, tokens: int) -> Tensor:
+    """The label of a packed batch that is padded by a number of tokens."""
+    if kind.fill is None or kind.per == "sequence":
+        return values
+    more = tokens if kind.per == "token" else -len(values) % _step(len(values), 8)
+    return _pad_end(values, more, kind.fill)
+
+
+def _pad_end(values: Tensor, more: int, fill: float = 0) -> Tensor:
+    """Append rows of `fill` to a tensor."""
+    return F.pad(values, (*(0, 0) * (values.dim() - 1), 0, more), value=fill)
+
+
+def _lay_out_label(label: Label, layout: Layout) -> Tensor:
+    """The values of a label, which are in packed order, in a layout; whole numbers become int64."""
+    values, kind = np.asarray(label.values), label.kind
+    if values.dtype.kind in "iu":
+        values = values.astype(np.int64, copy=False)
+    if isinstance(layout, Padded) and kind.index:
+        values = np.flatnonzero(layout.mask.numpy().ravel())[values]
+    if isinstance(layout, Padded) and kind.per == "token":
+        values = fill_grid(layout.mask.numpy(), values, kind.fill or 0)
+    return torch.from_numpy(values)
+
+
+def fill_grid(mask: NDArray[np.bool_], values: NDArray[Any], fill: float) -> NDArray[Any]:
+    """Values (T, …) in packed order as a (B, L, …) grid with `fill` at the padding."""
+    grid = np.full(mask.shape + values.shape[1:], fill, dtype=values.dtype)
     grid[mask] = values
     return grid
 
@@ -302,26 +361,22 @@ def fill_grid(mask: NDArray[np.bool_], values: NDArray[Any], fill: int) -> NDArr
 def collate(
     examples: Sequence[Example], *, packed: bool, pad: int = 0, indices: NDArray[np.int64] | None = None
 ) -> Batch:
-    """Examples as one batch; the labels that they carry come along, and their count under the loss name `task`."""
+    """Examples as one batch, with the labels that they have and the counts of the losses."""
     tokens = np.concatenate([e.tokens for e in examples])
     segments = np.concatenate([e.segments for e in examples])
-    batch = lay_out(tokens, segments, np.array([len(e.tokens) for e in examples]), packed=packed, pad=pad)
-    labels: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-    if given := [e.label for e in examples if e.label is not None]:
-        labels["label"] = torch.as_tensor(np.asarray(given))
-        counts["task"] = len(given)
-    if examples[0].tags is not None:
-        tags = np.concatenate([np.asarray(e.tags) for e in examples]).astype(np.int64)
-        counts["task"] = int((tags != IGNORE).sum())
-        if isinstance(batch.layout, Padded):
-            tags = fill_grid(batch.layout.mask.numpy(), tags, IGNORE)
-        labels["tags"] = torch.from_numpy(tags)
-    if examples[0].read is not None and isinstance(batch.layout, Packed):
-        starts = batch.layout.starts.numpy()[:-1].astype(np.int64)
-        for name, asked in (("read", [e.read for e in examples]), ("begins", [e.sentences for e in examples])):
-            shifted = [start + np.asarray(places, np.int64) for start, places in zip(starts, asked, strict=True)]
-            labels[name] = torch.from_numpy(np.concatenate(shifted))
-    if examples[0].states is not None:
-        labels["states"] = torch.from_numpy(np.concatenate([np.asarray(e.states) for e in examples]))
-    return replace(batch, labels=labels, counts=counts, indices=indices)
+    lengths = np.array([len(e.tokens) for e in examples])
+    batch = lay_out(tokens, segments, lengths, packed=packed, pad=pad)
+    names = dict.fromkeys(name for example in examples for name in example.labels)
+    labels = {name: _collate_label(examples, name, lengths.cumsum() - lengths) for name in names}
+    return replace(batch.with_labels(labels), indices=indices)
+
+
+def _collate_label(examples: Sequence[Example], name: str, starts: NDArray[np.int64]) -> Label:
+    """A label of several examples in packed order; of the endings of a question only one has a label per sequence."""
+    found = [(start, e.labels[name]) for start, e in zip(starts, examples, strict=True) if name in e.labels]
+    kind = found[0][1].kind
+    if kind.index:
+        values = [start + np.asarray(label.values, dtype=np.int64) for start, label in found]
+    else:
+        values = [np.asarray(label.values) for _, label in found]
+    return Label(np.stack(values) if kind.per == "sequence" else np.concatenate(values), kind)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.batch import Batch, Example, collate
+from bertsmith.batch import Batch, Example, Label, LabelKind, collate
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
 from bertsmith.formats.feature_store import INDEX, Features, write_index
@@ -20,9 +20,11 @@ from bertsmith.model.heads import HeadConfig
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Task
+from bertsmith.tasks.examples import TAG
 from bertsmith.tasks.tagging import check
 from bertsmith.training import distributed
 
+STATE = LabelKind("token", fill=0)  # (n, layers, H) what a frozen encoder computed
 STATES = "states"  # in a run's folder, while it goes on
 
 
@@ -57,7 +59,7 @@ def frozen_examples(
     for row, entry in zip(rows, Features.open(folder), strict=True):
         none = np.zeros(len(entry.words), dtype=np.int64)
         tags, states = np.array(check(row, head)), entry.vectors.transpose(1, 0, 2)
-        examples.append(Example(none, none, tags=tags, states=states))
+        examples.append(Example(none, none, {"tags": Label(tags, TAG), "states": Label(states, STATE)}))
     return FrozenExamples(examples)
 
 

@@ -290,4 +290,4 @@ def _copy(model: Model) -> Model:
 
 def _bare(example: Example) -> Example:
     """Without what was to be learnt: rows of one batch need not agree on that."""
-    return example if example.label is None and example.tags is None else replace(example, label=None, tags=None)
+    return replace(example, labels={name: label for name, label in example.labels.items() if not label.kind.loss})

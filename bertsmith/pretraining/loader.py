@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from bertsmith import draws
-from bertsmith.batch import Batch, Packed, lay_out, split_for_rank
+from bertsmith.batch import IGNORE, Batch, Label, LabelKind, lay_out, split_for_rank
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 from bertsmith.model.config import Direction
@@ -18,6 +17,9 @@ from bertsmith.pretraining.masking import Masked, MaskPolicy, Vocabulary, mask_t
 from bertsmith.pretraining.segments import PairKind, SegmentSource
 from bertsmith.text.tokenizer import Tokenizer
 
+MASKED = LabelKind("position", fill=0, index=True)  # the tokens that are predicted
+TARGET = LabelKind("position", fill=IGNORE)  # their ids
+PAIR = LabelKind("sequence", loss="nsp")  # whether the second segment is a random one
 MASKING, ORDER = 101, 102  # streams of draws
 
 
@@ -116,15 +118,13 @@ class Loader:
         else:
             masked = next_tokens(tokens, lengths, self.direction)
         batch = lay_out(masked.tokens, joined.segments, lengths, packed=self.packed, pad=self.tokenizer.pad_id)
-        positions = masked.positions
-        if not isinstance(batch.layout, Packed):  # places in the rectangle instead of in the row of tokens
-            positions = np.flatnonzero(batch.layout.mask.numpy().ravel())[positions]
-        labels = {"masked": torch.from_numpy(positions), "targets": torch.from_numpy(masked.targets)}
-        counts = {"mlm" if self.direction == "both" else "lm": len(positions)}
+        loss = "mlm" if self.direction == "both" else "lm"
+        targets = Label(masked.targets, replace(TARGET, loss=loss))
+        labels = {"masked": Label(masked.positions, MASKED), "targets": targets}
         pair_labels = [s.label for s in samples if s.label is not None]
         if pair_labels and self.direction == "both":
-            labels["next"], counts["nsp"] = torch.tensor(pair_labels), len(pair_labels)
-        return replace(batch, labels=labels, counts=counts, indices=indices)
+            labels["next"] = Label(pair_labels, PAIR)
+        return replace(batch.with_labels(labels), indices=indices)
 
 
 def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction: Direction) -> Masked:

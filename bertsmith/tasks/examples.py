@@ -11,13 +11,18 @@ from itertools import chain
 from typing import Any, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from bertsmith.batch import IGNORE, Batch, Example, lay_out
+from bertsmith.batch import IGNORE, Batch, Example, Label, LabelKind, lay_out
 from bertsmith.text.tokenizer import Tokenizer
 
 AT_ONCE = 16384  # texts in the hands of the tokenizer: what it gives takes much more memory than the tokens
+
+TARGET = LabelKind("sequence", loss="task")  # `label`: a class, a number, a row of numbers, or a (start, end) span
+TAG = LabelKind("token", fill=IGNORE, loss="task")  # `tags`: a class per token, IGNORE where there is none
+# `read`: the tokens that are predicted, the first of each word, the others being context; `begins`: those of them that
+# begin a sentence.
+WORD = LabelKind("position", index=True)
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,16 @@ class Examples(Sequence[Example]):
         if isinstance(examples, Examples):
             return examples
         first = examples[0] if examples else Example(np.zeros(0), np.zeros(0))
-        labels = [e.label for e in examples[::step]] if first.label is not None else None
+        labels = [e.labels["label"].values for e in examples[::step]] if "label" in first.labels else None
+        tags = [e.labels["tags"].values for e in examples] if "tags" in first.labels else None
         return cls(
             joined([e.tokens for e in examples], np.int32),
             joined([e.segments for e in examples], np.uint8),
             starts_of([len(e.tokens) for e in examples]),
             None if labels is None else np.asarray(labels),
-            None if first.tags is None else joined([np.asarray(e.tags) for e in examples], np.int32),
+            None if tags is None else joined(tags, np.int32),
             step,
-            None if first.read is None else joined([_marks(e) for e in examples], np.uint8),
+            joined([_marks(e) for e in examples], np.uint8) if "read" in first.labels else None,
         )
 
     def __len__(self) -> int:
@@ -66,12 +72,15 @@ class Examples(Sequence[Example]):
             raise IndexError(number)
         number %= len(self)
         place = slice(self.starts[number], self.starts[number + 1])
-        has_label = self.labels is not None and number % self.step == 0
-        label = self.labels[number // self.step] if has_label else None  # type: ignore[index]
-        tags = None if self.tags is None else self.tags[place]
-        marks = None if self.read is None else self.read[place]
-        read, begins = (None, None) if marks is None else (np.flatnonzero(marks), np.flatnonzero(marks == 2))
-        return Example(self.tokens[place], self.segments[place], label, tags, read, begins)
+        labels = {}
+        if self.labels is not None and number % self.step == 0:
+            labels["label"] = Label(self.labels[number // self.step], TARGET)
+        if self.tags is not None:
+            labels["tags"] = Label(self.tags[place], TAG)
+        if self.read is not None:
+            marks = self.read[place]
+            labels["read"], labels["begins"] = (Label(np.flatnonzero(marks >= least), WORD) for least in (1, 2))
+        return Example(self.tokens[place], self.segments[place], labels)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """Rows (`step` examples each) as a packed batch to learn from, as `collate` makes it."""
@@ -81,19 +90,18 @@ class Examples(Sequence[Example]):
         shifts = begins - lengths.cumsum() + lengths  # from a token's place in the batch to its place here
         source = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
         batch = lay_out(self.tokens[source], self.segments[source], lengths, packed=True)
-        labels, counts = {}, {}
+        labels = {}
         if self.labels is not None:
-            labels["label"], counts["task"] = torch.as_tensor(self.labels[rows]), len(rows)
+            labels["label"] = Label(self.labels[rows], TARGET)
         if self.tags is not None:
-            tags = self.tags[source].astype(np.int64)
-            labels["tags"], counts["task"] = torch.from_numpy(tags), int((tags != IGNORE).sum())
-        return replace(batch, labels=labels, counts=counts, indices=rows)
+            labels["tags"] = Label(self.tags[source], TAG)
+        return replace(batch.with_labels(labels), indices=rows)
 
 
 def _marks(example: Example) -> NDArray[np.uint8]:
     marks = np.zeros(len(example.tokens), dtype=np.uint8)
-    marks[example.read] = 1
-    marks[example.sentences] = 2
+    marks[example.labels["read"].values] = 1
+    marks[example.labels["begins"].values] = 2
     return marks
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.batch import Example
+from bertsmith.batch import Example, Label
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Task
-from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.examples import TARGET, Examples
 from bertsmith.tasks.sequences import softmax
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
 from bertsmith.text.frame import Frame
@@ -150,11 +150,12 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
         for index, (begin, end) in enumerate(spans):
             joined = tokenizer.joiner.join(question[:most], tokens[begin:end])
             first = int(joined.begins[1])
-            label = None
+            labels = {}
             if labelled:
                 inside = answer is not None and begin <= answer[0] and answer[1] < end
                 label = np.array(answer) - begin + first if inside else np.array([0, 0])
-            examples.append(Example(joined.tokens, joined.segments, label))
+                labels["label"] = Label(label, TARGET)
+            examples.append(Example(joined.tokens, joined.segments, labels))
             owners.append(number)
             details.append(Window(first, offsets[begin:end], best[begin:end] == index))
     return Encoded(Examples.of(examples), owners, details, shortened)

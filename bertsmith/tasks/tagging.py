@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.batch import IGNORE, Example
+from bertsmith.batch import IGNORE, Example, Label
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.rows.conll import bio_name, to_bio
 from bertsmith.tasks.description import Encoded, Limits, Task
-from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.examples import TAG, WORD, Examples
 from bertsmith.tasks.metrics import entities
 from bertsmith.tasks.sequences import softmax
 from bertsmith.text.offsets import FLAG, PICTURE, SKIN_TONES, marks
@@ -98,20 +98,24 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
             details.append(begins)
             source = places.setdefault(window, len(examples))
             if source < len(examples) and head.features is not None:
-                both = np.intersect1d(begins, np.asarray(examples[source].read))
+                both = np.intersect1d(begins, examples[source].labels["read"].values)
                 source = len(examples) if len(both) else source  # words that a BiLSTM reads in two sentences
             sources.append(source)
             if source < len(examples):
-                known = examples[source]
-                read = np.concatenate([np.asarray(known.read), begins])
-                examples[source] = replace(known, read=read, begins=np.append(np.asarray(known.begins), begins[:1]))
+                known = examples[source].labels
+                read = np.concatenate([known["read"].values, begins])
+                first_words = np.append(known["begins"].values, begins[:1])
+                labels = {**known, "read": Label(read, WORD), "begins": Label(first_words, WORD)}
+                examples[source] = replace(examples[source], labels=labels)
                 continue
             tokens = [piece for word in document[left:right] for piece in pieces[word][:room]]
             joined = tokenizer.joiner.join(tokens)
             tags = np.full(len(joined.tokens), IGNORE)
             tags[begins] = classes[first - offset : end - offset]
-            example = Example(joined.tokens, joined.segments, read=begins, begins=begins[:1])
-            examples.append(replace(example, tags=tags) if labelled else example)
+            labels = {"read": Label(begins, WORD), "begins": Label(begins[:1], WORD)}
+            if labelled:
+                labels["tags"] = Label(tags, TAG)
+            examples.append(Example(joined.tokens, joined.segments, labels))
     return Encoded(Examples.of(examples), owners, details, sources=sources)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from labels import of_task
 from torch.testing import assert_close
 from variants import VARIANTS as ENCODERS
 
@@ -65,7 +66,9 @@ def test_scores_are_those_of_an_lstm_on_each_sentence_alone(variant, encoder, ti
     model = model_of(tiny_tokenizer, variant, **ENCODERS[encoder].ours)
     draw = np.random.default_rng(0)
     reads = [np.array([1, 2, 5]), np.array([], dtype=np.int64), np.array([3]), np.array([1, 4, 6, 7])]
-    examples = [Example(draw.integers(5, 60, 9 + i), np.zeros(9 + i, np.int64), read=r) for i, r in enumerate(reads)]
+    examples = [
+        Example(draw.integers(5, 60, 9 + i), np.zeros(9 + i, np.int64), of_task(read=r)) for i, r in enumerate(reads)
+    ]
     scores = model.scores(collate(examples, packed=True))
     assert scores.shape == (sum(len(e.tokens) for e in examples), 3)
     begin, head = 0, model.head
@@ -92,7 +95,7 @@ def test_scores_are_those_of_an_lstm_on_each_sentence_alone(variant, encoder, ti
 @torch.no_grad()
 def test_the_frozen_encoder_drops_nothing_while_the_rest_is_trained(tiny_tokenizer):
     model = model_of(tiny_tokenizer, "last")
-    batch = collate([Example(np.arange(5, 25), np.zeros(20, np.int64), read=np.arange(1, 19))], packed=True)
+    batch = collate([Example(np.arange(5, 25), np.zeros(20, np.int64), of_task(read=np.arange(1, 19)))], packed=True)
     expected = model.head.states(model.encoder, batch)
     assert_close(model.train().head.states(model.encoder, batch), expected, atol=0, rtol=0)
     assert not model.scores(batch).equal(model.scores(batch))  # the BiLSTM's own dropout
@@ -103,9 +106,10 @@ def test_states_from_the_disk_give_the_same_scores(start, tmp_path, tiny_tokeniz
     predictor = Predictor(Loaded(tmp_path, model, tiny_tokenizer, Notes()), "cpu")
     rows, head = list(read_conll(tmp_path / "train.conll", labelled=True))[:6], model.head_config
     examples = frozen_examples(predictor, rows, head, 64, tmp_path / "states").examples
-    assert [e.tags.tolist() for e in examples] == [tagging.check(row, head) for row in rows]
-    assert all(e.states.shape == (len(e.tags), 4, 32) and e.states.dtype == np.float16 for e in examples)
-    assert all(not e.states.flags.owndata for e in examples)
+    assert [e.labels["tags"].values.tolist() for e in examples] == [tagging.check(row, head) for row in rows]
+    states = [e.labels["states"].values for e in examples]
+    assert [s.shape for s in states] == [(len(e.tokens), 4, 32) for e in examples]
+    assert all(s.dtype == np.float16 and not s.flags.owndata for s in states)
     encoded = tagging.encode(rows, tiny_tokenizer, Limits(64), head, labelled=True)
     with torch.inference_mode():
         cached = model.scores(collate(examples, packed=True))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from labels import of_pretraining, of_task
 from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch, Example, Packed, bucketed, collate, lay_out
@@ -217,12 +218,7 @@ def masked_batch(lengths: list[int]) -> Batch:
     total = sum(lengths)
     batch = lay_out(rng.integers(5, 100, total), rng.integers(0, 2, total), np.array(lengths), packed=True)
     masked = np.sort(rng.choice(total, 7, replace=False))
-    labels = {
-        "masked": torch.from_numpy(masked),
-        "targets": torch.from_numpy(rng.integers(5, 100, 7)),
-        "next": torch.from_numpy(rng.integers(0, 2, len(lengths))),
-    }
-    return dataclasses.replace(batch, labels=labels, counts={"mlm": 7, "nsp": len(lengths)})
+    return batch.with_labels(of_pretraining(masked, rng.integers(5, 100, 7), rng.integers(0, 2, len(lengths))))
 
 
 def losses_and_gradients(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -266,7 +262,7 @@ def test_a_task_with_filler(kind: str, labels: tuple[str, ...], request: pytest.
     model = TaskModel(Encoder(CONFIGS["bert"]), HeadConfig(kind, labels))  # type: ignore[arg-type]
     label = {"single": 1, "tags": None, "span": (1, 3)}[kind]
     tags = np.array([0, 1, 0, IGNORE, 1]) if kind == "tags" else None
-    batch = collate([Example(np.arange(5, 10), np.zeros(5, int), label, tags)] * 3, packed=True)
+    batch = collate([Example(np.arange(5, 10), np.zeros(5, int), of_task(label, tags))] * 3, packed=True)
     expected = losses_and_gradients(model, batch)
     assert_alike(losses_and_gradients(model, bucketed(batch)), expected)
     request.getfixturevalue("fused")

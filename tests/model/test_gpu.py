@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from labels import of_pretraining, of_task
 from torch import Tensor
 
 from bertsmith.batch import Batch, Example, bucketed, collate, lay_out
@@ -46,12 +47,7 @@ def masked_batch(longest: int, rows: int, seed: int = 0) -> Batch:
     total = int(lengths.sum())
     batch = lay_out(rng.integers(1000, 30000, total), rng.integers(0, 2, total), lengths, packed=True)
     masked = np.sort(rng.choice(total, total // 7, replace=False))
-    labels = {
-        "masked": torch.from_numpy(masked),
-        "targets": torch.from_numpy(rng.integers(1000, 30000, len(masked))),
-        "next": torch.from_numpy(rng.integers(0, 2, rows)),
-    }
-    return dataclasses.replace(batch, labels=labels, counts={"mlm": len(masked), "nsp": rows})
+    return batch.with_labels(of_pretraining(masked, rng.integers(1000, 30000, len(masked)), rng.integers(0, 2, rows)))
 
 
 def all_gradients(model: torch.nn.Module, batch: Batch, precision: str) -> tuple[dict[str, float], Tensor]:
@@ -129,7 +125,7 @@ def test_small_batches_of_a_task() -> None:
     batches = []
     for _ in range(12):
         lengths = rng.integers(4, 60, 32)
-        rows = [Example(rng.integers(1000, 30000, n), np.zeros(n, int), int(rng.integers(2))) for n in lengths]
+        rows = [Example(rng.integers(1000, 30000, n), np.zeros(n, int), of_task(int(rng.integers(2)))) for n in lengths]
         batches.append(collate(rows, packed=True))
     train = TrainConfig(steps=1, learning_rate=1e-4)
     runs = []
@@ -157,9 +153,9 @@ def test_every_head_can_be_recorded(kind: str) -> None:
             tags = rng.integers(0, 2, n) if head == "tags" else None
             states = rng.normal(size=(n, 1, 768)).astype(np.float16) if kind == "features" else None
             label = None if tags is not None else labels
-            rows.append(Example(rng.integers(1000, 30000, n), np.zeros(n, int), label, tags, states=states))
+            rows.append(Example(rng.integers(1000, 30000, n), np.zeros(n, int), of_task(label, tags, states=states)))
         if kind == "choice":
-            rows = [dataclasses.replace(row, label=1 if i % 4 == 0 else None) for i, row in enumerate(rows)]
+            rows = [dataclasses.replace(row, labels=of_task(1 if i % 4 == 0 else None)) for i, row in enumerate(rows)]
         batches.append(collate(rows, packed=True))
     encoder = config(direction="left-to-right" if kind == "beside" else "both")
     runs = []

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import LABELS
+from labels import of_pretraining, of_task
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from variants import KINDS, VARIANTS, their_cases, their_model
@@ -52,8 +53,7 @@ def draw_batch(kind: str, packed: bool, lengths=LENGTHS) -> Batch:
     rng = np.random.default_rng(1)
     batch = collate([draw_example(kind, size, rng) for size in lengths], packed=packed)
     if kind == "choice":  # one label for each question, not for each of its endings
-        labels = {"label": torch.from_numpy(rng.integers(0, CHOICES, len(lengths) // CHOICES))}
-        return replace(batch, labels=labels, counts={"task": len(lengths) // CHOICES})
+        return batch.with_labels(of_task(rng.integers(0, CHOICES, len(lengths) // CHOICES)))
     return mask(batch, rng) if kind in ("mlm", "mlm+nsp") else batch
 
 
@@ -66,17 +66,13 @@ def draw_example(kind: str, size: int, rng: np.random.Generator) -> Example:
     }.get(kind, lambda: None)()
     tags = np.where(rng.random(size) < 0.3, IGNORE, rng.integers(0, len(LABELS), size)) if kind == "tags" else None
     segments = (np.arange(size) > size // 2).astype(np.int64)
-    return Example(rng.integers(5, VOCAB, size), segments, label, tags)
+    return Example(rng.integers(5, VOCAB, size), segments, of_task(label, tags))
 
 
 def mask(batch: Batch, rng: np.random.Generator) -> Batch:
     chosen = np.sort(rng.permutation(batch.num_tokens)[: batch.num_tokens // 4])
     targets, follows = rng.integers(5, VOCAB, len(chosen)), rng.integers(0, 2, num_sequences(batch))
-    if isinstance(batch.layout, Padded):
-        chosen = np.flatnonzero(batch.layout.mask.numpy())[chosen]
-    labels = {"masked": chosen, "targets": targets, "next": follows}
-    labels = {name: torch.from_numpy(values) for name, values in labels.items()}
-    return replace(batch, labels=labels, counts={"mlm": len(chosen), "nsp": len(follows)})
+    return batch.with_labels(of_pretraining(chosen, targets, follows))
 
 
 def num_sequences(batch: Batch) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from labels import of_task
 from torch import Tensor, nn
 
 from bertsmith.batch import Example, Packed, bucketed, collate
@@ -58,8 +59,7 @@ def test_padding_sequences_do_not_change_the_loss_of_a_tagger_on_features() -> N
         Example(
             np.zeros(n, int),
             np.zeros(n, int),
-            tags=rng.integers(0, 2, n),
-            states=rng.normal(size=(n, 1, 8)).astype(np.float16),
+            of_task(tags=rng.integers(0, 2, n), states=rng.normal(size=(n, 1, 8)).astype(np.float16)),
         )
         for n in (4, 9, 2)
     ]
@@ -76,7 +76,7 @@ def test_sentences_are_padded_to_the_longest_of_them(monkeypatch: pytest.MonkeyP
     head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last", hidden_size=4))
     model, none, seen = TaskModel(encoder, head).eval(), np.zeros(40, int), []
     monkeypatch.setattr(recurrent, "bilstm", lambda *given: seen.append(given[2]) or bilstm(*given))
-    row = Example(none, none, tags=none, read=np.arange(1, 39), begins=np.array([1, 6, 18, 30]))
+    row = Example(none, none, of_task(None, none, np.arange(1, 39), np.array([1, 6, 18, 30])))
     model(collate([row], packed=True))
     assert [layout.max_length for layout in seen] == [12]
     assert seen[0].starts.tolist() == [0, 5, 17, 29, 38]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from labels import of_task
 
 from bertsmith import draws
 from bertsmith.batch import Example, collate, lay_out, split_for_rank
@@ -574,7 +575,7 @@ def test_batches_say_which_chunks_they_hold(loader):
     epochs, indices = np.zeros(5, dtype=np.int64), np.array([4, 1, 9, 3, 11])
     assert loader.batch(epochs, indices).to(torch.device("cpu")).indices.tolist() == indices.tolist()
     assert lay_out(np.arange(4), np.zeros(4), np.array([4]), packed=True).indices is None
-    examples = [Example(np.arange(3), np.zeros(3), label=0)] * 2
+    examples = [Example(np.arange(3), np.zeros(3), of_task(0))] * 2
     assert collate(examples, packed=True).indices is None
     assert collate(examples, packed=True, indices=np.array([7, 8])).indices.tolist() == [7, 8]
 

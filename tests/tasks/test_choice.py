@@ -67,7 +67,7 @@ def test_the_start_of_an_ending_stands_with_it(world: Path) -> None:
     cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
     first, second = tokenizer.encode(["he sat", "he slept"])
     assert encoded.examples[1].tokens.tolist() == [cls_id, *first, sep_id, *second, sep_id]
-    assert [e.label for e in encoded.examples] == [1, None]
+    assert [e.labels["label"].values if e.labels else None for e in encoded.examples] == [1, None]
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8, 64])

@@ -29,7 +29,8 @@ def gold_logits(encoded) -> list[np.ndarray]:
     found = []
     for example in encoded.examples:
         scores = np.zeros((len(example.tokens), 2), dtype=np.float32)
-        scores[example.label[0], 0] = scores[example.label[1], 1] = 5
+        start, end = example.labels["label"].values
+        scores[start, 0] = scores[end, 1] = 5
         found.append(scores)
     return found
 
@@ -45,7 +46,7 @@ def test_an_answer_is_found_back_as_its_characters_in_every_window(world: Path, 
     (found,) = spans.decode([row], encoded, gold_logits(encoded), SPAN, limits)
     assert found["text"] == answer == CONTEXT[found["start"] : found["end"]]
     assert found["start"] == start
-    held = [e.label.tolist() for e in encoded.examples]
+    held = [e.labels["label"].values.tolist() for e in encoded.examples]
     assert [0, 0] in held  # windows without the answer point at [CLS]
 
 

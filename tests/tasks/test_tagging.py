@@ -92,10 +92,11 @@ def test_every_word_is_learnt_once_at_its_first_piece_with_all_the_context_that_
     sizes = sum(map(len, pieces.values()))
     learnt = []
     for example, owner, begins in zip(encoded.examples, encoded.owners, encoded.details, strict=True):
-        assert len(example.tokens) == len(example.tags) <= max_length
+        tags = example.labels["tags"].values
+        assert len(example.tokens) == len(tags) <= max_length
         assert len(example.tokens) >= min(sizes + 2, max_length - max(map(len, pieces.values())) - 2)
-        assert np.flatnonzero(example.tags != IGNORE).tolist() == begins.tolist()
-        learnt += [(owner, int(example.tokens[i]), head.labels[example.tags[i]]) for i in begins]
+        assert np.flatnonzero(tags != IGNORE).tolist() == begins.tolist()
+        learnt += [(owner, int(example.tokens[i]), head.labels[tags[i]]) for i in begins]
     expected = [(n, pieces[w][0], t) for n, row in enumerate(rows) for w, t in zip(row.parts, row.label, strict=True)]
     assert learnt == expected
     if max_length == 512:
@@ -121,7 +122,7 @@ def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_
         (expected,) = tagging.decode([row], each, predictor.engine.run(each.examples), head, limits)
         assert answer["tags"] == expected["tags"]
         assert answer["scores"] == pytest.approx(expected["scores"], abs=1e-6)
-    assert all(len(e.read) == len(set(e.read.tolist())) for e in encoded.examples)
+    assert all(len(r) == len(set(r.tolist())) for r in (e.labels["read"].values for e in encoded.examples))
 
 
 def test_a_bilstm_reads_words_in_one_sentence_at_a_time(world) -> None:
@@ -129,12 +130,12 @@ def test_a_bilstm_reads_words_in_one_sentence_at_a_time(world) -> None:
     rows = document_rows([3, 4])
     encoded = tagging.encode(rows, tokenizer, Limits(64), head, labelled=False)
     (example,) = encoded.examples
-    assert len(example.read) == 7
-    assert example.begins.tolist() == [begins[0] for begins in encoded.details]
+    assert len(example.labels["read"].values) == 7
+    assert example.labels["begins"].values.tolist() == [begins[0] for begins in encoded.details]
     whole = replace(rows[0], text=" ".join(rows[0].document), parts=rows[0].document, label=())  # overlaps with both
     encoded = tagging.encode([*rows, whole, rows[1]], tokenizer, Limits(64), head, labelled=False)
-    assert [len(example.read) for example in encoded.examples] == [7, 7, 4]
-    assert [len(example.begins) for example in encoded.examples] == [2, 1, 1]
+    assert [len(example.labels["read"].values) for example in encoded.examples] == [7, 7, 4]
+    assert [len(example.labels["begins"].values) for example in encoded.examples] == [2, 1, 1]
     assert list(encoded.sources) == [0, 0, 1, 2]
 
 

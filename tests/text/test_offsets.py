@@ -77,7 +77,7 @@ def answer_of(tokenizer: Tokenizer, context: str, answer: str) -> str:
     labelled = spans.encode([row], tokenizer, limits, head, labelled=True)
     example: Example = labelled.examples[0]
     logits = np.zeros((len(example.tokens), 2), dtype=np.float32)
-    begin, end = np.asarray(example.label)
+    begin, end = np.asarray(example.labels["label"].values)
     logits[begin, 0] = logits[end, 1] = 9
     found = spans.decode([row], spans.encode([row], tokenizer, limits, head, labelled=False), [logits], head, limits)
     return found[0]["text"]

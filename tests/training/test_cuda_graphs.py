@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from labels import of_task
 from torch import nn
 
 from bertsmith.batch import Batch, Example, collate
@@ -26,7 +27,7 @@ class Graph:
 
 
 def batch(*lengths: int) -> Batch:
-    rows = [Example(torch.arange(n).numpy(), torch.zeros(n, dtype=int).numpy(), 1) for n in lengths]  # type: ignore[call-overload]
+    rows = [Example(torch.arange(n).numpy(), torch.zeros(n, dtype=int).numpy(), of_task(1)) for n in lengths]  # type: ignore[call-overload]
     return collate(rows, packed=True)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
+from labels import of_task
 from safetensors.torch import load_file
 
 from bertsmith.batch import Batch, Example, collate
@@ -60,7 +61,7 @@ def cut(whole: Path, to: Path, step: int) -> Path:
 def examples(count: int) -> list[Example]:
     rng = np.random.default_rng(0)
     sizes = rng.integers(3, 30, count)
-    return [Example(rng.integers(5, 50, n), np.zeros(n, dtype=int), int(rng.integers(0, 3))) for n in sizes]
+    return [Example(rng.integers(5, 50, n), np.zeros(n, dtype=int), of_task(int(rng.integers(0, 3)))) for n in sizes]
 
 
 def task_model(dropout: float = 0.0) -> TaskModel:

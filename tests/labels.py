@@ -1,0 +1,30 @@
+"""Labels of made-up examples and batches, of the kinds that tasks and the pre-training loader use."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from bertsmith.batch import Label
+from bertsmith.finetuning.frozen import STATE
+from bertsmith.pretraining.loader import MASKED, PAIR, TARGET
+from bertsmith.tasks import examples
+
+
+def of_task(label: Any = None, tags: Any = None, read: Any = None, begins: Any = None, states: Any = None) -> Any:
+    """The labels of an example of a task, without those that are None; a sentence begins at the first word read."""
+    begins = read[:1] if begins is None and read is not None else begins
+    given = {
+        "label": (label, examples.TARGET),
+        "tags": (tags, examples.TAG),
+        "read": (read, examples.WORD),
+        "begins": (begins, examples.WORD),
+        "states": (states, STATE),
+    }
+    return {name: Label(values, kind) for name, (values, kind) in given.items() if values is not None}
+
+
+def of_pretraining(masked: Any, targets: Any, follows: Any = None) -> dict[str, Label]:
+    """The labels of a batch of masked sequences."""
+    labels = {"masked": Label(masked, MASKED), "targets": Label(targets, replace(TARGET, loss="mlm"))}
+    return labels if follows is None else {**labels, "next": Label(np.asarray(follows), PAIR)}
