@@ -9,12 +9,14 @@ import pytest
 from conftest import TINY
 from sklearn.ensemble import HistGradientBoostingClassifier
 from test_pretraining_data import FIRST, corpus_of, documents_of, drawn, is_contiguous, same, source_of
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.pretraining.loader import DataConfig, Loader
 from bertsmith.pretraining.segments import FullSource, Pair, PairSource, Sample, segment_source
-from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.frame import ROBERTA, WORDPIECE
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -323,6 +325,27 @@ def test_batches_of_full_sentences(corpus, tokenizer, packed):
     assert not batch.segments.any()
     assert "next" not in batch.labels
     assert batch.counts == {"mlm": len(batch.labels["masked"])}
+
+
+@pytest.mark.parametrize("kind", ["next", "order", "full"])
+def test_batches_in_another_frame(corpus, kind):
+    """`<s> a </s></s> b </s>`: room is left for all special tokens, and there is one segment."""
+    words = [f"w{i}" for i in range(corpus.manifest.vocab_size - FIRST)]
+    vocab = {token: number for number, token in enumerate([*ROBERTA.special_tokens, *words])}
+    tokenizer = Tokenizer(Backend(models.WordLevel(vocab, unk_token="<unk>")), False, frame=ROBERTA)
+    source = segment_source(kind, corpus, np.arange(corpus.manifest.documents), 48, 0.0, 3, ROBERTA)
+    loader = Loader.of(source, tokenizer, DataConfig(max_length=48, pairs=kind))
+    batch = loader.batch(np.zeros(40, dtype=np.int64), np.arange(40))
+    tokens = batch.tokens.clone()
+    tokens[batch.labels["masked"]] = batch.labels["targets"]
+    start, end = tokenizer.id("<s>"), tokenizer.id("</s>")
+    rows = np.split(tokens.numpy(), batch.layout.starts[1:-1].numpy())
+    samples = source.samples(np.zeros(40, dtype=np.int64), np.arange(40))
+    assert [row.tolist() for row in rows] == [
+        [start, *(x for i, part in enumerate(s.parts) for x in [*[end, end] * (i > 0), *part]), end] for s in samples
+    ]
+    assert max(map(len, rows)) == 48
+    assert not batch.segments.any()
 
 
 def test_batches_of_ordered_pairs(corpus, tokenizer):

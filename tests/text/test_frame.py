@@ -1,5 +1,9 @@
 """Frames put special tokens and segment numbers where `transformers` does, for one sequence and for many at once."""
 
+import ast
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import transformers
@@ -206,3 +210,43 @@ def test_a_marker_at_the_beginning_of_words_of_unigram():
     marked = np.array([marker.marks(token) for token in ["▁a", "▁", "fox"]])
     assert marker.continues(marked).tolist() == [False, False, True]
     assert marker.spell(["▁a", "▁", "fox"]) == "a fox"
+
+
+# Literals
+
+PACKAGE = Path(__file__).parents[2] / "bertsmith"
+TOKEN = r"\[(?:CLS|SEP|MASK|PAD|UNK)\]|</?s>|</w>|<(?:mask|pad|unk)>|##|Ġ|▁"
+ALONE = re.compile(rf"\s*(?:{TOKEN})\s*")  # among other words it is a message or a docstring
+QUOTED = re.compile(rf"""["']\s*(?:{TOKEN})\s*["']""")
+
+
+def literals(source: str, name: str) -> list[str]:
+    """The strings of a file that are a special token or a word marker, or code with one in quotation marks."""
+    if not name.endswith(".py"):
+        return QUOTED.findall(source)
+    strings = [n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [text for text in strings if ALONE.fullmatch(text) or QUOTED.search(text)]
+
+
+def test_only_the_text_folder_names_special_tokens():
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".js"}]
+    assert any(path.suffix == ".js" for path in files)
+    found = {str(path.relative_to(PACKAGE)): literals(path.read_text("utf-8"), path.name) for path in files}
+    assert {name for name, some in found.items() if some} == {"text/alphabet.py", "text/frame.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ('x = tokenizer.id("[CLS]")', 1),
+        ('x = " [MASK] ".join(parts)', 1),
+        ('x = token.startswith("##")', 1),
+        ('x = f"##{word}"', 1),
+        ('SCRIPT = """if (token.startsWith("##")) return"""', 1),
+        ('"""What follows `[CLS] A [SEP]`."""', 0),
+        ('say(f"no [MASK] in {text}")', 0),
+        ('x = "## Heading"', 0),
+    ],
+)
+def test_what_counts_as_a_literal(code, count):
+    assert len(literals(code, "a.py")) == count
