@@ -13,6 +13,7 @@ from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import head_in, read_config
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.heads import HeadConfig, TaskModel
 
@@ -25,7 +26,7 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     loaded = load_folder(source, head, dropout=config.dropout)
     model = loaded.model
     assert isinstance(model, TaskModel)
-    _check_layers(config, model.encoder.config.num_layers)
+    _check_layers(config, model.encoder.config)
     if config.beside:
         _load_beside(model, loaded, load_folder(find_model(config.beside), dropout=config.dropout))
     if config.random_start:
@@ -35,10 +36,12 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     return replace(loaded, model=model)
 
 
-def _check_layers(config: FinetuneConfig, layers: int) -> None:
-    """Refuse layers that the model does not have, and random layers that would stay frozen."""
-    anew, frozen = config.reinit_layers, config.frozen_layers
+def _check_layers(config: FinetuneConfig, encoder: EncoderConfig) -> None:
+    """Refuse layers that the model does not have on their own, and random layers that would stay frozen."""
+    anew, frozen, layers = config.reinit_layers, config.frozen_layers, encoder.num_layers
     for name, value in (("reinit_layers", anew), ("frozen_layers", frozen)):
+        if value and encoder.shared_layers != "none":
+            raise UserError(f"{name} is {value}, and the layers of the model share their parameters; leave it out")
         if (value or 0) > layers:
             raise UserError(f"{name} is {value}, and the model has {layers} layers")
     if frozen is not None and (config.random_start or anew + frozen > layers):

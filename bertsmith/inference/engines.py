@@ -25,7 +25,7 @@ from bertsmith.errors import NotFinite, UserError, suggestion
 from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, graph_file, graph_inputs, score_outputs, state_output
 from bertsmith.formats.onnx import Exported, has_vnni, session
 from bertsmith.formats.saved_config import Model
-from bertsmith.model.encoder import Block
+from bertsmith.model.encoder import FeedForward, SelfAttention
 from bertsmith.model.heads import TaskModel
 from bertsmith.training.settings import check_precision, has_bfloat16
 
@@ -245,12 +245,13 @@ def quantised(model: Model) -> Model:
     torch.backends.quantized.engine = available[0]  # read where weights are packed
     try:
         model = _copy(model.cpu())
-        for block in model.encoder.layers:
-            assert isinstance(block, Block)
-            for part, name in ((block.attention, "qkv"), (block.attention, "output"), (block.feed_forward, "inner")):
-                setattr(part, name, Int8Linear(getattr(part, name)))
-            if has_bfloat16():
-                block.feed_forward.outer = HalfLinear(block.feed_forward.outer)  # type: ignore[assignment]
+        for part in list(model.encoder.layers.modules()):  # a sublayer that several layers share comes once
+            if isinstance(part, SelfAttention):
+                part.qkv, part.output = Int8Linear(part.qkv), Int8Linear(part.output)  # type: ignore[assignment]
+            elif isinstance(part, FeedForward):
+                part.inner = Int8Linear(part.inner)  # type: ignore[assignment]
+                if has_bfloat16():
+                    part.outer = HalfLinear(part.outer)  # type: ignore[assignment]
     finally:
         torch.backends.quantized.engine = before
     return model

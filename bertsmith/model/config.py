@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from bertsmith.config import Bounds, check_bounds
@@ -223,10 +224,10 @@ class EncoderConfig:
             rotary_base=self._rotary_base(is_local),
         )
 
-    @property
-    def layers(self) -> list[LayerConfig]:
+    @cached_property
+    def layers(self) -> tuple[LayerConfig, ...]:
         """What each layer is built from, in order."""
-        return [self.layer(index) for index in range(self.num_layers)]
+        return tuple(self.layer(index) for index in range(self.num_layers))
 
     def _reach(self, window: int | None) -> Reach:
         """Which tokens a token sees: those of the direction, of which a window leaves half its size on each side."""

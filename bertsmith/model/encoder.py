@@ -1,10 +1,12 @@
 """The Transformer encoder (BERT paper, section 3).
 
-B sequences, T tokens, H hidden size, A heads, D head size. `…` stands for (B, L) or (T,), as the batch is laid out.
+B sequences, T tokens, E embedding size, H hidden size, A heads, D head size. `…` stands for (B, L) or (T,), as the
+batch is laid out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,114 +16,154 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.batch import Batch, Layout, Packed
 from bertsmith.errors import UserError
 from bertsmith.model.activation import activate
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import REACHES, EncoderConfig, LayerConfig, Reach, Sharing
 from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
 from bertsmith.model.fused_choice import Choice, choose_now
 from bertsmith.model.kernels import attend, attend_explicit
+from bertsmith.model.rotary import Rotation, rotate, rotation
 
 
 @dataclass
 class Trace:
-    """What an encoder did on the way: hidden states (embeddings first) and attention weights, layer by layer."""
+    """The hidden states (embeddings first) and attention weights of a forward pass, layer by layer."""
 
     hidden: list[Tensor] = field(default_factory=list)  # each (…, H)
     attention: list[Tensor] = field(default_factory=list)  # each (B, A, L, L)
 
 
-def make_norm(config: EncoderConfig) -> nn.LayerNorm:
+DIRECTIONS = {reach: direction for direction, reach in REACHES.items()}
+# The sublayers, with their norms, whose parameters the layers of an encoder may share.
+SHARED: dict[Sharing, tuple[str, ...]] = {
+    "none": (),
+    "attention": ("attention", "attention_norm"),
+    "feed-forward": ("feed_forward", "feed_forward_norm"),
+    "all": ("attention", "attention_norm", "feed_forward", "feed_forward_norm"),
+}
+
+
+def make_norm(size: int, config: EncoderConfig | LayerConfig) -> nn.LayerNorm:
     """A norm of the encoder."""
-    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.bias)
 
 
-def linear_weights(linear: nn.Linear) -> LinearWeights:
+def linear_weights(linear: nn.Module | None) -> LinearWeights:
     """The tensors of a linear layer, as the fused operations take them."""
+    assert isinstance(linear, nn.Linear)
     return LinearWeights(linear.weight, linear.bias)
 
 
-def norm_weights(norm: nn.LayerNorm) -> NormWeights:
-    """The tensors of a norm, as the fused operations take them."""
+def norm_weights(norm: nn.Module | None) -> NormWeights:
+    """The tensors of a layer norm, as the fused operations take them."""
+    assert isinstance(norm, nn.LayerNorm)
     return NormWeights(norm.weight, norm.bias, norm.eps)
 
 
 class Embeddings(nn.Module):
-    """Token + segment + position embeddings, normalised."""
+    """Token, segment and position embeddings: added, normalised and, where `embedding_size` is set, projected."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.segments = nn.Embedding(config.num_segments, config.hidden_size)
-        self.positions = nn.Embedding(config.max_positions, config.hidden_size)
-        self.norm = make_norm(config)
+        size, learned = config.table_size, config.positions == "learned"
+        self.tokens = nn.Embedding(config.vocab_size, size)
+        self.segments = nn.Embedding(config.num_segments, size) if config.num_segments else None
+        self.positions = nn.Embedding(config.max_positions, size) if learned else None
+        self.norm = make_norm(size, config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout)
+        projected = config.embedding_size is not None
+        self.projection = nn.Linear(size, config.hidden_size, bias=config.bias) if projected else nn.Identity()
 
     def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, fused: bool = False) -> Tensor:
         if fused:
-            from bertsmith.model.fused.layer import embeddings_forward
+            return self._fused(tokens, segments, positions)
+        x = self.tokens(tokens)  # (…, E)
+        if self.segments is not None:
+            x = x + self.segments(segments)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        return self.projection(self.dropout(self.norm(x)))  # (…, H)
 
-            tables = self.tokens.weight, self.segments.weight, self.positions.weight
-            dropout = self.dropout.p if self.training else 0.0
-            return embeddings_forward(tokens, segments, positions, tables, norm_weights(self.norm), dropout)
-        x = self.tokens(tokens) + self.segments(segments) + self.positions(positions)  # (…, H)
-        return self.dropout(self.norm(x))
+    def _fused(self, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
+        from bertsmith.model.fused.layer import embeddings_forward
+
+        assert self.segments is not None
+        assert self.positions is not None
+        tables = self.tokens.weight, self.segments.weight, self.positions.weight
+        dropout = self.dropout.p if self.training else 0.0
+        return embeddings_forward(tokens, segments, positions, tables, norm_weights(self.norm), dropout)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention; `output` is its projection, which the layer applies to the states that it needs."""
+    """Multi-head self-attention; the layer applies the projection `output` itself, to the states that it needs."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, layer: LayerConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
-        self.attention_dropout = config.attention_dropout
-        self.direction = config.direction
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=config.bias)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size, bias=config.bias)
+        self.num_heads = layer.num_heads
+        self.attention_dropout = layer.attention_dropout
+        self.qkv = nn.Linear(layer.hidden_size, 3 * layer.hidden_size, bias=layer.bias)
+        self.output = nn.Linear(layer.hidden_size, layer.hidden_size, bias=layer.bias)
 
-    def forward(self, x: Tensor, layout: Layout, trace: Trace | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, layout: Layout, reach: Reach, angles: Rotation | None = None, trace: Trace | None = None
+    ) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)  # each (…, A, D)
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
         dropout = self.attention_dropout if self.training else 0.0
         if trace is None:
-            mixed = attend(q, k, v, layout, dropout, self.direction)
+            mixed = attend(q, k, v, layout, dropout, DIRECTIONS[reach])
         else:
-            mixed, weights = attend_explicit(q, k, v, layout, dropout, self.direction)
+            mixed, weights = attend_explicit(q, k, v, layout, dropout, DIRECTIONS[reach])
             trace.attention.append(weights)
         return mixed.flatten(-2)
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with the activation between them."""
+    """Two linear layers with the activation between them; a gate multiplies the activation by a second projection."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, layer: LayerConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.bias)
-        self.outer = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.bias)
-        self.activation = config.activation
+        width = layer.intermediate_size * (2 if layer.gated else 1)
+        self.inner = nn.Linear(layer.hidden_size, width, bias=layer.bias)
+        self.outer = nn.Linear(layer.intermediate_size, layer.hidden_size, bias=layer.bias)
+        self.activation, self.gated = layer.activation, layer.gated
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(activate(self.inner(x), self.activation))
+        inner = self.inner(x)
+        if not self.gated:
+            return self.outer(activate(inner, self.activation))
+        inner, gate = inner.chunk(2, -1)
+        return self.outer(activate(inner, self.activation) * gate)
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each added to its input; the norm comes after the sum or before all."""
+    """One layer: attention, then feed-forward, each with a residual; norms come after the sums or before sublayers."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, layer: LayerConfig) -> None:
         super().__init__()
-        self.attention = SelfAttention(config)
-        self.attention_norm = make_norm(config)
-        self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = make_norm(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
-        self.config = config
+        self.attention = SelfAttention(layer)
+        self.attention_norm = make_norm(layer.hidden_size, layer) if layer.attention_norm else nn.Identity()
+        self.feed_forward = FeedForward(layer)
+        self.feed_forward_norm = make_norm(layer.hidden_size, layer)
+        self.dropout = nn.Dropout(layer.hidden_dropout)
+        self.layer = layer
+
+    def share(self, owner: Block, parts: Iterable[str]) -> None:
+        """Use these sublayers of another layer, which alone registers them: `state_dict` has their parameters once."""
+        for name in parts:
+            delattr(self, name)
+            object.__setattr__(self, name, getattr(owner, name))
 
     def forward(
-        self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None, fused: bool = False
-    ) -> Tensor:
-        """The states after this layer; of the given `rows` of the flat form alone, where nobody needs the others."""
+        self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None, fused: bool = False,
+        angles: Rotation | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The states after this layer (…, H), or those of the given `rows` (R,) of the flat form: (R, H)."""
         if fused:
             from bertsmith.model.fused.layer import layer_forward
 
             assert isinstance(layout, Packed)
             return layer_forward(self._weights(), x, layout, rows)
-        mixed = self.attention(self._before(x, self.attention_norm), layout, trace)
+        mixed = self.attention(self._before(x, self.attention_norm), layout, self.layer.reach, angles, trace)
         if rows is not None:
             mixed, x = (layout.flat(states).index_select(0, rows) for states in (mixed, x))
         x = self._after(x + self.dropout(self.attention.output(mixed)), self.attention_norm)
@@ -129,10 +171,10 @@ class Block(nn.Module):
         return self._after(x + self.dropout(inner), self.feed_forward_norm)
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) if self.config.norm_first else x
+        return norm(x) if self.layer.norm_first else x
 
     def _after(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return x if self.config.norm_first else norm(x)
+        return x if self.layer.norm_first else norm(x)
 
     def _weights(self) -> LayerWeights:
         attention, feed_forward = self.attention, self.feed_forward
@@ -144,9 +186,9 @@ class Block(nn.Module):
             inner=linear_weights(feed_forward.inner),
             outer=linear_weights(feed_forward.outer),
             num_heads=attention.num_heads,
-            direction=attention.direction,
+            direction=DIRECTIONS[self.layer.reach],
             activation=feed_forward.activation,
-            norm_first=self.config.norm_first,
+            norm_first=self.layer.norm_first,
             dropout=self.dropout.p if self.training else 0.0,
             attention_dropout=attention.attention_dropout if self.training else 0.0,
         )
@@ -160,8 +202,11 @@ class Encoder(nn.Module):
         self.config = config
         self.gradient_checkpointing = False
         self.embeddings = Embeddings(config)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.final_norm = make_norm(config) if config.norm_first else nn.Identity()
+        blocks = [Block(layer) for layer in config.layers]
+        for block in blocks[1:]:
+            block.share(blocks[0], SHARED[config.shared_layers])
+        self.layers = nn.ModuleList(blocks)
+        self.final_norm = make_norm(config.hidden_size, config) if config.norm_first else nn.Identity()
         init_weights(self, config.init_std)
 
     def forward(self, batch: Batch, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
@@ -170,19 +215,23 @@ class Encoder(nn.Module):
         self._check_length(batch)
         fused = trace is None and self.choice(batch).fused
         x = self.embeddings(batch.tokens, batch.segments, batch.positions, fused)
-        for number, layer in enumerate(self.layers, 1):
-            wanted = rows if number == len(self.layers) else None
+        angles = self._angles(batch.positions)
+        checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and trace is None
+        for block, layer in zip(self.layers, self.config.layers, strict=True):
+            wanted = rows if block is self.layers[-1] else None
             if trace is not None:
                 trace.hidden.append(x)
-            if self.gradient_checkpointing and torch.is_grad_enabled() and trace is None:
-                given = x, batch.layout, None, wanted, fused
-                x = checkpoint(layer, *given, use_reentrant=False)  # type: ignore[assignment]
-            else:
-                x = layer(x, batch.layout, trace, wanted, fused)
+            inputs = x, batch.layout, trace, wanted, fused, angles.get(layer.rotary_base)
+            x = checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
         x = self._normalise(x, fused)
         if trace is not None:
             trace.hidden.append(x)
         return x
+
+    def _angles(self, positions: Tensor) -> dict[float | None, Rotation]:
+        """The rotation of every token, for each base that a layer has; the layers of a base share it."""
+        bases = {layer.rotary_base for layer in self.config.layers}
+        return {base: rotation(positions, self.config.head_size, base) for base in bases if base is not None}
 
     def choice(self, batch: Batch) -> Choice:
         """Which kernels this batch takes, under the autocast of the moment."""
@@ -196,14 +245,14 @@ class Encoder(nn.Module):
         return self.final_norm(x)
 
     def check_ids(self, token: int, segment: int) -> None:
-        """Refuse the largest ids that the tables have no row for: on a GPU nobody would notice the wrong lookup."""
+        """Refuse ids that the tables have no row for, given the largest ones: a GPU would not report the error."""
         config = self.config
         if token >= config.vocab_size:
             raise UserError(
                 f"the token id {token} is not one of the model's {config.vocab_size:,}: this is not the tokenizer that "
                 "the model was made with"
             )
-        if segment >= config.num_segments:
+        if segment >= max(config.num_segments, 1):  # without a table of segments all tokens are of segment 0
             raise UserError(
                 f"the input has {segment + 1} segments, as a pair has 2, and the encoder's num_segments is "
                 f"{config.num_segments}; take single texts, or a model with more segments"
@@ -219,13 +268,13 @@ class Encoder(nn.Module):
 
 
 def init_weights(module: nn.Module, std: float) -> None:
-    """Start every parameter of a module."""
+    """Initialise every parameter of a module."""
     for name, parameter in module.named_parameters():
         init_parameter(name, parameter, std)
 
 
 def init_parameter(name: str, parameter: Tensor, std: float) -> None:
-    """Truncated normal matrices, zero biases, as the released code; norms start at the identity."""
+    """Initialise matrices by a truncated normal, biases by zero, as the released code, and norms as the identity."""
     if name.rsplit(".", 1)[-1].startswith("bias"):
         nn.init.zeros_(parameter)
     elif parameter.dim() == 1:  # a norm's scale

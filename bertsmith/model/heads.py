@@ -44,30 +44,33 @@ class Pooler(nn.Module):
 
 
 class MaskedLMHead(nn.Module):
-    """Scores every word of the vocabulary at the masked positions; its matrix is the token embedding's.
+    """The logits of all words at the masked positions; the decoder's matrix is tied to the token embeddings.
 
-    It keeps its biases on an encoder without: they are no part of what fine-tuning takes over, and every family of
-    the saved format has them.
+    With `head_transform` a dense layer, an activation and a norm come first. The head has biases on an encoder without
+    them, too: fine-tuning does not use it, and every family of the saved format has them.
     """
 
     def __init__(self, config: EncoderConfig, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        size, transformed = config.table_size, config.head_transform
+        self.transform = nn.Linear(config.hidden_size, size) if transformed else None
+        self.norm = nn.LayerNorm(size, eps=config.norm_eps) if transformed else None
+        self.decoder = nn.Linear(size, config.vocab_size)
         self.activation = config.masked_word_activation
         init_weights(self, config.init_std)
         self.tie(embedding)
 
     def tie(self, embedding: nn.Embedding) -> None:
-        """Score with the embedding's matrix."""
+        """Share the matrix of the token embeddings."""
         self.decoder.weight = embedding.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.decoder(self.norm(activate(self.transform(hidden), self.activation)))  # (M, V)
+        if self.transform is not None and self.norm is not None:
+            hidden = self.norm(activate(self.transform(hidden), self.activation))  # (M, E)
+        return self.decoder(hidden)  # (M, V)
 
     def losses(self, hidden: Tensor, targets: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
-        """The summed loss of the masked words' states (M, H), and how many were right."""
+        """The summed loss of the masked words' states (M, H), and the number of correct predictions."""
         if fused:
             from bertsmith.model.fused.layer import masked_word_losses
 

@@ -1,0 +1,224 @@
+"""The fields that other families than BERT need: each alone, together, and beside the models of `transformers`."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from test_parity import VOCAB, draw_batch, layouts, our_loss, same
+from variants import randomise
+
+from bertsmith.batch import Batch
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.heads import MaskedLMHead
+from bertsmith.objectives.causal_lm import CausalLM
+from bertsmith.objectives.masked_lm import MaskedLM
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = EncoderConfig(VOCAB, 32, 4, 4, 48, max_positions=40, hidden_dropout=0.0, attention_dropout=0.0)
+LOCAL: dict = {}
+ALBERT = {"embedding_size": 16, "shared_layers": "all", "activation": "gelu_tanh"}
+MODERN = {
+    "norm_first": True,
+    "bias": False,
+    "num_segments": 0,
+    "positions": "rotary",
+    "rotary_base": 160_000.0,
+    "gated": True,
+    "first_attention_norm": False,
+    "norm_eps": 1e-5,
+    **LOCAL,
+}
+FIELDS = {
+    "embedding_size": {"embedding_size": 16},
+    "embedding_size of the hidden size": {"embedding_size": 32},
+    "no embedding_norm": {"embedding_norm": False},
+    "rotary": {"positions": "rotary"},
+    "gated": {"gated": True, "activation": "silu"},
+    "no first_attention_norm": {"norm_first": True, "first_attention_norm": False},
+    "share attention": {"shared_layers": "attention"},
+    "share feed-forward": {"shared_layers": "feed-forward"},
+    "share all": {"shared_layers": "all", **LOCAL},
+    "no segments": {"num_segments": 0},
+    "no head_transform": {"head_transform": False},
+    "head_activation": {"head_activation": "relu"},
+    "albert": ALBERT,
+    "modern": MODERN,
+}
+fields = pytest.mark.parametrize("changes", FIELDS.values(), ids=FIELDS)
+
+
+def one_segment(batch: Batch) -> Batch:
+    return replace(batch, segments=torch.zeros_like(batch.segments), largest=(VOCAB - 1, 0))
+
+
+def encoder_of(changes: dict) -> Encoder:
+    return randomise(Encoder(replace(SMALL, **changes))).eval()
+
+
+def model_of(changes: dict) -> MaskedLM | CausalLM:
+    encoder = encoder_of(changes)
+    return MaskedLM(encoder) if encoder.config.direction == "both" else CausalLM(encoder)
+
+
+@fields
+def test_packed_equals_padded_in_states_and_gradients(changes) -> None:
+    encoder, results = encoder_of(changes), []
+    for packed in (False, True):
+        batch = one_segment(draw_batch("single", packed))
+        encoder.zero_grad()
+        hidden = batch.layout.pad(encoder(batch))
+        (hidden.cos().sum(-1) * (hidden != 0).any(-1)).sum().div(batch.num_tokens).backward()
+        results.append([hidden.detach() * (hidden != 0), *(p.grad.clone() for p in encoder.parameters())])
+    real = draw_batch("single", packed=False).layout.mask[..., None]
+    same(results[0][0] * real, results[1][0] * real)
+    same(results[0][1:], results[1][1:])
+
+
+@fields
+def test_a_trace_checkpointing_and_chosen_rows_change_no_state(changes) -> None:
+    encoder, batch, trace = encoder_of(changes), one_segment(draw_batch("single", packed=True)), Trace()
+    hidden = encoder(batch)
+    same(encoder(batch, trace), hidden)
+    assert (len(trace.hidden), len(trace.attention)) == (5, 4)
+    encoder.gradient_checkpointing = True
+    same(encoder(batch), hidden)
+    same(encoder(batch, rows=batch.layout.firsts), hidden[batch.layout.firsts])
+
+
+@fields
+def test_every_parameter_is_trained_and_the_loss_falls(changes) -> None:
+    model, batch = model_of(changes).train(), one_segment(draw_batch("mlm", packed=True))
+    if isinstance(model, CausalLM):
+        batch = replace(batch, counts={"lm": batch.counts["mlm"]})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(5):
+        loss = our_loss(model, batch)
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None for n, p in model.named_parameters() if not n.startswith("next_sentence"))
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.1
+
+
+@fields
+def test_the_state_dict_has_every_parameter_once_and_restores_it(changes) -> None:
+    encoder, batch = encoder_of(changes), one_segment(draw_batch("single", packed=True))
+    state = encoder.state_dict()
+    assert state.keys() == dict(encoder.named_parameters(remove_duplicate=False)).keys()
+    assert len({tensor.data_ptr() for tensor in state.values()}) == len(state)
+    restored = Encoder(encoder.config).eval()
+    restored.load_state_dict(state)
+    assert torch.equal(restored(batch), encoder(batch))
+    assert torch.equal(copy.deepcopy(encoder)(batch), encoder(batch))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "own"), [("attention", "feed_forward"), ("feed-forward", "attention"), ("all", None), ("none", "")]
+)
+def test_the_layers_that_share_have_no_parameters_of_their_own(sharing, own) -> None:
+    encoder = encoder_of({"shared_layers": sharing})
+    second = {name for name, _ in encoder.layers[1].named_parameters()}
+    assert second == {n for n, _ in encoder.layers[0].named_parameters() if own is not None and n.startswith(own)}
+
+
+def test_a_shared_parameter_has_the_gradient_of_all_layers() -> None:
+    shared = encoder_of({"shared_layers": "all"})
+    separate = Encoder(SMALL).eval()
+    separate.load_state_dict(
+        {n: shared.get_parameter(f"layers.0.{n.split('.', 2)[2]}" if n.startswith("layers.") else n).detach()
+         for n in separate.state_dict()}
+    )  # fmt: skip
+    batch = one_segment(draw_batch("single", packed=True))
+    for encoder in (shared, separate):
+        encoder(batch).cos().mean().backward()
+    name = "feed_forward.inner.weight"
+    expected = sum(separate.get_parameter(f"layers.{i}.{name}").grad for i in range(4))
+    same(shared.get_parameter(f"layers.0.{name}").grad, expected)
+
+
+def their_states(theirs, batch: Batch, **inputs) -> torch.Tensor:
+    return theirs(input_ids=batch.tokens, attention_mask=batch.layout.mask.long(), **inputs).last_hidden_state
+
+
+def same_at_tokens(ours: torch.Tensor, theirs: torch.Tensor, padded: Batch, batch: Batch) -> None:
+    real = padded.layout.mask
+    same(batch.layout.pad(ours)[real], theirs[real])
+
+
+def renamed(state: dict, names: dict[str, str]) -> dict:
+    for theirs, ours in names.items():
+        state = {name.replace(theirs, ours): value for name, value in state.items()}
+    return state
+
+
+ALBERT_NAMES = {
+    "embeddings.word_embeddings": "embeddings.tokens",
+    "embeddings.token_type_embeddings": "embeddings.segments",
+    "embeddings.position_embeddings": "embeddings.positions",
+    "embeddings.LayerNorm": "embeddings.norm",
+    "encoder.embedding_hidden_mapping_in": "embeddings.projection",
+    "encoder.albert_layer_groups.0.albert_layers.": "layers.",
+    "attention.dense": "attention.output",
+    "attention.LayerNorm": "attention_norm",
+    "full_layer_layer_norm": "feed_forward_norm",
+    "ffn_output": "feed_forward.outer",
+    "ffn": "feed_forward.inner",
+}
+
+
+def albert_state(theirs) -> dict:
+    state = renamed(theirs.state_dict(), ALBERT_NAMES)
+    for end in ("weight", "bias"):
+        parts = [state.pop(f"layers.0.attention.{part}.{end}") for part in ("query", "key", "value")]
+        state[f"layers.0.attention.qkv.{end}"] = torch.cat(parts)
+    return {name: value for name, value in state.items() if not name.startswith("pooler")}
+
+
+@layouts
+def test_shared_layers_on_a_factorised_embedding_are_albert_with_its_head(packed) -> None:
+    from transformers import AlbertConfig, AlbertForMaskedLM
+
+    config = AlbertConfig(
+        vocab_size=VOCAB, embedding_size=16, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, max_position_embeddings=40, pad_token_id=0,
+    )  # fmt: skip
+    theirs, ours = randomise(AlbertForMaskedLM(config)).eval(), encoder_of(ALBERT)
+    ours.load_state_dict(albert_state(theirs.albert))
+    padded, batch = draw_batch("single", False), draw_batch("single", packed)
+    states = their_states(theirs.albert, padded, token_type_ids=padded.segments)
+    same_at_tokens(ours(batch), states, padded, batch)
+    head, predictions = MaskedLMHead(ours.config, ours.embeddings.tokens), theirs.predictions
+    for own, other in ((head.transform, predictions.dense), (head.norm, predictions.LayerNorm)):
+        own.load_state_dict(other.state_dict())
+    head.decoder.bias.data.copy_(predictions.bias)
+    same(head(states), predictions(states))
+
+
+@layouts
+def test_an_encoder_without_norm_segments_and_transform_is_openai_gpt(packed) -> None:
+    from transformers import OpenAIGPTConfig, OpenAIGPTModel
+
+    config = OpenAIGPTConfig(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=40)
+    theirs = randomise(OpenAIGPTModel(config)).eval()
+    changes = {"embedding_norm": False, "num_segments": 0, "direction": "left-to-right", "activation": "gelu_tanh"}
+    ours = encoder_of({**changes, "intermediate_size": 4 * 32, "norm_eps": config.layer_norm_epsilon})
+    names = {
+        "tokens_embed": "embeddings.tokens",
+        "positions_embed": "embeddings.positions",
+        "h.": "layers.",
+        "attn.c_attn": "attention.qkv",
+        "attn.c_proj": "attention.output",
+        "ln_1": "attention_norm",
+        "mlp.c_fc": "feed_forward.inner",
+        "mlp.c_proj": "feed_forward.outer",
+        "ln_2": "feed_forward_norm",
+    }
+    state = {name: value for name, value in theirs.state_dict().items() if not name.endswith(".attn.bias")}
+    transposed = {n: v.t() if ".c_" in n and v.dim() == 2 else v for n, v in state.items()}
+    ours.load_state_dict(renamed(transposed, names))
+    padded, batch = (one_segment(draw_batch("single", form)) for form in (False, packed))
+    same_at_tokens(ours(batch), their_states(theirs, padded), padded, batch)
