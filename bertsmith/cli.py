@@ -14,12 +14,12 @@ import typer
 from typer.core import TyperGroup
 
 from bertsmith import __version__
-from bertsmith.commands import answer, convert, paper, push, states, text, train
+from bertsmith.commands import convert, inference, pages, paper, push, text, train
 from bertsmith.errors import Interrupted, UserError
 
 LOST = (
-    "error: process {} has lost another process of the run, which was killed or has failed. "
-    "The same command with --resume goes on from the last checkpoint"
+    "error: process {} lost the connection to another process of the run, which was killed or has failed. "
+    "The same command with --resume continues from the last checkpoint"
 )
 COMMANDS: dict[str, Callable[..., None]] = {
     "tokenizer train": text.tokenizer_train,
@@ -28,26 +28,26 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "corpus doctor": text.corpus_doctor,
     "corpus build": text.corpus_build,
     "pretrain": train.pretrain,
-    "fill": answer.fill,
+    "fill": inference.fill,
     "finetune": train.finetune,
-    "evaluate": answer.evaluate,
-    "predict": answer.predict,
-    "embed": answer.embed,
-    "features": states.features,
+    "evaluate": inference.evaluate,
+    "predict": inference.predict,
+    "embed": inference.embed,
+    "features": inference.features,
     "convert": convert.convert,
     "push": push.push,
     "verify resume": train.verify_resume,
     "glue": train.glue,
-    "report": answer.report,
-    "view": states.view,
+    "report": pages.report,
+    "view": pages.view,
     "reproduce": paper.reproduce,
     "recipes": train.recipes,
     "demo": train.demo,
 }
 GROUPS = {
-    "tokenizer": "Train, extend and try vocabularies.",
+    "tokenizer": "Train, extend and try out vocabularies.",
     "corpus": "Turn text into shards of tokens.",
-    "verify": "Prove on this machine that a run resumes exactly.",
+    "verify": "Check on this machine that a resumed run is exact.",
 }
 # `bertsmith --help` lists the commands under these headings, by their first word.
 SECTIONS = {
@@ -57,13 +57,13 @@ SECTIONS = {
     "Use a model": "predict fill embed features",
     "Score and look inside": "evaluate glue report view",
     "Other formats": "convert push",
-    "The paper, and proofs": "reproduce verify",
+    "The paper, and checks": "reproduce verify",
 }
-WIDTH = 80  # columns of a terminal that nobody has made wider
+WIDTH = 80  # columns of a terminal by default
 
 
 class Listed(TyperGroup):
-    """Commands under headings, each with its whole first sentence."""
+    """A group whose help lists the commands under headings, each with the first sentence of its docstring."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         if self.name in GROUPS:
@@ -80,7 +80,7 @@ class Listed(TyperGroup):
 
 
 def _commands(word: str) -> list[tuple[str, Callable[..., None]]]:
-    """The command with this name, or those of this group."""
+    """Return the command with this name, or the commands of this group."""
     return [(name, function) for name, function in COMMANDS.items() if name.split()[0] == word]
 
 
@@ -89,13 +89,13 @@ def _first_line(function: Callable[..., None]) -> str:
 
 
 def _help(function: Callable[..., None]) -> str:
-    """A command's docstring; examples that are longer than a terminal is wide get lines of their own."""
+    """Return the docstring of a command, with examples wrapped to the width of a terminal."""
     words, block, examples = (inspect.getdoc(function) or "").partition("\b\n")
     return words + block + "\n".join(_broken(line) for line in examples.splitlines())
 
 
 def _broken(line: str) -> str:
-    """`Label: a command`, broken between its arguments where it is too long."""
+    """Wrap a line `Label: a command` between the arguments of the command."""
     if len(line) + 2 <= WIDTH:  # help is indented by 2
         return line
     label, _, command = line.partition(": ")
@@ -134,9 +134,9 @@ def _app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run a command and end; with `torchrun` without the interpreter's farewell.
+    """Run a command and exit; under `torchrun` without the cleanup of the interpreter.
 
-    There a thread of gloo may let go of its last tensor while the interpreter ends, which aborts the process.
+    A thread of gloo may release its last tensor during that cleanup, which aborts the process.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -152,25 +152,25 @@ def main() -> None:
 
 
 def _lost_a_process(error: RuntimeError) -> bool:
-    """Whether a process of `torchrun` failed because another one is gone: by the names of torch's errors, or gloo's."""
-    told = type(error).__name__.startswith("Dist") or "gloo" in str(error) or "Connection" in str(error)
-    return told and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Return whether a process of `torchrun` failed because another one died, by the error of torch or gloo."""
+    is_lost = type(error).__name__.startswith("Dist") or "gloo" in str(error) or "Connection" in str(error)
+    return is_lost and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _run() -> None:
-    """Run a command; what the user can mend is one line and exit code 2."""
+    """Run a command; an error that the user can fix is printed as one line, with exit code 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault(
         "OMP_WAIT_POLICY", "passive"
-    )  # threads that spin stall each other on a machine that is shared
+    )  # threads that busy-wait slow each other down on a shared machine
     try:
         _app()()
     except UserError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # the others of this machine say the same
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the other ranks of this machine have the same error
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # whoever read the output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+    except BrokenPipeError:  # the reader of the output has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the closed pipe at exit
         sys.exit(141)
     except OSError as error:
         print(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
@@ -181,9 +181,10 @@ def _run() -> None:
             sys.exit(1)
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which not every command imports
             raise
-        told = str(error).split(" Process ")[0].splitlines()[0]  # without the list of all who use the device
+        message = str(error).split(" Process ")[0].splitlines()[0]  # without the list of the processes on the device
         print(
-            f"error: {told} Run fewer at a time (--jobs), end what else is on it, or take --device cpu", file=sys.stderr
+            f"error: {message} Run fewer at a time (--jobs), stop other processes on the device, or use --device cpu",
+            file=sys.stderr,
         )
         sys.exit(2)
     except Interrupted as stop:

@@ -1,4 +1,4 @@
-"""The command that turns one format into another."""
+"""The command that converts models between formats."""
 
 from __future__ import annotations
 
@@ -7,43 +7,56 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.commands.options import Json, MaxLength, show
+from bertsmith.commands.options import Json, MaxLength
+from bertsmith.commands.show import show
 from bertsmith.errors import UserError
+
+To = Annotated[
+    str | None,
+    typer.Option("--to", help="hf, tf1, onnx or sentence-transformers; default for a TensorFlow 1 checkpoint: hf"),
+]
+Cased = Annotated[
+    bool | None, typer.Option("--cased/--uncased", help="tf1: whether the tokenizer keeps upper case; default: guessed")
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="tf1: a bert_config.json in another place")]
+VocabFile = Annotated[Path | None, typer.Option("--vocab", help="tf1: a vocab.txt in another place")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="The type of the weights: float32, float16 or bfloat16")]
+Half = Annotated[bool, typer.Option("--half", help="The same as --dtype float16")]
+Int8 = Annotated[bool, typer.Option("--int8", help="onnx: also write a graph with weights quantised to 8 bits")]
+QualityRows = Annotated[
+    Path | None,
+    typer.Option("--data", help="onnx: labelled rows, on which the loss of quality by int8 is measured and saved"),
+]
+NewPooling = Annotated[str | None, typer.Option("--pooling", help="sentence-transformers: mean (default), cls or max")]
+Normalize = Annotated[
+    bool | None,
+    typer.Option("--normalize/--no-normalize", help="sentence-transformers: scale vectors to length 1"),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Compare hidden states and logits with transformers, layer by layer")
+]
 
 
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="A TensorFlow 1 checkpoint, a model folder, a run or a hub name")
+        str, typer.Argument(metavar="SRC", help="A TensorFlow 1 checkpoint, a model folder, a run folder or a hub name")
     ],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write; must be new or empty")],
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="hf, tf1, onnx or sentence-transformers; hf for a TensorFlow 1 checkpoint"),
-    ] = None,
-    cased: Annotated[
-        bool | None, typer.Option("--cased/--uncased", help="tf1: whether texts keep capitals; else it is guessed")
-    ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="tf1: a bert_config.json from elsewhere")] = None,
-    vocab: Annotated[Path | None, typer.Option("--vocab", help="tf1: a vocab.txt from elsewhere")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Weights as float32, float16 or bfloat16")] = None,
-    half: Annotated[bool, typer.Option("--half", help="The same as --dtype float16")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="onnx: weights of 8 bits")] = False,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="onnx: labelled rows; what int8 costs on them is measured and kept")
-    ] = None,
-    pooling: Annotated[
-        str | None, typer.Option("--pooling", help="sentence-transformers: mean, cls or max; mean by default")
-    ] = None,
-    normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="sentence-transformers: vectors of length 1")
-    ] = None,
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The output folder; must be new or empty")],
+    to: To = None,
+    cased: Cased = None,
+    config: ConfigFile = None,
+    vocab: VocabFile = None,
+    dtype: Dtype = None,
+    half: Half = False,
+    int8: Int8 = False,
+    data: QualityRows = None,
+    pooling: NewPooling = None,
+    normalize: Normalize = None,
     max_length: MaxLength = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Compare hidden states and scores with transformers, layer by layer")
-    ] = False,
+    verify: Verify = False,
     as_json: Json = False,
 ) -> None:
-    """Turn a model into another format, heads included.
+    """Convert a model to another format, heads included.
 
     \b
     Example: bertsmith convert uncased_L-12_H-768_A-12 bert-base --verify

@@ -13,40 +13,46 @@ from rich.table import Table
 
 from bertsmith.commands.options import Device, Json
 
+GivenModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME=MODEL",
+        help="Use this model instead of pre-training; the scale is then paper by default",
+    ),
+]
+
 
 def reproduce(
     tables: Annotated[list[str], typer.Argument(metavar="TABLE…", help="table1 to table8, figure5, or all")],
-    out: Annotated[Path, typer.Option("--out", help="The work folder; runs that are there already are used")] = Path(
-        "paper"
-    ),
+    out: Annotated[Path, typer.Option("--out", help="The work folder; finished runs in it are reused")] = Path("paper"),
     scale: Annotated[
-        str | None, typer.Option("--scale", help="tiny (default), small, base or paper: size and budget")
+        str | None,
+        typer.Option("--scale", help="The size and budget of the runs: tiny (default), small, base or paper"),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="The folder with the tasks' folders: MNLI, SST-2, squad, conll2003, …")
+        Path | None,
+        typer.Option("--data", help="The folder that holds the folders of the tasks: MNLI, SST-2, squad, conll2003, …"),
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", help="A corpus folder; at scale tiny the demo's text by default")
+        Path | None, typer.Option("--corpus", help="A corpus folder; default at scale tiny: the text of the demo")
     ] = None,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model", metavar="NAME=MODEL", help="Take this model and pre-train none; scale paper by default"
-        ),
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Fine-tuning runs for each figure; the paper has 5")] = 1,
-    jobs: Annotated[int, typer.Option("--jobs", help="So many runs side by side on the device")] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs with their estimated time")] = False,
+    models: GivenModels = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="The number of fine-tuning runs for each score; the paper has 5")
+    ] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", help="This many runs at the same time on the device")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs with their estimated time")] = False,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every pre-training")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every pre-training run")
     ] = None,
     tune: Annotated[
-        list[str] | None, typer.Option("--tune", metavar="KEY=VALUE", help="Change a setting of every fine-tuning")
+        list[str] | None, typer.Option("--tune", metavar="KEY=VALUE", help="Change a setting of every fine-tuning run")
     ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Run tables of the BERT paper and show its rows beside ours; a stopped command goes on where it was.
+    """Reproduce tables of the BERT paper and show its scores beside ours; a command that was stopped resumes.
 
     \b
     Example: bertsmith reproduce table5 --data tasks --out paper
@@ -79,7 +85,7 @@ def _show_table(result: dict[str, Any]) -> None:
 
 
 def _parts(lines: list[list[str]], width: int) -> list[list[list[str]]]:
-    """Lines of many columns in parts as wide as the terminal, none of whose words is cut: the first two are in each."""
+    """Split wide lines into parts that fit the terminal; the first two columns are repeated in each part."""
     wide = [max(map(cell_len, column)) + 3 for column in zip(*lines, strict=True)]  # with two spaces and a border
     parts = [[0, 1]]
     for column in range(2, len(wide)):
@@ -96,6 +102,6 @@ def _show_plan(result: dict[str, Any]) -> None:
     table.add_section()
     table.add_row(f"{len(result['runs'])} runs", "", f"{result['hours']:.3g}")
     Console().print(table)
-    said = [f"Absent: {name}: {why}." for name, why in result["absent"].items()]
-    for text in [*said, f"Hours: {result['note']}."]:
+    notes = [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
+    for text in [*notes, f"Hours: {result['note']}."]:
         Console().print(text, markup=False, soft_wrap=True, highlight=False)

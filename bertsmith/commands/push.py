@@ -1,4 +1,4 @@
-"""The command that publishes a model."""
+"""The command that uploads a model to the hub."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.commands.options import Json, show
+from bertsmith.commands.options import Json
+from bertsmith.commands.show import show
 
 
 def push(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A model folder or a finished run")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name on the hub: NAME or OWNER/NAME")],
-    private: Annotated[bool, typer.Option("--private", help="Only you and your organisation see it")] = False,
-    revision: Annotated[str | None, typer.Option("--revision", help="A branch, made where it is new")] = None,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A model folder or the folder of a finished run")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the repository on the hub: NAME or OWNER/NAME")
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository")] = False,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="The branch to push to; it is created if it does not exist")
+    ] = None,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="A file with the token; else HF_TOKEN or `hf auth login`")
+        Path | None,
+        typer.Option("--token-file", help="A file with the access token; default: HF_TOKEN or `hf auth login`"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bertsmith.commands.options import Encoding, Field, Inputs, Json, Out, Set, show
+from bertsmith.commands.options import Encoding, Field, Inputs, Json, Out, Set
+from bertsmith.commands.show import show
 from bertsmith.config import override, to_dict
 from bertsmith.errors import UserError
 from bertsmith.text.safe import safe_argument
@@ -19,9 +20,11 @@ from bertsmith.text.safe import safe_argument
 def tokenizer_train(
     text: Inputs,
     out: Out,
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Entries of the vocabulary")] = 30_000,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals and accents")] = False,
-    jamo: Annotated[bool, typer.Option("--jamo", help="Break Hangul into jamo, as the original uncased form")] = False,
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="The number of entries of the vocabulary")] = 30_000,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep upper case and accents")] = False,
+    jamo: Annotated[
+        bool, typer.Option("--jamo", help="Decompose Hangul into jamo, as the original uncased BERT does")
+    ] = False,
     field: Field = "text",
     encoding: Encoding = "",
     as_json: Json = False,
@@ -50,15 +53,17 @@ def tokenizer_train(
 
 def tokenizer_extend(
     source: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A tokenizer folder, a model folder, a run or a hub name")
+        str, typer.Argument(metavar="MODEL", help="A tokenizer folder, a model folder, a run folder or a hub name")
     ],
     out: Out,
-    words: Annotated[Path | None, typer.Option("--words", help="A file with a word a line")] = None,
-    texts: Annotated[list[str] | None, typer.Option("--from", help="Text whose most useful words are added")] = None,
-    count: Annotated[int, typer.Option("--count", help="How many words of --from are added")] = 1000,
+    words: Annotated[Path | None, typer.Option("--words", help="A file with one word per line")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Option("--from", help="Text files whose most useful words are added")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", help="The number of words to add from --from")] = 1000,
     as_json: Json = False,
 ) -> None:
-    """Add domain words to a vocabulary and its model; new rows start from the mean of their old pieces.
+    """Add domain words to a vocabulary and its model; their embeddings start as the mean of their old sub-tokens.
 
     \b
     Example: bertsmith tokenizer extend run --from domain.txt --count 500 --out extended
@@ -71,12 +76,12 @@ def tokenizer_extend(
 
 def tokenizer_encode(
     source: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A tokenizer folder, a model folder, a run or a hub name")
+        str, typer.Argument(metavar="MODEL", help="A tokenizer folder, a model folder, a run folder or a hub name")
     ],
-    text: Annotated[str, typer.Argument(help="The text to cut into pieces", callback=safe_argument)],
+    text: Annotated[str, typer.Argument(help="The text to tokenise", callback=safe_argument)],
     as_json: Json = False,
 ) -> None:
-    """Show the pieces that a text is cut into, with their ids and their places in the text.
+    """Show the tokens of a text with their ids and character offsets.
 
     \b
     Example: bertsmith tokenizer encode tok "The length of a list."
@@ -88,7 +93,7 @@ def tokenizer_encode(
     if as_json:
         show({"text": text, "tokens": found.tokens, "ids": found.ids, "offsets": found.offsets}, as_json)
         return
-    table = Table("piece", "id", "from", "to", "text")
+    table = Table("token", "id", "from", "to", "text")
     for token, number, (begin, end) in zip(found.tokens, found.ids, found.offsets, strict=True):
         table.add_row(Text(token), str(number), str(begin), str(end), Text(text[begin:end]))
     Console().print(table)
@@ -97,12 +102,12 @@ def tokenizer_encode(
 def corpus_doctor(
     text: Inputs,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer or model folder")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The page to write")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The HTML page to write")] = None,
     field: Field = "text",
     encoding: Encoding = "",
     as_json: Json = False,
 ) -> None:
-    """Say what would spoil the training before it is run, of raw text or of a corpus folder.
+    """Find what would spoil the training, in raw text or in a corpus folder, before the training is run.
 
     \b
     Example: bertsmith corpus doctor corpus.txt --tokenizer tok --out doctor.html
@@ -123,17 +128,21 @@ def corpus_doctor(
 def corpus_build(
     text: Inputs,
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A tokenizer or model folder")],
-    out: Annotated[str, typer.Option("--out", help="The folder to write, a path or a URL")],
-    workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores by default")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="local or ray")] = "local",
-    address: Annotated[str | None, typer.Option("--address", help="The Ray cluster's address")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Pass over bad records and files, and say so")] = False,
+    out: Annotated[str, typer.Option("--out", help="The output folder: a path or a URL")],
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="The number of worker processes; default: one per core")
+    ] = None,
+    engine: Annotated[str, typer.Option("--engine", help="Where the workers run: local or ray")] = "local",
+    address: Annotated[str | None, typer.Option("--address", help="The address of the Ray cluster")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Skip records and files that cannot be read, and report them")
+    ] = False,
     field: Field = "text",
     encoding: Encoding = "",
     settings: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Turn text into memory-mapped shards of tokens; started again after it was stopped, it goes on.
+    """Turn text into memory-mapped shards of tokens; the same command resumes a build that was stopped.
 
     \b
     Example: bertsmith corpus build corpus.txt --tokenizer tok --out shards

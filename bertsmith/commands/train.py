@@ -1,9 +1,9 @@
-"""Commands that train: pre-training, fine-tuning, the proof of resuming, recipes, the demo."""
+"""Commands that train: pre-training, fine-tuning, GLUE's table, the check of resuming, recipes, the demo."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,27 +19,57 @@ from bertsmith.commands.options import (
     Seed,
     Set,
     Steps,
-    show,
-    show_glue,
-    show_groups,
-    show_summary,
 )
+from bertsmith.commands.show import show, show_glue, show_groups, show_summary
 from bertsmith.config import override, with_short
 from bertsmith.errors import UserError
 
+if TYPE_CHECKING:
+    from bertsmith.finetuning.settings import FinetuneConfig
+
+TaskName = Annotated[
+    str, typer.Argument(help="A data set (cola, mnli, squad2, …), or classify, pair, regress, tag, answer, choose")
+]
+TrainingRows = Annotated[
+    Path, typer.Option("--data", help="The folder of a data set, or training rows: .csv, .tsv, .jsonl, .parquet")
+]
+DevRows = Annotated[
+    Path | None, typer.Option("--dev", help="Rows to evaluate on; default for a folder: its own dev file")
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip rows that cannot be used, such as those without a text or a label")
+]
+Seeds = Annotated[
+    int | None, typer.Option("--seeds", help="Train with this many consecutive seeds; gives mean and deviation")
+]
+Grid = Annotated[
+    str | None,
+    typer.Option("--grid", help='paper, glue or "KEY=A,B KEY=C,D": train with every setting, keep the best on dev'),
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", help="With --seeds or --grid: this many runs at the same time on the device")
+]
+FeatureVariant = Annotated[
+    str | None,
+    typer.Option("--features", help="Train a BiLSTM on the frozen encoder: last, concat-last-four, … (Table 7)"),
+]
+
 
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `bertsmith recipes`) or a run's config.json")],
+    recipe: Annotated[
+        str, typer.Argument(help="The name of a recipe (see `bertsmith recipes`), or the config.json of a run")
+    ],
     data: Annotated[Path, typer.Option("--data", help="A corpus folder")],
     out: Out,
     model: Annotated[
-        str | None, typer.Option("--model", help="Go on from this model instead of random weights")
+        str | None, typer.Option("--model", help="Start from this model instead of random weights")
     ] = None,
     learning_rate: LearningRate = None,
     steps: Steps = None,
     epochs: Epochs = None,
     hours: Annotated[
-        float | None, typer.Option("--hours", help="End the run, and its schedule, after this time (train.hours)")
+        float | None,
+        typer.Option("--hours", help="Train for this many hours; the schedule follows the clock (train.hours)"),
     ] = None,
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
@@ -49,7 +79,7 @@ def pretrain(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Pre-train an encoder: masked words and next sentences.
+    """Pre-train an encoder, for example on masked words and next sentences.
 
     \b
     Example: bertsmith pretrain bert-tiny --data shards --out run --steps 200
@@ -69,15 +99,11 @@ def pretrain(
 
 
 def finetune(
-    task: Annotated[
-        str, typer.Argument(help="A data set (cola, mnli, squad2, …), or classify, pair, regress, tag, answer, choose")
-    ],
-    model: Annotated[str, typer.Option("--model", help="A model folder, a run or a hub name")],
-    data: Annotated[
-        Path, typer.Option("--data", help="A data set's folder, or training rows: .csv, .tsv, .jsonl, .parquet")
-    ],
+    task: TaskName,
+    model: Annotated[str, typer.Option("--model", help="A model folder, a run folder or a hub name")],
+    data: TrainingRows,
     out: Out,
-    dev: Annotated[Path | None, typer.Option("--dev", help="Rows to score on; of a folder its own dev file")] = None,
+    dev: DevRows = None,
     text: Annotated[str | None, typer.Option("--text", help="The column of the text (data.columns.text)")] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="The column of a second text (data.columns.pair)")] = None,
     label: Annotated[str | None, typer.Option("--label", help="The column of the label (data.columns.label)")] = None,
@@ -86,22 +112,11 @@ def finetune(
     steps: Steps = None,
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out rows that cannot be used: an empty text, no label")
-    ] = False,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", help="So many runs, with seeds that follow each other; mean and deviation")
-    ] = None,
-    grid: Annotated[
-        str | None, typer.Option("--grid", help='paper, glue, or "KEY=A,B KEY=C,D": every setting; the best on dev')
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="With --seeds or --grid: so many runs side by side on the device")
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option("--features", help="Train a BiLSTM on the frozen encoder: last, concat-last-four, … (Table 7)"),
-    ] = None,
+    skip_bad: SkipBad = False,
+    seeds: Seeds = None,
+    grid: Grid = None,
+    jobs: Jobs = None,
+    features: FeatureVariant = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,
@@ -118,40 +133,59 @@ def finetune(
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
     from bertsmith.finetuning.run import finetune as function
-    from bertsmith.finetuning.settings import FinetuneConfig
-    from bertsmith.recipes import feature_based
 
-    start = FinetuneConfig(task) if features is None else feature_based(task, features)
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
     short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed}
     changes = with_short(settings or [], **short, skip_bad=skip_bad or None)
-    config = override(start, changes)
-    if config.task != task:
-        raise UserError(f"--set task={config.task}: the command names the task {task}; name the other one there")
+    config = _finetune_config(task, features, changes)
+    options: dict[str, Any] = {"dev": dev, "device": device, "resume": resume}
     if seeds is not None or grid is not None:
-        from bertsmith.finetuning.protocols import find_grid, finetune_many
-
-        if fixed := [s for s in changes if s.partition("=")[0].strip() in find_grid(grid, task)]:
-            raise UserError(f"{fixed[0]}: --grid changes this setting, too; leave one of them out")
-        count, several = 1 if seeds is None else seeds, 1 if jobs is None else jobs
-        summary = finetune_many(
-            config, model, data, out, seeds=count, grid=grid, dev=dev, device=device, resume=resume, jobs=several
-        )
-        show_summary({"model": str(out / "model"), **summary}, as_json)
+        _finetune_many(config, changes, model, data, out, seeds, grid, jobs, options, as_json)
         return
     if jobs is not None:
-        raise UserError(f"--jobs {jobs}: there is one run; --seeds or --grid make several")
-    scores = function(config, model, data, out, dev=dev, device=device, resume=resume)
-    show({"model": str(out / "model"), **scores}, as_json)
+        raise UserError(f"--jobs {jobs}: there is only one run; --seeds or --grid make several")
+    show({"model": str(out / "model"), **function(config, model, data, out, **options)}, as_json)
+
+
+def _finetune_config(task: str, features: str | None, changes: list[str]) -> FinetuneConfig:
+    from bertsmith.finetuning.settings import FinetuneConfig
+    from bertsmith.recipes import feature_based
+
+    config = override(FinetuneConfig(task) if features is None else feature_based(task, features), changes)
+    if config.task != task:
+        raise UserError(f"--set task={config.task}: the command names the task {task}; name the other one there")
+    return config
+
+
+def _finetune_many(
+    config: FinetuneConfig,
+    changes: list[str],
+    model: str,
+    data: Path,
+    out: Path,
+    seeds: int | None,
+    grid: str | None,
+    jobs: int | None,
+    options: dict[str, Any],
+    as_json: bool,
+) -> None:
+    from bertsmith.finetuning.protocols import find_grid, finetune_many
+
+    if fixed := [s for s in changes if s.partition("=")[0].strip() in find_grid(grid, config.task)]:
+        raise UserError(f"{fixed[0]}: --grid changes this setting, too; leave one of them out")
+    count, several = 1 if seeds is None else seeds, 1 if jobs is None else jobs
+    summary = finetune_many(config, model, data, out, seeds=count, grid=grid, jobs=several, **options)
+    show_summary({"model": str(out / "model"), **summary}, as_json)
 
 
 def glue(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER…", help="Folders with finished runs of GLUE's tasks, or the runs")
+        list[Path],
+        typer.Argument(metavar="FOLDER…", help="Folders of finished runs of GLUE tasks, or the runs themselves"),
     ],
     as_json: Json = False,
 ) -> None:
-    """Show GLUE's table on dev with both averages: each task alone, and small tasks started from MNLI.
+    """Show the GLUE table on dev with both averages: each task alone, and small tasks started from MNLI.
 
     \b
     Example: bertsmith glue runs
@@ -162,15 +196,15 @@ def glue(
 
 
 def verify_resume(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name or a run's config.json")],
+    recipe: Annotated[str, typer.Argument(help="The name of a recipe, or the config.json of a run")],
     data: Annotated[Path, typer.Option("--data", help="A corpus folder")],
-    steps: Annotated[int, typer.Option("--steps", help="The length of the run")] = 30,
-    kills: Annotated[int, typer.Option("--kills", help="How often it is killed")] = 3,
+    steps: Annotated[int, typer.Option("--steps", help="The number of steps of the run")] = 30,
+    kills: Annotated[int, typer.Option("--kills", help="How many times the run is killed")] = 3,
     settings: Set = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Prove that a run which is killed (-9) and resumed ends with the same weights.
+    """Check that a run that is killed (-9) and resumed ends with the same weights.
 
     \b
     Example: bertsmith verify resume bert-tiny --data shards --steps 40 --device cpu
@@ -185,7 +219,7 @@ def verify_resume(
 
 
 def recipes(as_json: Json = False) -> None:
-    """List every recipe for pre-training, the ones to start with first.
+    """List the recipes for pre-training, those to start with first.
 
     \b
     Example: bertsmith recipes
@@ -200,10 +234,10 @@ def recipes(as_json: Json = False) -> None:
 
 def demo(
     out: Out = Path("demo"),
-    text_only: Annotated[bool, typer.Option("--text-only", help="Write the text and the labelled rows alone")] = False,
+    text_only: Annotated[bool, typer.Option("--text-only", help="Write only the text and the labelled rows")] = False,
     as_json: Json = False,
 ) -> None:
-    """Take the whole path on text that every Python installation carries, in some minutes on two cores.
+    """Run the whole path on the documentation inside the Python installation, in minutes on two cores.
 
     \b
     Example: bertsmith demo --out demo

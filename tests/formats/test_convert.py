@@ -329,7 +329,7 @@ def test_embed_and_predict_are_commands(run_command, saved, tmp_path):
 
 
 def test_tables_have_a_line_an_entry(capsys):
-    from bertsmith.commands.options import show
+    from bertsmith.commands.show import show
 
     show({"losses": {"run": 2.5, "run2": 1e-6}}, False)
     first, second = capsys.readouterr().out.splitlines()[1:3]

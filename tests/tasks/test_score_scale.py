@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from bertsmith.commands.options import show
+from bertsmith.commands.show import show
 from bertsmith.pages.report.chosen import chosen
 from bertsmith.pages.report.runs import Run
 from bertsmith.training import runlog

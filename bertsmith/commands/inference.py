@@ -1,4 +1,4 @@
-"""Commands that use what was trained: answers, scores, pages."""
+"""Commands that run a trained model: predictions, scores, masked words, sentence vectors, hidden states."""
 
 from __future__ import annotations
 
@@ -19,24 +19,35 @@ from bertsmith.commands.options import (
     MaxLength,
     Model,
     Models,
+    Out,
     Pooling,
     Precision,
     Rows,
     TextColumn,
     Threads,
-    show,
-    show_answer,
-    show_scores,
 )
+from bertsmith.commands.show import show, show_prediction, show_scores
 from bertsmith.errors import UserError
 from bertsmith.rows.columns import listed
 from bertsmith.text.safe import safe_argument
+
+PredictOut = Annotated[
+    str,
+    typer.Option(
+        "--out", help="A .jsonl, .csv or .parquet file, - for JSON lines on standard output; a folder for a data set"
+    ),
+]
+PairColumn = Annotated[
+    str, typer.Option("--pair", help="The column of the second text; for a single text, the second text itself")
+]
+NBest = Annotated[int | None, typer.Option("--n-best", help="The number of labels or answers to list with scores")]
+ResumeFile = Annotated[bool, typer.Option("--resume", help="Continue an output that was not finished")]
 
 
 def fill(
     model: Model,
     text: Annotated[str, typer.Argument(help="A text with [MASK] in it", callback=safe_argument)],
-    top: Annotated[int, typer.Option("--top", help="How many words to show")] = 5,
+    top: Annotated[int, typer.Option("--top", help="The number of words to show for each mask")] = 5,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -63,12 +74,12 @@ def evaluate(
         list[str],
         typer.Argument(
             metavar="MODEL…|PREDICTIONS",
-            help="A fine-tuned model, several that answer together or, with --task, a file of predictions",
+            help="A fine-tuned model, several as an ensemble or, with --task, a file of predictions",
         ),
     ],
-    data: Annotated[Path, typer.Option("--data", help="Labelled rows")],
+    data: Annotated[Path, typer.Option("--data", help="Labelled rows, in any format that finetune reads")],
     task: Annotated[
-        str | None, typer.Option("--task", help="Score a file of predictions in the official form of this task")
+        str | None, typer.Option("--task", help="Score a file of predictions in the official format of this task")
     ] = None,
     null_odds: Annotated[
         Path | None, typer.Option("--null-odds", help="squad2: the file with the odds that there is no answer")
@@ -102,16 +113,12 @@ def evaluate(
 def predict(
     models: Models,
     data: Rows,
-    out: Annotated[
-        str, typer.Option("--out", help="A .jsonl, .csv or .parquet file, - for JSON lines here; a folder for a folder")
-    ] = "",
+    out: PredictOut = "",
     keep: Keep = "",
     text: TextColumn = "",
-    pair: Annotated[str, typer.Option("--pair", help="The column of the second text; of one text, that text")] = "",
-    n_best: Annotated[
-        int | None, typer.Option("--n-best", help="How many labels or answers to give with their scores")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a file that was not finished")] = False,
+    pair: PairColumn = "",
+    n_best: NBest = None,
+    resume: ResumeFile = False,
     force: Force = False,
     combine: Combine = None,
     engine: Engine = None,
@@ -120,16 +127,16 @@ def predict(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Answer every row of a file, in order, or one text: label, score and scores.
+    """Predict every row of a file, in order, or one text: label, score and scores.
 
     \b
     Example: bertsmith predict run2 input.csv --out out.jsonl
     One text: bertsmith predict run2 "I was charged twice"
     One question: bertsmith predict squad "Who wrote it?" --pair "It was written by Ada."
-    Columns of the input beside the answers: --keep id,text
+    Columns of the input beside the predictions: --keep id,text
     What GLUE's server or SQuAD's script takes: bertsmith predict rte glue/RTE --out submission
-    Several models as one: bertsmith predict runs/seed-1 runs/seed-2 input.csv --out out.jsonl
-    Out of a pipe: cat texts.txt | bertsmith predict run2 - --out - > answers.jsonl
+    Several models as an ensemble: bertsmith predict runs/seed-1 runs/seed-2 input.csv --out out.jsonl
+    From a pipe: cat texts.txt | bertsmith predict run2 - --out - > predictions.jsonl
     """
     from bertsmith.inference.files import predict as function
     from bertsmith.inference.files import predict_text
@@ -139,13 +146,13 @@ def predict(
     options |= {"device": device, "n_best": n_best}
     if looks_like_text(data):
         if out or keep or text or resume or force:
-            raise UserError("--out, --keep, --text, --resume and --force are for files; one text is answered here")
-        show_answer(predict_text(models, data, pair, **options), as_json)
+            raise UserError("--out, --keep, --text, --resume and --force are for files, not for a single text")
+        show_prediction(predict_text(models, data, pair, **options), as_json)
         return
     if data != "-" and "://" not in data and not Path(data).exists():
-        raise UserError(f"no such file: {data}; a text of several words is answered without a file")
+        raise UserError(f"no such file: {data}; a single text needs several words to be recognised as one")
     if not out:
-        raise UserError(f"--out is missing: where to write the answers to {data}, as .jsonl, .csv or .parquet; or -")
+        raise UserError(f"--out is missing: name a .jsonl, .csv or .parquet file for the predictions of {data}, or -")
     given: dict[str, Any] = {"keep": listed(keep), "text": text, "pair": pair, "resume": resume, "force": force}
     rows = function(models, data, out, **given, **options)
     if out != "-":
@@ -158,9 +165,14 @@ def embed(
     out: Annotated[Path, typer.Option("--out", help="A .npy, .parquet or .jsonl file")],
     pooling: Pooling = None,
     normalize: Annotated[
-        bool | None, typer.Option("--normalize/--no-normalize", help="Vectors of length 1; default: as --pooling")
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="Scale vectors to length 1; default: as saved with the pooling"
+        ),
     ] = None,
-    layer: Annotated[int, typer.Option("--layer", help="0 is the embeddings, 1 the first layer, -1 the last")] = -1,
+    layer: Annotated[
+        int, typer.Option("--layer", help="The layer to pool: 0 for the embeddings, 1 for the first, -1 for the last")
+    ] = -1,
     max_length: MaxLength = None,
     keep: Keep = "",
     text: TextColumn = "",
@@ -168,7 +180,7 @@ def embed(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Write a vector for every text of a file, in order.
+    """Write a sentence vector for every text of a file, in order.
 
     \b
     Example: bertsmith embed run texts.txt --out vectors.npy --pooling mean --normalize
@@ -182,17 +194,53 @@ def embed(
     show(found, as_json)
 
 
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, or folders of runs; several are compared")],
-    out: Annotated[Path, typer.Option("--out", help="The page to write")] = Path("report.html"),
+def features(
+    model: Model,
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT", help="Texts: .txt (one text per line), .csv, .tsv, .jsonl, .parquet, -; or a CoNLL file"
+        ),
+    ],
+    out: Out,
+    layers: Annotated[
+        str, typer.Option("--layers", help="-1, -4..-1, 0,6,12 or all; 0 is the embeddings, -1 the last layer")
+    ] = "-1",
+    align: Annotated[
+        str, typer.Option("--align", help="A vector per word: its first sub-token or the mean; none: per sub-token")
+    ] = "first",
+    dtype: Annotated[str, typer.Option("--dtype", help="The type of the vectors: float16 or float32")] = "float16",
+    conll: Annotated[
+        bool, typer.Option("--conll", help="Read INPUT as CoNLL, one word per line, whatever its suffix")
+    ] = False,
+    documents: Annotated[
+        bool,
+        typer.Option("--documents/--sentences", help="CoNLL: encode sentences inside their document, or each alone"),
+    ] = True,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="Encode longer texts in windows of this many tokens")
+    ] = None,
+    overlap: Annotated[
+        int | None, typer.Option("--overlap", help="The tokens that two windows share; default: a quarter of a window")
+    ] = None,
+    text: TextColumn = "",
+    resume: ResumeFile = False,
+    precision: Precision = None,
+    device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page about a run or the comparison of several: curves, settings, samples; of tasks, mistakes too.
+    """Write the hidden states of some layers for every word of a file.
 
     \b
-    Example: bertsmith report run --out report.html
-    Tasks beside the paper's figures: bertsmith report runs-of-tasks --out board.html
+    Example: bertsmith features run texts.txt --layers -4..-1 --out states
+    Words given, in their documents: bertsmith features bert eng.train --layers all --out states
+    In Python: from bertsmith.inference.features import Features; Features.open("states")[0].vectors
     """
-    from bertsmith.pages.report.page_of_runs import report as function
+    from bertsmith.inference.features import features as function
 
-    show(function(runs, out), as_json)
+    found = function(
+        model, data, out, layers=layers, align=align, dtype=dtype, conll=conll, documents=documents,
+        max_length=max_length, overlap=overlap, text=text, resume=resume, device=device,
+        precision=precision,  # type: ignore[arg-type]
+    )  # fmt: skip
+    show(found, as_json)
