@@ -211,6 +211,11 @@ class TaskModel(nn.Module):
         """The encoder, and the one beside it."""
         return [self.encoder] if self.beside is None else [self.encoder, self.beside]
 
+    @property
+    def untrained(self) -> list[Encoder]:
+        """The encoder, where the output layer reads its states as features."""
+        return [] if self.head_config.features is None else [self.encoder]
+
     def scores(self, batch: Batch) -> Tensor:
         """What the output layer gives: (B, K) for sequences and endings, (…, K) for tokens."""
         if isinstance(self.head, RecurrentHead):

@@ -24,6 +24,11 @@ class CausalLM(nn.Module):
         self.encoder = encoder
         self.causal_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens)
 
+    @property
+    def encoders(self) -> list[Encoder]:
+        """The encoder, whose layers training treats one by one."""
+        return [self.encoder]
+
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Scores (M, V) at the positions that predict."""
         return {"lm": self.causal_lm(self._states(batch)).float()}

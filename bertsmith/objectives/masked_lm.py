@@ -19,6 +19,11 @@ class MaskedLM(nn.Module):
         self.masked_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens)
         self.next_sentence = NextSentenceHead(encoder.config) if next_sentence else None
 
+    @property
+    def encoders(self) -> list[Encoder]:
+        """The encoder, whose layers training treats one by one."""
+        return [self.encoder]
+
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """Scores (M, V) at the masked positions only, and (B, 2) for the pair."""
         masked, first = self._states(batch)

@@ -26,6 +26,7 @@ from bertsmith.errors import UserError
 from bertsmith.folders import file_hash, new_folder
 from bertsmith.progress import say
 from bertsmith.training import distributed
+from bertsmith.training.parts import is_untrained
 
 OPTIMIZER, STATE = "optimizer.safetensors", "trainer.json"
 _NAME = re.compile(r"step-(\d+)")
@@ -166,8 +167,10 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor] | None) -> None:
     """Put whole tensors, which the first process alone has, into a model, in every process its part."""
     found = distributed.broadcast_tensors(tensors)
-    for name, value in distributed.unwrap(model).state_dict().items():
-        value.copy_(distributed.shard_like(found[name], value))
+    own = distributed.unwrap(model)
+    for name, value in own.state_dict().items():
+        if name in found or not is_untrained(own, name):  # a teacher need not be saved
+            value.copy_(distributed.shard_like(found[name], value))
 
 
 def _gathered(values: Mapping[str, Any]) -> dict[str, Tensor]:

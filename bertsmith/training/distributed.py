@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith import folders, progress
 from bertsmith.errors import UserError
+from bertsmith.training.parts import layer_stacks, untrained_parameters
 from bertsmith.training.settings import Parallel
 
 TIMEOUT = timedelta(minutes=30)  # the other ranks wait while rank 0 builds an index or writes to a slow disk
@@ -72,11 +73,9 @@ def parallelise(model: nn.Module, parallel: Parallel, device: torch.device) -> n
     if parallel == "ddp":
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     mesh = init_device_mesh(device.type, (world_size(),))
-    for part in model.modules():
-        if isinstance(part, nn.ModuleList):
-            for layer in part:
-                fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for layer in dict.fromkeys(layer for _, layers in layer_stacks(model) for layer in layers):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=untrained_parameters(model))
     for method in (
         "logits",
         "scores",

@@ -27,6 +27,7 @@ from bertsmith.training.checkpoint import TrainerState
 from bertsmith.training.cuda_graphs import GraphRunner, can_capture
 from bertsmith.training.divergence import Guard, give_up
 from bertsmith.training.optim import make_optimizers
+from bertsmith.training.parts import freeze
 from bertsmith.training.prefetch import prefetch
 from bertsmith.training.run import add_facts
 from bertsmith.training.schedule import Course, course_of, rate_share
@@ -66,6 +67,7 @@ def fit(
     captured as CUDA graphs (see `cuda_graphs.py`).
     """
     device = next(model.parameters()).device
+    freeze(model)
     trained = distributed.parallelise(model, config.parallel, device)
     meter = Meter(device, autocast_dtype(config.precision, device), flops)
     course, optimizers = course_of(config, steps), make_optimizers(model, config)

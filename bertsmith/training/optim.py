@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from bertsmith.training.distributed import full_tensor, world_size
 from bertsmith.training.muon import Muon
+from bertsmith.training.parts import layer_stacks
 from bertsmith.training.settings import TrainConfig
 
 
@@ -34,23 +35,20 @@ def rate_shares(model: nn.Module, layer_decay: float) -> dict[Tensor, float]:
     What comes before the layers in their encoder (embeddings) has the lowest rate, all else that of the top layer.
     """
     shares: dict[Tensor, float] = dict.fromkeys(model.parameters(), 1.0)
-    for name, layers in model.named_modules():
-        if isinstance(layers, nn.ModuleList):
-            encoder, _, own = name.rpartition(".")
-            below = len(layers)
-            for path, parameter in model.get_submodule(encoder).named_parameters():
-                if path.startswith(f"{own}."):
-                    below = len(layers) - 1 - int(path.split(".")[1])
-                elif below < len(layers):  # after the layers
-                    below = 0
-                shares[parameter] = layer_decay**below
+    for encoder, layers in layer_stacks(model):
+        above = {p: len(layers) - 1 - number for number, layer in enumerate(layers) for p in layer.parameters()}
+        distance = len(layers)  # to the top layer: that of the embeddings, which come first
+        for parameter in encoder.parameters():
+            after = 0 if distance < len(layers) else distance
+            distance = above.get(parameter, after)
+            shares[parameter] = layer_decay**distance
     return shares
 
 
 def _inner_matrices(model: nn.Module) -> list[Tensor]:
     """The matrices of the layers: neither embeddings, nor output layers, whose rows are words or classes."""
-    layers = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-    return [p for layer in layers for p in layer.parameters() if p.dim() == 2]
+    layers = [layer for _, layers in layer_stacks(model) for layer in layers]
+    return list(dict.fromkeys(p for layer in layers for p in layer.parameters() if p.dim() == 2))
 
 
 def _by_rate(parameters: Iterable[Tensor], rate: float, shares: Mapping[Tensor, float]) -> list[dict[str, Any]]:

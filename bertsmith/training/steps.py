@@ -13,6 +13,7 @@ from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.training import distributed
 from bertsmith.training.cuda_graphs import GraphRunner
+from bertsmith.training.parts import train_mode
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 
 DROPOUT = 103  # a stream of draws
@@ -28,8 +29,7 @@ def gradients(
     recorder: GraphRunner | None = None,
 ) -> tuple[dict[str, float], float]:
     """Forward and backward passes of a step, clipped; the means of all outputs and the gradient's norm."""
-    if not distributed.unwrap(model).training:  # a walk through all modules, while the device waits
-        model.train()
+    train_mode(distributed.unwrap(model))
     device = next(model.parameters()).device
     one_pass = lambda batch, scales: _pass(model, batch, scales, config)  # noqa: E731
     total: Tensor | None = None

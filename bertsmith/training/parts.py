@@ -1,0 +1,49 @@
+"""What a model says about its parts: which are its layers, and which are not trained.
+
+A model that `fit` trains may have two attributes. `encoders` are its modules with an attribute `layers`, from bottom to
+top; what an encoder registers before its layers, such as embeddings, is below them. `untrained` are modules that
+keep their weights, as a teacher does: they have no gradients and no optimiser state, and stay in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def layer_stacks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
+    """The encoders of a model that are trained, each with its layers from bottom to top."""
+    frozen = untrained_parameters(model)
+    encoders = [encoder for encoder in getattr(model, "encoders", []) if not frozen.issuperset(encoder.parameters())]
+    return [(encoder, list(encoder.layers)) for encoder in encoders]
+
+
+def untrained(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that are not trained."""
+    return list(getattr(model, "untrained", []))
+
+
+def untrained_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """The parameters of the modules that are not trained."""
+    return {parameter for part in untrained(model) for parameter in part.parameters()}
+
+
+def is_untrained(model: nn.Module, name: str) -> bool:
+    """Whether a tensor of the state dict, by its name, belongs to a module that is not trained."""
+    parts = [model.get_submodule(".".join(name.split(".")[:depth])) for depth in range(1, name.count(".") + 1)]
+    return any(part is frozen for part in parts for frozen in untrained(model))
+
+
+def freeze(model: nn.Module) -> None:
+    """Take the parameters of the modules that are not trained out of the backward pass."""
+    for part in untrained(model):
+        part.requires_grad_(False)
+
+
+def train_mode(model: nn.Module) -> None:
+    """Put a model into training mode, and the modules that are not trained into evaluation mode."""
+    frozen = untrained(model)
+    if model.training and not any(part.training for part in frozen):  # setting a mode visits all modules
+        return
+    model.train()
+    for part in frozen:
+        part.eval()
