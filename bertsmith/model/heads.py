@@ -1,7 +1,7 @@
-"""Output layers: what stands on top of the encoder, in pre-training and in fine-tuning.
+"""Heads: the output layers on top of an encoder, in pre-training and in fine-tuning.
 
-B sequences, H hidden size, V vocabulary, K classes, M masked positions. Losses are sums; whoever trains divides them
-by the counts that the batch carries.
+B sequences, H hidden size, E embedding size, V vocabulary, K classes, M masked positions. Losses are sums; the training
+loop divides them by the counts of the batch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right-to-left": "left-to-right"}
 
 
-def sum_and_right(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed cross-entropy of scores (N, K), and how many of the highest are the targets'."""
-    return F.cross_entropy(scores, targets, reduction="sum"), (scores.detach().argmax(-1) == targets).sum()
+def loss_and_correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The summed cross-entropy of logits (N, K), and the number of correct predictions."""
+    return F.cross_entropy(logits, targets, reduction="sum"), (logits.detach().argmax(-1) == targets).sum()
 
 
-def whole_rows(layout: Layout, direction: Direction) -> Tensor:
-    """The row of each sequence whose state has seen all of it: `[CLS]`, or the last token of a reader left to right."""
+def pooled_rows(layout: Layout, direction: Direction) -> Tensor:
+    """The row of each sequence's token that sees all of it: the first, or the last in a left-to-right encoder (B,)."""
     return layout.lasts if direction == "left-to-right" else layout.firsts
 
 
 class Pooler(nn.Module):
-    """A dense layer with tanh on the state that stands for a sequence."""
+    """A dense layer with tanh on one state of each sequence."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -77,11 +77,11 @@ class MaskedLMHead(nn.Module):
             transform, norm = linear_weights(self.transform), norm_weights(self.norm)
             words, bias = self.decoder.weight, self.decoder.bias
             return masked_word_losses(hidden, targets, transform, self.activation, norm, words, bias)
-        return sum_and_right(self(hidden).float(), targets)
+        return loss_and_correct(self(hidden).float(), targets)
 
 
 class NextSentenceHead(nn.Module):
-    """Whether the second segment follows the first: class 0 is IsNext, class 1 NotNext, as released."""
+    """The logits of next sentence prediction: class 0 is IsNext, class 1 NotNext, as in the released code."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -95,14 +95,14 @@ class NextSentenceHead(nn.Module):
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The output layer of a fine-tuned model: its kind and the names of its classes.
+    """The head of a fine-tuned model: its kind and the names of its classes.
 
-    `single` chooses one label of a text or pair, `multi` any number of them, `regression` gives a number, `choice`
-    picks one of `num_choices` endings (0: a batch is one question), `tags` labels every token, `span` marks where an
-    answer starts and ends. `dropout` is that before the output layer where it is not the encoder's. With `features` the
-    tags are read by a BiLSTM from an encoder that is not trained. With `bilstm_layers` a BiLSTM stands under the output
-    layer, trained with all the rest (Table 5). `beside`: a second encoder reads the other way, and a token's state is
-    that of both, side by side (section 5.1).
+    `single` predicts one label for a text or pair, `multi` any number of them, `regression` a number, `choice` one of
+    `num_choices` endings (0: a batch is one question), `tags` a label for every token, `span` the start and the end of
+    an answer. `dropout` is applied before the output layer; None: the encoder's `hidden_dropout`. With `features` a
+    BiLSTM on a frozen encoder predicts the tags. With `bilstm_layers` a BiLSTM between the encoder and the output layer
+    is trained with both (Table 5). With `beside` a second encoder has the opposite direction, and the states of both
+    are concatenated (section 5.1).
     """
 
     kind: HeadKind
@@ -115,7 +115,7 @@ class HeadConfig:
 
     @property
     def own_form(self) -> tuple[FeatureConfig | None, int, bool]:
-        """What stands between the encoder and the output layer that `transformers` has no class for."""
+        """The settings of the parts between encoder and output layer that `transformers` has no class for."""
         return self.features, self.bilstm_layers, self.beside
 
     @property
@@ -123,11 +123,11 @@ class HeadConfig:
         return self.own_form != (None, 0, False)
 
     def same_classes(self, other: HeadConfig) -> bool:
-        """Whether the weights of one output layer mean the same in the other."""
+        """Whether the weights of one output layer can be used in the other."""
         return (self.kind, self.labels, self.own_form) == (other.kind, other.labels, other.own_form)
 
     def label_index(self, name: str, where: str = "") -> int:
-        """The number of a class, or an error that lists the classes there are."""
+        """The index of a class, or an error that lists the classes."""
         try:
             return self.labels.index(name)
         except ValueError:
@@ -139,7 +139,7 @@ class HeadConfig:
 
 
 class SequenceHead(nn.Module):
-    """One vector of scores a sequence, from the pooled `[CLS]`."""
+    """The logits of each sequence, from its pooled state."""
 
     def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class SequenceHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """One vector of scores a token."""
+    """The logits of each token."""
 
     def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class TokenHead(nn.Module):
 
 
 def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
-    """The output layer that a head's description asks for."""
+    """Make the head of this configuration."""
     dropout = config.hidden_dropout if head.dropout is None else head.dropout
     if head.features is not None:
         return RecurrentHead(config, head.features, len(head.labels), dropout)
@@ -185,30 +185,30 @@ def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn
     return SequenceHead(config, outputs, dropout)
 
 
-def _other_way(config: EncoderConfig) -> EncoderConfig:
-    """The same encoder, reading the other way."""
+def _opposite(config: EncoderConfig) -> EncoderConfig:
+    """The same encoder with the opposite direction."""
     if config.direction not in OPPOSITE:
-        raise UserError("a second encoder stands beside one that reads in one direction; this one sees both")
+        raise UserError("beside needs an encoder of one direction; this one sees both directions")
     return replace(config, direction=OPPOSITE[config.direction])
 
 
 class TaskModel(nn.Module):
-    """An encoder with one output layer, all of it trained (section 3.2)."""
+    """An encoder with one head, trained together (section 3.2)."""
 
     def __init__(self, encoder: Encoder, head: HeadConfig) -> None:
         super().__init__()
         self.encoder = encoder
         self.head_config = head
-        self.class_weights: list[float] | None = None  # how much each class counts in training, where not alike
-        self._sent: tuple[list[float] | None, Tensor | None] = None, None  # the same, and where they are needed
+        self.class_weights: list[float] | None = None  # of the training loss; None: all classes weigh the same
+        self._sent: tuple[list[float] | None, Tensor | None] = None, None  # the same, and their copy on the device
         self.head = make_head(encoder.config, head)
-        self.beside = Encoder(_other_way(encoder.config)) if head.beside else None
+        self.beside = Encoder(_opposite(encoder.config)) if head.beside else None
         if head.features is not None:
             encoder.requires_grad_(False)
 
     @property
     def encoders(self) -> list[Encoder]:
-        """The encoder, and the one beside it."""
+        """The encoder, and the second one of the opposite direction where there is one."""
         return [self.encoder] if self.beside is None else [self.encoder, self.beside]
 
     @property
@@ -217,7 +217,7 @@ class TaskModel(nn.Module):
         return [] if self.head_config.features is None else [self.encoder]
 
     def scores(self, batch: Batch) -> Tensor:
-        """What the output layer gives: (B, K) for sequences and endings, (…, K) for tokens."""
+        """The output layer's logits: (B, K) for sequences and endings, (…, K) for tokens."""
         if isinstance(self.head, RecurrentHead):
             return self.head.scores(self.encoder, batch).float()
         if isinstance(self.head, SequenceHead):
@@ -226,11 +226,11 @@ class TaskModel(nn.Module):
         return (self.head(hidden, batch.layout) if isinstance(self.head, RecurrentTop) else self.head(hidden)).float()
 
     def _pooled(self, batch: Batch) -> Tensor:
-        """The state of each sequence that has seen all of it, of each encoder (B, H)."""
-        return torch.cat([e(batch, rows=whole_rows(batch.layout, e.config.direction)) for e in self.encoders], -1)
+        """One state of each sequence from each encoder, concatenated (B, H or 2 H)."""
+        return torch.cat([e(batch, rows=pooled_rows(batch.layout, e.config.direction)) for e in self.encoders], -1)
 
     def logits(self, batch: Batch) -> Tensor:
-        """Scores: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""
+        """The logits: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""
         scores = self.scores(batch)
         if self.head_config.kind == "choice":
             return scores.view(-1, self.head_config.num_choices or len(scores))
@@ -239,11 +239,11 @@ class TaskModel(nn.Module):
         return scores
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The summed loss, under the name `task`."""
+        """The summed loss, by the name `task`."""
         return {"task": self.loss(self.logits(batch), batch)}
 
     def _weights_on(self, device: torch.device) -> Tensor | None:
-        """The classes' weights on a device, sent there once: a recorded step must not send anything."""
+        """The class weights on a device, copied there once: a CUDA graph cannot capture a copy from the host."""
         if self.class_weights is None:
             return None
         sent, weights = self._sent
@@ -253,7 +253,7 @@ class TaskModel(nn.Module):
         return weights
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The loss of these scores, summed over what the batch counts."""
+        """The loss of these logits, summed over the sequences or tokens that the batch counts."""
         kind, labels = self.head_config.kind, batch.labels
         weights = self._weights_on(logits.device)
         if kind == "regression":

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bertsmith.batch import Batch
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import MaskedLMHead, NextSentenceHead, sum_and_right
+from bertsmith.model.heads import MaskedLMHead, NextSentenceHead, loss_and_correct
 
 
 class MaskedLM(nn.Module):
@@ -37,7 +37,7 @@ class MaskedLM(nn.Module):
         masked, first = self._states(batch)
         found = {"mlm": self.masked_lm.losses(masked, batch.labels["targets"], self.encoder.choice(batch).fused)}
         if self.next_sentence is not None:
-            found["nsp"] = sum_and_right(self.next_sentence(first).float(), batch.labels["next"])
+            found["nsp"] = loss_and_correct(self.next_sentence(first).float(), batch.labels["next"])
         losses = {name: loss for name, (loss, _) in found.items()}
         return {**losses, **{f"{name}_accuracy": right for name, (_, right) in found.items()}}
 
