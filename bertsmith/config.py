@@ -139,6 +139,11 @@ def read_json_value(path: str | Path) -> Any:
     return value
 
 
+def write_json(path: Path, values: Any) -> None:
+    """Write a JSON file in the form that all of ours have: indented, in UTF-8, with a newline at the end."""
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def override(config: Config, changes: Iterable[str], option: str = "--set") -> Config:
     """Apply `key=value` changes with dotted keys, as `--set train.steps=200` gives them, all of them at once.
 

@@ -6,7 +6,6 @@ comes along.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from bertsmith.config import write_json
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.card import CARD, write_card
@@ -210,7 +210,7 @@ def _write_model(
         kept = {n: _rounded(w, n, dtype) if w.is_floating_point() else w for n, w in kept.items()}
         values = {**{n: v for n, v in values.items() if n not in ("dtype", "torch_dtype")}, "torch_dtype": dtype}
     write_weights(work / WEIGHTS, kept)
-    (work / CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(work / CONFIG, values)
     if (folder / NOTES).exists():
         shutil.copy(folder / NOTES, work / NOTES)
     tokenizer = Tokenizer.load(folder)

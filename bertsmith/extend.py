@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
 
+from bertsmith.config import write_json
 from bertsmith.corpus.readers import Documents
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder, writes
@@ -216,7 +217,7 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
             tensors[key] = _with_rows(tensors[key], pieces, start)
     write_weights(out / WEIGHTS, tensors)
     values = {**read_config(folder), **family.fields["vocab_size"].write(max(old_rows, start + len(new)))}
-    (out / CONFIG).write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(out / CONFIG, values)
     if (folder / hf.NOTES).exists():
         shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
     return config.max_positions

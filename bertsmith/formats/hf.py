@@ -6,7 +6,6 @@ A folder holds `config.json`, `model.safetensors` and the tokenizer's files; `be
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from bertsmith.config import from_dict, read_json
+from bertsmith.config import from_dict, read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.formats.families import family_of
 from bertsmith.formats.family import KEPT, Family
@@ -92,10 +91,10 @@ def save_folder(
     folder.mkdir(parents=True, exist_ok=True)
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
     write_weights(folder / WEIGHTS, weights)
-    _write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
+    write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
     differs = own_type(model) or ("last token" if pools_last(model) else "")
     notes = replace(notes, remark=REMARKS.get(differs, ""))
-    _write_json(folder / NOTES, {name: value for name, value in asdict(notes).items() if name != "kept"})
+    write_notes(folder, notes)
     tokenizer.save(folder, model.encoder.config.max_positions)
 
 
@@ -273,12 +272,13 @@ def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
     return {f"{family.prefix}{name}": value for name, value in weights.items()} if bare else weights
 
 
+def write_notes(folder: Path, notes: Notes) -> None:
+    """Write `bertsmith.json`; the kept fields have their place in `config.json`."""
+    write_json(folder / NOTES, {name: value for name, value in asdict(notes).items() if name != "kept"})
+
+
 def read_notes(folder: Path, values: Mapping[str, Any]) -> Notes:
     """`bertsmith.json` of a folder, where it has one, with the fields of its `config.json` that are kept."""
     path = folder / NOTES
     notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
     return replace(notes, kept={name: values[name] for name in sorted(KEPT & values.keys())})
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

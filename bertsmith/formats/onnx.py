@@ -7,12 +7,11 @@ and what int8 costs on a task once that was measured. B sequences, L padded leng
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch, Padded
-from bertsmith.config import read_json
+from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder
 from bertsmith.formats.card import write_card
 from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, in_terms_of_bert
-from bertsmith.formats.hf import NOTES, Loaded, Notes, fitting_tokenizer, read_notes
+from bertsmith.formats.hf import Loaded, Notes, fitting_tokenizer, read_notes, write_notes
 from bertsmith.formats.saved_config import CONFIG, Model, config_in, config_out, head_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -114,7 +113,7 @@ def export_onnx(
             "opset": OPSET,
             "files": {name: {"bytes": _size(work, name), **check(flat, work / name)} for name in files},
         }
-        _write_json(work / REPORT, report)
+        write_json(work / REPORT, report)
     return report
 
 
@@ -181,7 +180,7 @@ def write_quality(folder: Path, task: str, rows: int, scores: Mapping[str, Mappi
     quality = {"task": task, "rows": rows, **precisions, "drop": drop, "in_words": words}
     report = read_json(folder / REPORT)
     with new_file(folder / REPORT) as work:
-        _write_json(work, {**report, "quality": quality})
+        write_json(work, {**report, "quality": quality})
     return quality
 
 
@@ -322,8 +321,8 @@ def _write_description(loaded: Loaded, folder: Path, encoder_alone: bool) -> Non
     values = {**loaded.notes.kept, **config_out(loaded.model)}
     if encoder_alone:
         values["architectures"] = [values["architectures"][0].split("For")[0] + "Model"]
-    _write_json(folder / CONFIG, values)
-    _write_json(folder / NOTES, {name: value for name, value in asdict(loaded.notes).items() if name != "kept"})
+    write_json(folder / CONFIG, values)
+    write_notes(folder, loaded.notes)
     positions = loaded.model.encoder.config.max_positions
     loaded.tokenizer.save(folder, loaded.tokenizer.length_within(positions))
     write_card(folder)
@@ -348,7 +347,3 @@ def _quiet() -> Iterator[None]:
 def _size(folder: Path, name: str) -> int:
     """The bytes of a graph with the weights beside it."""
     return sum(path.stat().st_size for path in folder.glob(f"{name}*"))
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError, suggestion
 from bertsmith.formats.families import FEATURE_TAGGER, OWN_CLASS, family_named, family_of
-from bertsmith.formats.family import Output
+from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
@@ -108,11 +108,8 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
     if kind == "single":
         problem = str(values.get("problem_type"))
         kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
-    if values.get("is_decoder") and kind not in ("tags", "span") and values.get("pooled") != "last":
-        raise UserError(
-            f"{folder / CONFIG}: {saved} with is_decoder = True pools the first token, which sees itself alone; that "
-            "is not supported: a left-to-right encoder is classified from its last token"
-        )
+    if kind not in ("tags", "span") and values.get("pooled") != "last":
+        _refuse_first_token(saved, family, values, folder / CONFIG)
     needs_labels = kind in ("single", "multi", "tags")
     choices = _whole(values, "num_choices", 0, folder / CONFIG)
     features = None
@@ -124,6 +121,16 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
         "beside": bool(values.get("beside")),
     }
     return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), **own)  # type: ignore[arg-type]
+
+
+def _refuse_first_token(saved: str, family: Family, values: Mapping[str, Any], where: Path) -> None:
+    """Refuse a head on the first token of an encoder that reads left to right."""
+    field = family.fields.get("direction")
+    if field is not None and field.read(values, where) == "left-to-right":
+        raise UserError(
+            f"{where}: {saved} with {field.names[0]} = True pools the first token, which sees itself alone; that is "
+            "not supported: a left-to-right encoder is classified from its last token"
+        )
 
 
 def _labels(values: Mapping[str, Any], where: Path) -> tuple[str, ...]:

@@ -5,13 +5,12 @@ It is written in the terms of its early releases, which later ones read as well.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from bertsmith.config import read_json, read_json_value
+from bertsmith.config import read_json, read_json_value, write_json
 from bertsmith.errors import UserError, suggestion
 
 PoolingKind = Literal["mean", "cls", "max"]
@@ -123,16 +122,12 @@ def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
     listed = [
         {"idx": i, "name": str(i), "path": path, "type": f"{package}.{kind}"} for i, (kind, path) in enumerate(modules)
     ]
-    (folder / MODULES).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / MODULES, listed)
     modes = {name: kind == pooling.kind for name, kind in MODES.items()}
-    _write(
+    write_json(
         folder / POOLING / "config.json",
         {"word_embedding_dimension": hidden_size, **modes, "include_prompt": pooling.include_prompt},
     )
-    _write(folder / ENCODER, {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase})
+    write_json(folder / ENCODER, {"max_seq_length": pooling.max_length, "do_lower_case": pooling.lowercase})
     prompts = {"prompts": dict(pooling.prompts), "default_prompt_name": pooling.default_prompt_name}
-    _write(folder / FACTS, {**prompts, "similarity_fn_name": "cosine"})
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / FACTS, {**prompts, "similarity_fn_name": "cosine"})

@@ -7,7 +7,6 @@ code has no other variables, and a Saver restores no variable from another type.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.config import read_json
+from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.formats.tensor_bundle import Entry, data_file, index_file, read_index, read_tensor, write_bundle
 from bertsmith.formats.tf1_names import (
@@ -212,7 +211,3 @@ def _count(shapes: Mapping[str, Shape]) -> dict[str, int]:
 
 def _missing(found: Mapping[str, Any]) -> list[str]:
     return [part for part in HEADS if part in (POOLER, MASKED_LM, NEXT_SENTENCE) and part not in found]
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

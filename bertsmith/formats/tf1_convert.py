@@ -10,10 +10,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from tokenizers import models
 
-from bertsmith.config import read_json
+from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
 from bertsmith.formats.card import write_card
+from bertsmith.formats.families import BERT
 from bertsmith.formats.hf import NOTES
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import CONFIG, config_in, read_config
@@ -24,14 +25,12 @@ from bertsmith.formats.tf1 import (
     Weights,
     read_checkpoint,
     write_checkpoint,
-    write_json,
 )
-from bertsmith.formats.weights import WEIGHTS, write_safetensors
+from bertsmith.formats.weights import WEIGHTS, current_name, write_safetensors
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import FILES, Tokenizer
 
 CAPITALS = 1 / 100  # from this share of entries with a capital letter on, a vocabulary is cased
-TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids")  # no weights
 
 
 def tf1_to_hf(
@@ -67,10 +66,8 @@ def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
     """Convert a model folder, a run or a hub name to the released TensorFlow format; gives a report."""
     folder = find_model(source)
     settings = read_config(folder)
-    if config_in(settings, folder).norm_first:
-        raise UserError(
-            f"{folder}: a pre-norm encoder; the released TensorFlow format is BERT's, whose norms come after"
-        )
+    if (family := config_in(settings, folder).family) != BERT.model_type:
+        raise UserError(f"{folder}: a model of the family {family}; the released TensorFlow format is BERT's alone")
     if not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder} has no {WEIGHTS}; write its weights into one file first: bertsmith convert {folder} DST --to hf"
@@ -158,32 +155,27 @@ def _clean_up(tokenizer: Tokenizer) -> tuple[bool, list[str]]:
 
 
 def _open_safetensors(path: Path) -> Weights:
-    """The weights of a model folder as float32, by today's names."""
+    """The weights of a model folder as float32, by the names of today's releases."""
     if not path.is_file():
         raise UserError(f"{path.parent} holds no model: {path.name} is missing")
     try:
         file = safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    names = {_modern(name): name for name in file.keys()}  # noqa: SIM118
-    if "cls.predictions.bias" not in names and "cls.predictions.decoder.bias" in names:
-        names["cls.predictions.bias"] = names["cls.predictions.decoder.bias"]
+    names = {current_name(name): name for name in file.keys()}  # noqa: SIM118
+    if BERT.is_encoder_alone(names):
+        names = {f"{BERT.prefix}{name}": theirs for name, theirs in names.items()}
     _refuse_untied(file, names, path)
-    kept = {name: theirs for name, theirs in names.items() if name not in TIED}
+    for copy, name in BERT.tied.items():
+        if copy in names:
+            names.setdefault(name, names.pop(copy))
+    kept = {name: theirs for name, theirs in names.items() if not name.endswith("position_ids")}  # no weights
     shapes = {name: tuple(file.get_slice(theirs).get_shape()) for name, theirs in kept.items()}
     return Weights(shapes, lambda name: file.get_tensor(kept[name]).float().numpy())
 
 
 def _refuse_untied(file: Any, names: dict[str, str], path: Path) -> None:
-    """The released code has one matrix for the words that come in and those that go out."""
-    decoder, words = names.get("cls.predictions.decoder.weight"), names.get("bert.embeddings.word_embeddings.weight")
-    if decoder and words and not file.get_tensor(decoder).equal(file.get_tensor(words)):
-        raise UserError(
-            f"{path}: {decoder} is not the word embeddings, and the released format has one matrix for both"
-        )
-
-
-def _modern(name: str) -> str:
-    """Old releases called a norm's parameters gamma and beta; the bare encoder is saved without its prefix."""
-    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
-    return f"bert.{name}" if name.split(".")[0] in ("embeddings", "encoder", "pooler") else name
+    """Refuse two different tensors where the released code has one: the decoder and the token embeddings."""
+    for copy, name in BERT.tied.items():
+        if {copy, name} <= names.keys() and not file.get_tensor(names[copy]).equal(file.get_tensor(names[name])):
+            raise UserError(f"{path}: {names[copy]} is not {names[name]}, and the released format has one for both")

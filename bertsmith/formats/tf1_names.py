@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +25,11 @@ class Variable:
     tf: str
     hf: str
     shape: tuple[Size, ...]  # as `transformers` lays it out
-
-    @property
-    def transposed(self) -> bool:
-        return self.tf.endswith("/kernel")
+    transposed: bool = False  # the released code keeps it with the inputs first
 
 
 def _dense(tf: str, hf: str, outputs: Size, inputs: Size = "hidden_size") -> list[Variable]:
-    weight = Variable(f"{tf}/kernel", f"{hf}.weight", (outputs, inputs))
+    weight = Variable(f"{tf}/kernel", f"{hf}.weight", (outputs, inputs), transposed=True)
     return [weight, Variable(f"{tf}/bias", f"{hf}.bias", (outputs,))]
 
 
@@ -121,7 +118,7 @@ ACTIVATIONS = ["gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish"]
 def parts(layers: int) -> dict[str, list[Variable]]:
     """Every variable of a model with so many layers, by the part of the model."""
     prefixes = [(f"bert/encoder/layer_{i}/", f"bert.encoder.layer.{i}.") for i in range(layers)]
-    layer = [Variable(tf + v.tf, hf + v.hf, v.shape) for tf, hf in prefixes for v in LAYER]
+    layer = [replace(v, tf=tf + v.tf, hf=hf + v.hf) for tf, hf in prefixes for v in LAYER]
     return {"encoder": [*EMBEDDINGS, *layer], **HEADS}
 
 

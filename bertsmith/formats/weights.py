@@ -53,7 +53,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             parts = _parts(folder / f"{name}{INDEX}", Path(name).suffix)
         else:
             continue
-        return {_modern(tensor): value for part in parts for tensor, value in read(regular_file(part)).items()}
+        return {current_name(tensor): value for part in parts for tensor, value in read(regular_file(part)).items()}
     raise UserError(f"{folder} holds no model: {WEIGHTS} is missing")
 
 
@@ -162,6 +162,6 @@ def _read_old(path: Path) -> dict[str, Tensor]:
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
-def _modern(name: str) -> str:
-    """Old releases called a norm's parameters gamma and beta."""
+def current_name(name: str) -> str:
+    """The name of a tensor in today's releases; old ones called a norm's parameters gamma and beta."""
     return re.sub(r"gamma$", "weight", re.sub(r"beta$", "bias", name))

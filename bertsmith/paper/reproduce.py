@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertsmith.config import write_json
 from bertsmith.errors import Interrupted, UserError, suggestion
 from bertsmith.finetuning.protocols import figures_of
-from bertsmith.folders import locked
+from bertsmith.folders import locked, new_file
 from bertsmith.formats.hub import find_model
 from bertsmith.paper.findings import judged
 from bertsmith.paper.pages import write_table
@@ -20,7 +21,7 @@ from bertsmith.pretraining.run import not_learnt
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.reading import find_splits, read_task
 from bertsmith.tasks.task import find_task
-from bertsmith.training.run import is_finished, write_json
+from bertsmith.training.run import is_finished
 from bertsmith.training.side_by_side import side_by_side
 
 Cell = dict[str, Any]
@@ -175,7 +176,8 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     ]
     folder = work.folder / work.scale.name
     result["page"] = str(folder / f"{table.name}.html")
-    write_json(folder / f"{table.name}.json", result)
+    with new_file(folder / f"{table.name}.json") as file:
+        write_json(file, result)
     write_table(folder / f"{table.name}.html", result)
     return result
 

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bertsmith.config import load, override, read_json, to_dict
+from bertsmith.config import load, override, read_json, to_dict, write_json
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import MANIFEST, read_manifest
 from bertsmith.corpus.vocabulary import train_tokenizer
@@ -24,6 +24,7 @@ from bertsmith.demo.text import collect
 from bertsmith.errors import Diverged, UserError
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.folders import new_file
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.inference.files import evaluate
 from bertsmith.model.config import EncoderConfig
@@ -38,7 +39,7 @@ from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import OPTIMIZER
-from bertsmith.training.run import CONFIG, FACTS, MODEL, final_scores, is_finished, same_settings, write_json
+from bertsmith.training.run import CONFIG, FACTS, MODEL, final_scores, is_finished, same_settings
 
 SCORES = "scores.json"
 DEMO_WORDS = 2000  # of the vocabulary of the demo's text
@@ -210,7 +211,8 @@ class Work:
         else:
             scores = {**final_scores(run), **self._test_scores(run, column, data)}
             found = {"config": to_dict(config), "scores": scores, "remarks": _remarks(run, column.task, data)}
-        write_json(run / SCORES, {**found, "scale": runlog.SCALE, **({"model": given} if given else {})})
+        with new_file(run / SCORES) as work:
+            write_json(work, {**found, "scale": runlog.SCALE, **({"model": given} if given else {})})
         for heavy in (MODEL, "checkpoints"):
             shutil.rmtree(run / heavy, ignore_errors=True)
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import nn
 
-from bertsmith.config import load, read_json, to_dict
+from bertsmith.config import load, read_json, to_dict, write_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, new_folder, refuse_existing
 from bertsmith.progress import say
@@ -47,20 +46,16 @@ def _open(run: Path, config: Any, facts: dict[str, Any], resume: bool, notes: Ma
     if resume and (run / CONFIG).exists():
         return _go_on(run, config, facts, notes)
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
-    write_json(run / CONFIG, to_dict(config))
+    with new_file(run / CONFIG) as work:
+        write_json(work, to_dict(config))
     write_checked(run / FACTS, {**facts, **notes})
     return None
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """A JSON file that is there whole or not at all."""
-    with new_file(path) as work:
-        work.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:
     """A JSON file with a checksum of its values, for `read_checked`."""
-    write_json(path, {**values, SUM: checkpoint.sum_of(values)})
+    with new_file(path) as work:
+        write_json(work, {**values, SUM: checkpoint.sum_of(values)})
 
 
 def read_checked(path: Path) -> dict[str, Any]:
