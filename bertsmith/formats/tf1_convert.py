@@ -178,4 +178,6 @@ def _refuse_untied(file: Any, names: dict[str, str], path: Path) -> None:
     """Refuse two different tensors where the released code has one: the decoder and the token embeddings."""
     for copy, name in BERT.tied.items():
         if {copy, name} <= names.keys() and not file.get_tensor(names[copy]).equal(file.get_tensor(names[name])):
-            raise UserError(f"{path}: {names[copy]} is not {names[name]}, and the released format has one for both")
+            raise UserError(
+                f"{path}: {names[copy]} differs from {names[name]}, and the released format has one tensor for both"
+            )

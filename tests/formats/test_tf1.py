@@ -416,7 +416,7 @@ def test_folders_that_the_format_has_no_place_for_are_refused(tmp_path, tiny_tok
     hf_to_tf1(tmp_path / "hf", tmp_path / "tied")
     weights["cls.predictions.decoder.weight"][0, 0] += 1
     save_file(weights, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match="one matrix for both"):
+    with pytest.raises(UserError, match="one tensor for both"):
         hf_to_tf1(tmp_path / "hf", tmp_path / "tf")
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"model\.safetensors cannot be read"):
