@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertsmith.config import read_json
+from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
-from bertsmith.folders import file_hash
+from bertsmith.folders import file_hash, new_file
 from bertsmith.formats.hub import FILES
 from bertsmith.inference import predictor as predicting
 from bertsmith.inference.predictor import Predictor
 from bertsmith.progress import say
 from bertsmith.rows.columns import Columns
 from bertsmith.rows.records import STDIN
-from bertsmith.training.run import write_json
 
 FACTS = "facts.json"
 
@@ -89,7 +88,8 @@ def output_facts(predictor: Predictor, data: str | Path, columns: Columns, keep:
 def open_partial(work: Path, facts: dict[str, Any], otherwise: str) -> bool:
     """Create a partial folder, or check that an existing one has the same facts; return whether it is resumed."""
     if not (work / FACTS).exists():
-        write_json(work / FACTS, facts)
+        with new_file(work / FACTS) as file:
+            write_json(file, facts)
         return False
     saved = read_json(work / FACTS)
     if changed := [name for name, value in facts.items() if saved.get(name) != value]:
