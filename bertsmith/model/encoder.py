@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.batch import Batch, Layout, Packed
 from bertsmith.errors import UserError
 from bertsmith.model.activation import activate
-from bertsmith.model.config import REACHES, EncoderConfig, LayerConfig, Reach, Sharing
+from bertsmith.model.config import EncoderConfig, LayerConfig, Reach, Sharing
 from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
 from bertsmith.model.fused_choice import Choice, choose_now
 from bertsmith.model.kernels import attend, attend_explicit
@@ -31,7 +31,6 @@ class Trace:
     attention: list[Tensor] = field(default_factory=list)  # each (B, A, L, L)
 
 
-DIRECTIONS = {reach: direction for direction, reach in REACHES.items()}
 # The sublayers, with their norms, whose parameters the layers of an encoder may share.
 SHARED: dict[Sharing, tuple[str, ...]] = {
     "none": (),
@@ -110,9 +109,9 @@ class SelfAttention(nn.Module):
             q, k = rotate(q, angles), rotate(k, angles)
         dropout = self.attention_dropout if self.training else 0.0
         if trace is None:
-            mixed = attend(q, k, v, layout, dropout, DIRECTIONS[reach])
+            mixed = attend(q, k, v, layout, dropout, reach)
         else:
-            mixed, weights = attend_explicit(q, k, v, layout, dropout, DIRECTIONS[reach])
+            mixed, weights = attend_explicit(q, k, v, layout, dropout, reach)
             trace.attention.append(weights)
         return mixed.flatten(-2)
 
@@ -186,7 +185,7 @@ class Block(nn.Module):
             inner=linear_weights(feed_forward.inner),
             outer=linear_weights(feed_forward.outer),
             num_heads=attention.num_heads,
-            direction=DIRECTIONS[self.layer.reach],
+            reach=self.layer.reach,
             activation=feed_forward.activation,
             norm_first=self.layer.norm_first,
             dropout=self.dropout.p if self.training else 0.0,

@@ -21,18 +21,13 @@ OLDEST = (8, 0)  # the first compute capability with bfloat16 products
 # What the fused kernels cannot compute: a test of the configuration, and the reason. A new feature gets a row.
 UNKNOWN: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
-    (lambda c: c.positions != "learned", "they have no {c.positions} positions"),
-    (lambda c: c.gated, "they have no gated feed-forward layer"),
-    (lambda c: c.embedding_size is not None, "they have no projection of the embeddings (embedding_size)"),
-    (lambda c: not c.embedding_norm, "they normalise the embeddings, and embedding_norm is false"),
-    (lambda c: not c.first_attention_norm, "they normalise before every attention, and first_attention_norm is false"),
-    (lambda c: c.num_segments == 0, "they add segment embeddings, and num_segments is 0"),
-    (lambda c: not c.head_transform, "they have no masked-word head without a transform"),
     (lambda c: c.num_segments == 0, "there is no table of segments"),
-    (lambda c: c.table_size != c.hidden_size, "embedding size {c.embedding_size} is not the hidden size"),
+    (
+        lambda c: c.embedding_size is not None,
+        "the embeddings have a size of their own (embedding_size) and a projection",
+    ),
     (lambda c: not c.embedding_norm, "the embeddings are not normalised"),
     (lambda c: c.positions != "learned", "positions are {c.positions}, not learned"),
-    (lambda c: c.window is not None, "some layers have a window"),
     (lambda c: c.gated, "the feed-forward layers are gated"),
     (lambda c: not c.first_attention_norm, "the first layer has no norm before its attention"),
     (lambda c: not c.head_transform, "the masked-word head has no transform"),

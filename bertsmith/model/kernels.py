@@ -13,28 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.batch import Layout, Packed, Padded
-from bertsmith.model.config import Direction
+from bertsmith.model.config import Reach
 
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # a build of torch without it: packed batches take the dense kernel
     varlen_attn = None  # type: ignore[assignment]
 
-WINDOWS = {"left-to-right": (-1, 0), "right-to-left": (0, -1)}  # tokens seen before and after each; -1: all
+BOTH_WAYS, LEFT_TO_RIGHT = Reach(None, None), Reach(None, 0)
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, direction: Direction = "both"
-) -> Tensor:
-    """Softmax attention of every token to those of its own sequence that the direction lets it see."""
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, reach: Reach = BOTH_WAYS) -> Tensor:
+    """Softmax attention of every token to the tokens of its own sequence that are within its reach."""
     if isinstance(layout, Padded):
-        return dense(q, k, v, layout.mask, dropout, direction)
+        return dense(q, k, v, layout.mask, dropout, reach)
     if has_varlen(q) and dropout == 0.0:
-        return varlen(q, k, v, layout, direction)
+        return varlen(q, k, v, layout, reach)
     if q.device.type == "cpu":
-        return grouped(q, k, v, layout, dropout, direction)
+        return grouped(q, k, v, layout, dropout, reach)
     _, mask = layout.rectangle
-    return layout.unpad(dense(layout.pad(q), layout.pad(k), layout.pad(v), mask, dropout, direction))
+    return layout.unpad(dense(layout.pad(q), layout.pad(k), layout.pad(v), mask, dropout, reach))
 
 
 def has_varlen(q: Tensor) -> bool:
@@ -48,54 +46,61 @@ def has_varlen(q: Tensor) -> bool:
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0, direction: Direction = "both"
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0, reach: Reach = BOTH_WAYS
 ) -> Tensor:
-    """Scaled dot-product attention on rectangles (B, L, A, D); `mask` (B, L) says which keys are real."""
-    causal = direction == "left-to-right"  # padding stands after all tokens, which do not see it anyway
-    seen = None if causal else visible(mask, q.shape[1], q.device, direction)
+    """Scaled dot-product attention on rectangles (B, L, A, D); `mask` (B, L) is true at tokens, false at padding."""
+    causal = reach == LEFT_TO_RIGHT  # padding comes after all tokens, so they do not see it anyway
+    seen = None if causal else visible(mask, q.shape[1], q.device, reach)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, is_causal=causal).transpose(1, 2)
 
 
-def visible(mask: Tensor | None, length: int, device: torch.device, direction: Direction) -> Tensor | None:
-    """Which keys each query sees, as (B, 1, 1, L) or (B, 1, L, L); None: all. Padding sees itself, not nothing."""
+def visible(mask: Tensor | None, length: int, device: torch.device, reach: Reach) -> Tensor | None:
+    """Which keys each query sees, as (B, 1, 1, L) or (B, 1, L, L); None: all.
+
+    With a limited reach, padding sees itself: a softmax over no key at all would give NaN.
+    """
     real = None if mask is None else mask[:, None, None, :]
-    if direction == "both":
+    if reach == BOTH_WAYS:
         return real
     place = torch.arange(length, device=device)
-    query, key = place[:, None], place[None, :]
-    seen = (key <= query if direction == "left-to-right" else key >= query)[None, None]
-    return seen if real is None else (seen & real) | (query == key)
+    distance = place[None, :] - place[:, None]  # (L, L): from each query to each key
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    if reach.before is not None:
+        seen = seen & (distance >= -reach.before)
+    if reach.after is not None:
+        seen = seen & (distance <= reach.after)
+    seen = seen[None, None]
+    return seen if real is None else (seen & real) | (distance == 0)
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Packed, direction: Direction = "both") -> Tensor:
+def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Packed, reach: Reach = BOTH_WAYS) -> Tensor:
     """Variable-length flash attention (CUDA, half precision). It has no dropout."""
     starts, longest = layout.starts, layout.max_length
-    window: dict[str, Any] = {} if direction == "both" else {"window_size": WINDOWS[direction]}
+    sides = tuple(-1 if side is None else side for side in reach)  # -1: no limit
+    window: dict[str, Any] = {} if reach == BOTH_WAYS else {"window_size": sides}
     output = varlen_attn(q, k, v, starts, starts, longest, longest, **window)
     assert isinstance(output, Tensor)
     return output
 
 
-def grouped(
-    q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.0, direction: Direction = "both"
-) -> Tensor:
+def grouped(q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.0, reach: Reach = BOTH_WAYS) -> Tensor:
     """The packed kernel of a CPU: a dense call for each group of similar lengths, never a T × T mask."""
     groups = layout.groups
     if groups is None:  # all of one length: the rectangle is a view
         q, k, v = (x.unflatten(0, (-1, layout.max_length)) for x in (q, k, v))
-        return dense(q, k, v, None, dropout, direction).flatten(0, 1)
+        return dense(q, k, v, None, dropout, reach).flatten(0, 1)
     sizes = [rows * length for rows, length in groups.shapes]
     spread = (_Spread.apply(x, groups.source, groups.places).split(sizes) for x in (q, k, v))
     outputs = []
     for *rectangle, shape, mask in zip(*spread, groups.shapes, groups.masks, strict=True):
         q, k, v = (x.unflatten(0, shape) for x in rectangle)
-        outputs.append(dense(q, k, v, mask, dropout, direction).flatten(0, 1))
+        outputs.append(dense(q, k, v, mask, dropout, reach).flatten(0, 1))
     return _Collect.apply(torch.cat(outputs), groups.source, groups.places)  # type: ignore[no-any-return]
 
 
 class _Spread(torch.autograd.Function):
-    """Tokens into rectangles. Both directions are plain row copies, since a token has one place."""
+    """Tokens into rectangles. A token has one place, so the backward pass is a copy of rows, too."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, source: Tensor, places: Tensor) -> Tensor:
@@ -108,7 +113,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Rectangles back into tokens; what stands at padding is dropped and gets no gradient."""
+    """Rectangles back into tokens; values at padding are dropped and get no gradient."""
 
     @staticmethod
     def forward(ctx: Any, rectangles: Tensor, source: Tensor, places: Tensor) -> Tensor:
@@ -122,13 +127,13 @@ class _Collect(torch.autograd.Function):
 
 
 def attend_explicit(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, direction: Direction = "both"
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, reach: Reach = BOTH_WAYS
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out; also gives the weights (B, A, L, L), zero where there is no token."""
+    """Attention written out; also gives the weights (B, A, L, L), which are zero at padding."""
     mask = layout.mask if isinstance(layout, Padded) else layout.rectangle[1]
     q, k, v = (layout.pad(x).transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    seen = visible(mask, mask.shape[1], q.device, direction)
+    seen = visible(mask, mask.shape[1], q.device, reach)
     assert seen is not None
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
     output = (F.dropout(weights, dropout) @ v).transpose(1, 2)

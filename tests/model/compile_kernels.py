@@ -65,6 +65,9 @@ def main() -> None:
             compile_model(dataclasses.replace(config, direction=direction), [20, 3])
             compile_model(dataclasses.replace(config, direction=direction), [20, 300])
         compile_model(dataclasses.replace(config, norm_first=True, bias=False), [20, 300])
+        windows = dataclasses.replace(config, window=64, global_every=2)
+        compile_model(windows, [20, 3])
+        compile_model(windows, [20, 300])
     compile_muon(64)
     compile_muon(128)
     for part in (attention, long_attention, lookup, rows, muon_kernels):

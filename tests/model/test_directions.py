@@ -17,7 +17,6 @@ from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.inference.files import evaluate
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model import kernels
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -325,16 +324,3 @@ def test_ablations_differ_in_a_line():
         override(bert("tiny"), ["model.direction=left-to-right"])
     with pytest.raises(UserError, match="'left_to_right' is not one of"):
         override(no_nsp("tiny"), ["model.direction=left_to_right"])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("direction", ["both", *DIRECTIONS])
-def test_the_variable_length_kernel(direction):
-    layout = collate(examples(), packed=True).to(torch.device("cuda")).layout
-    draw = torch.Generator("cuda").manual_seed(0)
-    shape = (sum(LENGTHS), 2, 64)
-    q, k, v = (torch.randn(shape, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    assert kernels.has_varlen(q)
-    found = kernels.varlen(q, k, v, layout, direction)
-    expected, _ = kernels.attend_explicit(q.float(), k.float(), v.float(), layout, 0.0, direction)
-    assert_close(found.float(), expected, atol=3e-2, rtol=0)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bertsmith.batch import IGNORE, Batch, Example, Packed, bucketed, collate, lay_out
 from bertsmith.model import encoder as encoders
 from bertsmith.model import fused_choice
-from bertsmith.model.config import Direction, EncoderConfig
+from bertsmith.model.config import REACHES, Direction, EncoderConfig, Reach
 from bertsmith.model.encoder import Encoder, Trace, norm_weights
 from bertsmith.model.fused.weights import NormWeights
 from bertsmith.model.fused_choice import Choice, choose, choose_for_run, choose_now, plain_kernels
@@ -103,9 +103,9 @@ def test_add_and_norm(dropout: float) -> None:
     assert_same(ours, norm(x + (y + bias) * mask), [x, y, bias, norm.weight, norm.bias])
 
 
-def test_norm_beside() -> None:
+def test_norm_and_residual() -> None:
     x, (norm, weights) = random(19, 40), random_norm(40)
-    normed, same = ops.norm_beside(x, weights)
+    normed, same = ops.norm_and_residual(x, weights)
     assert_same(normed * 2 + same.sin(), norm(x) * 2 + x.sin(), [x, norm.weight, norm.bias])
 
 
@@ -128,7 +128,7 @@ def test_the_input_layer(dropout: float) -> None:
 
 def test_products() -> None:
     x, weight = random(13, 20), random(8, 20)
-    product, same = ops.branch(x, weight)
+    product, same = ops.linear_and_residual(x, weight)
     assert_same(product.sum() * 2 + (same**3).sum(), F.linear(x, weight).sum() * 2 + (x**3).sum(), [x, weight])
     assert_same(ops.linear(x, weight), F.linear(x, weight), [x, weight])
 
@@ -151,26 +151,61 @@ def test_equal_scores_count_for_the_first_word() -> None:
     assert right.tolist() == [1, 0]
 
 
-@DROPOUTS
-@pytest.mark.parametrize("direction", ["both", "left-to-right", "right-to-left"])
-@pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [100, 128, 3], [200, 300, 1]], ids=["short", "tile", "long"])
-def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
+def compare_attention(lengths: list[int], reach: Reach, dropout: float) -> None:
     heads, size = 2, 16
     qkv = random(sum(lengths), 3 * heads * size)
     starts = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     seed, outputs = drawn_seed(dropout), []
     bias = torch.zeros(3 * heads * size, requires_grad=True)
-    ours = ops.attend(qkv + bias.detach(), bias, Packed(starts, max(lengths)), heads, direction, dropout)
+    ours = ops.attend(qkv + bias.detach(), bias, Packed(starts, max(lengths)), heads, reach, dropout)
     for start, end in pairwise(starts.tolist()):
         q, k, v = (qkv + bias)[start:end].unflatten(1, (3, heads, size)).unbind(1)
         scores = torch.einsum("iad,jad->aij", q, k) / size**0.5
-        if (seen := visible(None, end - start, scores.device, direction)) is not None:
+        if (seen := visible(None, end - start, scores.device, reach)) is not None:
             scores = scores.masked_fill(~seen[0], -torch.inf)
         weights = scores.softmax(-1)
         rows = torch.arange(start, end)[None, :, None] * heads + torch.arange(heads)[:, None, None]
         weights = weights * kept(rows, torch.arange(end - start)[None, None], seed, dropout)
         outputs.append(torch.einsum("aij,jad->iad", weights, v).flatten(1))
     assert_same(ours, torch.cat(outputs), [qkv, bias])
+
+
+@DROPOUTS
+@pytest.mark.parametrize("direction", get_args(Direction))
+@pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [100, 128, 3], [200, 300, 1]], ids=["short", "tile", "long"])
+def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
+    compare_attention(lengths, REACHES[direction], dropout)
+
+
+WINDOWS = [Reach(0, 0), Reach(3, 0), Reach(0, 5), Reach(7, 2), Reach(None, 4), Reach(6, None), Reach(40, 600)]
+
+
+@DROPOUTS
+@pytest.mark.parametrize("reach", WINDOWS, ids=str)
+def test_windows_in_one_tile(reach: Reach, dropout: float) -> None:
+    compare_attention([5, 16, 0, 11], reach, dropout)
+
+
+@pytest.mark.parametrize(
+    ("reach", "dropout"), [*((reach, 0.3) for reach in WINDOWS), (Reach(7, 2), 0.0), (Reach(100, 70), 0.3)]
+)
+def test_windows_block_by_block(reach: Reach, dropout: float) -> None:
+    compare_attention([150, 3], reach, dropout)
+
+
+@pytest.mark.parametrize(("near", "far"), [((0, 128), (320, 384)), ((256, 384), (0, 64))], ids=["before", "after"])
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_blocks_outside_the_reach_are_skipped(near: tuple[int, int], far: tuple[int, int]) -> None:
+    """None of the three kernels reads them, so a window costs time linear in the length: NaN there goes no further."""
+    qkv = torch.randn(384, 3 * 16)
+    qkv[slice(*far)] = torch.nan
+    qkv.requires_grad_()
+    layout = Packed(torch.tensor([0, 384], dtype=torch.int32), 384)
+    out = ops.attend(qkv, None, layout, 1, Reach(8, 8), 0.0)
+    (gradient,) = torch.autograd.grad(out, qkv, torch.ones_like(out))
+    for found in (out, gradient):
+        assert torch.isfinite(found[slice(*near)]).all()
+        assert not torch.isfinite(found[slice(*far)]).any()
 
 
 def test_dropout_is_even_and_independent() -> None:
@@ -210,6 +245,9 @@ CONFIGS = {
 }  # fmt: skip
 CONFIGS["pre-norm without biases"] = dataclasses.replace(CONFIGS["bert"], norm_first=True, bias=False)
 CONFIGS["pre-norm"] = dataclasses.replace(CONFIGS["bert"], norm_first=True)
+CONFIGS["windows, shared layers"] = dataclasses.replace(
+    CONFIGS["bert"], num_layers=2, window=8, global_every=2, shared_layers="all"
+)
 CONFIGS["another activation"] = dataclasses.replace(CONFIGS["bert"], activation="relu")
 
 
@@ -325,7 +363,6 @@ OTHER_VALUES: dict[str, dict[str, object]] = {  # of fields that the fused kerne
     "embedding_size": {"embedding_size": 16},
     "embedding_norm": {"embedding_norm": False},
     "positions": {"positions": "rotary"},
-    "window": {"window": 8, "global_every": 2},
     "gated": {"gated": True},
     "first_attention_norm": {"norm_first": True, "first_attention_norm": False},
     "head_transform": {"head_transform": False},
@@ -333,8 +370,8 @@ OTHER_VALUES: dict[str, dict[str, object]] = {  # of fields that the fused kerne
 KNOWN = {  # fields that the fused kernels know all values of, or that change nothing for them
     "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "activation",
     "hidden_dropout", "attention_dropout", "norm_eps", "init_std", "pad_token_id", "norm_first", "bias", "direction",
-    "family", "shared_layers", "head_activation",
-    "rotary_base", "local_rotary_base", "global_every",  # only with rotary positions, or with a window
+    "family", "shared_layers", "head_activation", "window", "global_every",
+    "rotary_base", "local_rotary_base",  # only with rotary positions
 }  # fmt: skip
 
 

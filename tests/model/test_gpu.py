@@ -60,8 +60,15 @@ def all_gradients(model: torch.nn.Module, batch: Batch, precision: str) -> tuple
 @pytest.mark.parametrize("longest", [60, 128, 512])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"norm_first": True}, {"direction": "left-to-right"}, {"direction": "right-to-left"}],
-    ids=["bert", "pre-norm", "left-to-right", "right-to-left"],
+    [
+        {},
+        {"norm_first": True},
+        {"direction": "left-to-right"},
+        {"direction": "right-to-left"},
+        {"window": 32, "global_every": 2},
+        {"window": 100, "global_every": 2, "direction": "left-to-right"},
+    ],
+    ids=["bert", "pre-norm", "left-to-right", "right-to-left", "window", "window-left-to-right"],
 )
 def test_fused_is_as_near_to_float32_as_plain_code(longest: int, changes: dict[str, object]) -> None:
     torch.manual_seed(0)

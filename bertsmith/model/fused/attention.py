@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bertsmith.model.config import Reach
 from bertsmith.model.fused.rows import column_numbers, keeps, line_of, threshold_of
 
 LONGEST = 128
@@ -19,30 +20,38 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _opened(qkv_ptr, starts_ptr, heads, LENGTH: tl.constexpr, SIZE: tl.constexpr):
-    """A program's tokens, whether they are there, where their queries stand, and queries, keys and values."""
+    """A program's tokens, whether they are valid, where their queries stand, and queries, keys and values."""
     start = tl.load(starts_ptr + tl.program_id(0))
     row, feature = tl.arange(0, LENGTH), tl.arange(0, SIZE)
-    there = row < tl.load(starts_ptr + tl.program_id(0) + 1) - start
+    valid = row < tl.load(starts_ptr + tl.program_id(0) + 1) - start
     token, width = start + row, heads * SIZE
     place = token.to(tl.int64)[:, None] * (3 * width) + tl.program_id(1) * SIZE + feature[None, :]
-    q = tl.load(qkv_ptr + place, there[:, None], 0.0)
-    k = tl.load(qkv_ptr + place + width, there[:, None], 0.0)
-    v = tl.load(qkv_ptr + place + 2 * width, there[:, None], 0.0)
-    return token, there, place, q, k, v
+    q = tl.load(qkv_ptr + place, valid[:, None], 0.0)
+    k = tl.load(qkv_ptr + place + width, valid[:, None], 0.0)
+    v = tl.load(qkv_ptr + place + 2 * width, valid[:, None], 0.0)
+    return token, valid, place, q, k, v
 
 
 @triton.jit
-def sees(query, key, SIGN: tl.constexpr):
-    """Whether a query may see a key: left to right (1) those up to its own place, right to left (-1) those from it."""
-    return (query - key) * SIGN >= 0
+def sees(query, key, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    """Whether a key is within a query's reach, one side of which at least has a limit; below 0 it has none."""
+    distance = key - query
+    if AFTER < 0:
+        seen = distance >= -BEFORE
+    elif BEFORE < 0:
+        seen = distance <= AFTER
+    else:
+        seen = (distance >= -BEFORE) & (distance <= AFTER)
+    return seen
 
 
 @triton.jit
-def _weights(q, k, there, scale, LENGTH: tl.constexpr, SIGN: tl.constexpr):
-    """The attention of each query to the keys that it may see."""
-    scores = tl.dot(q, tl.trans(k)) * scale + tl.where(there, 0.0, -1e30)[None, :]
-    if SIGN:
-        scores += tl.where(sees(tl.arange(0, LENGTH)[:, None], tl.arange(0, LENGTH)[None, :], SIGN), 0.0, -1e30)
+def _weights(q, k, valid, scale, LENGTH: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    """The attention of each query to the keys within its reach."""
+    scores = tl.dot(q, tl.trans(k)) * scale + tl.where(valid, 0.0, -1e30)[None, :]
+    if BEFORE >= 0 or AFTER >= 0:
+        place = tl.arange(0, LENGTH)
+        scores += tl.where(sees(place[:, None], place[None, :], BEFORE, AFTER), 0.0, -1e30)
     weights = tl.exp2(scores - tl.max(scores, 1)[:, None])
     return weights / tl.sum(weights, 1)[:, None]
 
@@ -58,30 +67,30 @@ def _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH: tl.constexpr):
 @triton.jit
 def _tile_attention_forward(
     qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, scale, threshold, factor, heads,
-    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
+    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    token, there, _, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
-    weights = _weights(q, k, there, scale, LENGTH, SIGN)
+    token, valid, _, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
+    weights = _weights(q, k, valid, scale, LENGTH, BEFORE, AFTER)
     if DROP:
         weights = tl.where(_kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH), weights, 0.0)
     out = tl.dot(weights.to(v.dtype), v)
     if DROP:
         out *= factor
     mixed = token.to(tl.int64)[:, None] * (heads * SIZE) + tl.program_id(1) * SIZE + tl.arange(0, SIZE)[None, :]
-    tl.store(out_ptr + mixed, out.to(v.dtype), there[:, None])
+    tl.store(out_ptr + mixed, out.to(v.dtype), valid[:, None])
 
 
 @triton.jit
 def _tile_attention_backward(
     grad_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, dqkv_ptr, sums_ptr,
     scale, scale_back, threshold, factor, heads,
-    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
+    LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    token, there, place, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
+    token, valid, place, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
     width, inside = heads * SIZE, tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     part = sums_ptr + tl.program_id(0) * 2 * width + inside
-    grad = tl.load(grad_ptr + token.to(tl.int64)[:, None] * width + inside[None, :], there[:, None], 0.0)
-    weights = _weights(q, k, there, scale, LENGTH, SIGN)
+    grad = tl.load(grad_ptr + token.to(tl.int64)[:, None] * width + inside[None, :], valid[:, None], 0.0)
+    weights = _weights(q, k, valid, scale, LENGTH, BEFORE, AFTER)
     back = tl.dot(grad, tl.trans(v))
     if DROP:
         kept = _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH)
@@ -93,14 +102,19 @@ def _tile_attention_backward(
     dv = tl.dot(tl.trans(dropped), grad)
     if DROP:
         dv *= factor
-    tl.store(dqkv_ptr + place + 2 * width, dv.to(v.dtype), there[:, None])
+    tl.store(dqkv_ptr + place + 2 * width, dv.to(v.dtype), valid[:, None])
     tl.store(part + width, tl.sum(dv, 0))
     dscores = (weights * (back - tl.sum(weights * back, 1)[:, None])).to(v.dtype)
     dq = tl.dot(dscores, k) * scale_back
-    tl.store(dqkv_ptr + place, dq.to(v.dtype), there[:, None])
+    tl.store(dqkv_ptr + place, dq.to(v.dtype), valid[:, None])
     tl.store(part, tl.sum(dq, 0))
     dk = tl.dot(tl.trans(dscores), q) * scale_back
-    tl.store(dqkv_ptr + place + width, dk.to(v.dtype), there[:, None])
+    tl.store(dqkv_ptr + place + width, dk.to(v.dtype), valid[:, None])
+
+
+def limits(reach: Reach) -> dict[str, int]:
+    """A reach as the kernels take it, as constants that they are compiled for."""
+    return {"BEFORE": -1 if reach.before is None else reach.before, "AFTER": -1 if reach.after is None else reach.after}
 
 
 def tile_length(longest: int) -> int:
@@ -113,7 +127,7 @@ def _warps(length: int) -> int:
 
 
 def attention_forward(
-    qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, sign: int, dropout: float
+    qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, reach: Reach, dropout: float
 ) -> Tensor:
     """The mixed values (T, H) of queries, keys and values (T, 3 H) that stand side by side."""
     size = qkv.shape[1] // (3 * heads)
@@ -122,13 +136,20 @@ def attention_forward(
     _tile_attention_forward[(len(starts) - 1, heads)](
         qkv, starts, seed, column_numbers(length, seed), out, size**-0.5 * LOG2E, threshold_of(dropout),
         1 / (1 - dropout), heads,
-        LENGTH=length, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=_warps(length),
+        LENGTH=length, SIZE=size, DROP=seed is not None, **limits(reach), num_warps=_warps(length),
     )  # fmt: skip
     return out
 
 
 def attention_backward(
-    grad: Tensor, qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, sign: int, dropout: float
+    grad: Tensor,
+    qkv: Tensor,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    heads: int,
+    reach: Reach,
+    dropout: float,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
 
@@ -141,7 +162,7 @@ def attention_backward(
     _tile_attention_backward[(len(starts) - 1, heads)](
         grad, qkv, starts, seed, column_numbers(length, seed), dqkv, sums, size**-0.5 * LOG2E, size**-0.5,
         threshold_of(dropout), 1 / (1 - dropout), heads,
-        LENGTH=length, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=_warps(length),
+        LENGTH=length, SIZE=size, DROP=seed is not None, **limits(reach), num_warps=_warps(length),
     )  # fmt: skip
     whole = sums.sum(0)
     return dqkv, torch.cat([whole[:width], torch.zeros(width, device=qkv.device), whole[width:]])

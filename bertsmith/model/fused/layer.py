@@ -15,12 +15,12 @@ from bertsmith.model.config import Activation
 from bertsmith.model.fused.operations import (
     add_norm,
     attend,
-    branch,
     embed,
     gelu,
     linear,
+    linear_and_residual,
     masked_words,
-    norm_beside,
+    norm_and_residual,
 )
 from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
 
@@ -38,23 +38,23 @@ def embeddings_forward(
 def layer_forward(layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None) -> Tensor:
     """One layer on packed tokens (T, H); gives the states of `rows` alone where they are given."""
     if layer.norm_first:
-        y, x = norm_beside(x, layer.attention_norm)
-        qkv, _ = branch(y, *layer.qkv)
+        y, x = norm_and_residual(x, layer.attention_norm)
+        qkv, _ = linear_and_residual(y, *layer.qkv)
         mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
         x = _add(x, mixed, layer.output, layer.dropout)
-        y, x = norm_beside(x, layer.feed_forward_norm)
+        y, x = norm_and_residual(x, layer.feed_forward_norm)
         inner = _activate(linear(y, layer.inner.weight), layer.inner.bias, layer.activation)
         return _add(x, inner, layer.outer, layer.dropout)
-    qkv, x = branch(x, *layer.qkv)
+    qkv, x = linear_and_residual(x, *layer.qkv)
     mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
     x = add_norm(x, linear(mixed, layer.output.weight), layer.output.bias, layer.attention_norm, layer.dropout)
-    y, x = branch(x, layer.inner.weight)
+    y, x = linear_and_residual(x, layer.inner.weight)
     outer = linear(_activate(y, layer.inner.bias, layer.activation), layer.outer.weight)
     return add_norm(x, outer, layer.outer.bias, layer.feed_forward_norm, layer.dropout)
 
 
 def _mixed(layer: LayerWeights, qkv: Tensor, layout: Packed) -> Tensor:
-    return attend(qkv, layer.qkv.bias, layout, layer.num_heads, layer.direction, layer.attention_dropout)
+    return attend(qkv, layer.qkv.bias, layout, layer.num_heads, layer.reach, layer.attention_dropout)
 
 
 def _select(mixed: Tensor, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def _add(x: Tensor, inner: Tensor, output: LinearWeights, dropout: float) -> Ten
 
 def norm_forward(x: Tensor, norm: NormWeights) -> Tensor:
     """The norm of the last layer's states."""
-    return norm_beside(x, norm)[0]
+    return norm_and_residual(x, norm)[0]
 
 
 def masked_word_losses(
@@ -88,4 +88,4 @@ def masked_word_losses(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The summed loss of the masked words' states (M, H) against all words (V, H), and how many were right."""
     x = _activate(linear(hidden.to(DTYPE), transform.weight), transform.bias, activation)
-    return masked_words(norm_beside(x, norm)[0], words, bias, targets)
+    return masked_words(norm_and_residual(x, norm)[0], words, bias, targets)

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bertsmith.model.fused.attention import LOG2E, sees
+from bertsmith.model.config import Reach
+from bertsmith.model.fused.attention import LOG2E, limits, sees
 from bertsmith.model.fused.rows import column_numbers, keeps, kept_share, line_of, threshold_of
 
 # Own block, other's, warps, stages: without dropout, with it.
@@ -29,20 +30,21 @@ def opened(starts_ptr, OWN: tl.constexpr):
 
 
 @triton.jit
-def met(first, length, OWN: tl.constexpr, OTHER: tl.constexpr, SIGN: tl.constexpr):
-    """From where to where a block of queries meets keys; a block of keys meets queries with SIGN turned round."""
+def span(first, length, OWN: tl.constexpr, OTHER: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr):
+    """From where to where a block of queries has keys within its reach; for a block of keys, swap the two limits."""
     low, high = 0, length
-    if SIGN > 0:
-        high = tl.minimum(length, first + OWN)
-    if SIGN < 0:
-        low = first // OTHER * OTHER
+    if BEFORE >= 0:
+        low = tl.maximum(first - BEFORE, 0) // OTHER * OTHER
+    if AFTER >= 0:
+        high = tl.minimum(length, first + OWN + AFTER)
     return low, high
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_forward(
     qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, sums_ptr, scale, threshold, factor, heads, tokens,
-    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     head, start, length, first = opened(starts_ptr, OWN)
     if first < length:
@@ -55,15 +57,15 @@ def _long_attention_forward(
         mixed = tl.zeros((OWN, SIZE), tl.float32)
         if DROP:
             slope, start_of = line_of((start + query) * heads + head, tl.load(seed_ptr))
-        low, high = met(first, length, OWN, OTHER, SIGN)
+        low, high = span(first, length, OWN, OTHER, BEFORE, AFTER)
         for begin in range(low, high, OTHER):
             key = begin + tl.arange(0, OTHER)
             place = key[:, None] * (3 * width) + feature[None, :]
             k = tl.load(base + width + place, key[:, None] < length, 0.0)
             v = tl.load(base + 2 * width + place, key[:, None] < length, 0.0)
             scores = tl.dot(q, tl.trans(k)) * scale + tl.where(key < length, 0.0, -1e30)[None, :]
-            if SIGN:  # what a block without a visible key adds is multiplied by zero when one comes
-                scores += tl.where(sees(query[:, None], key[None, :], SIGN), 0.0, -1e30)
+            if BEFORE >= 0 or AFTER >= 0:  # a row's sums over blocks that it sees no key of are later multiplied by 0
+                scores += tl.where(sees(query[:, None], key[None, :], BEFORE, AFTER), 0.0, -1e30)
             new = tl.maximum(top, tl.max(scores, 1))
             weights = tl.exp2(scores - new[:, None])
             shrink = tl.exp2(top - new)
@@ -87,20 +89,21 @@ def _long_attention_forward(
 def _long_attention_queries(
     grad_ptr, out_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
     scale, scale_back, threshold, factor, heads, tokens,
-    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     head, start, length, first = opened(starts_ptr, OWN)
     feature, width = tl.arange(0, SIZE), heads * SIZE
     dq = tl.zeros((OWN, SIZE), tl.float32)
     if first < length:
         query = first + tl.arange(0, OWN)
-        asked = query[:, None] < length
+        valid = query[:, None] < length
         base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
-        q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], asked, 0.0)
+        q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], valid, 0.0)
         token = (start + query).to(tl.int64)
         place = token[:, None] * width + head * SIZE + feature[None, :]
-        grad = tl.load(grad_ptr + place, asked, 0.0)
-        out = tl.load(out_ptr + place, asked, 0.0)
+        grad = tl.load(grad_ptr + place, valid, 0.0)
+        out = tl.load(out_ptr + place, valid, 0.0)
         delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
         tl.store(delta_ptr + head * tokens + token, delta, query < length)
         level = tl.load(sums_ptr + head * tokens + token, query < length, 0.0)
@@ -109,7 +112,7 @@ def _long_attention_queries(
             line = lines_ptr + head * tokens + token
             tl.store(line, slope.to(tl.int32, bitcast=True), query < length)
             tl.store(line + heads * tokens, start_of.to(tl.int32, bitcast=True), query < length)
-        low, high = met(first, length, OWN, OTHER, SIGN)
+        low, high = span(first, length, OWN, OTHER, BEFORE, AFTER)
         for begin in range(low, high, OTHER):
             key = begin + tl.arange(0, OTHER)
             at = key[:, None] * (3 * width) + feature[None, :]
@@ -117,8 +120,8 @@ def _long_attention_queries(
             v = tl.load(base + 2 * width + at, key[:, None] < length, 0.0)
             # Past the last key the keys are zero, and so is what they add; no weight is above 1.
             weights = tl.exp2(tl.minimum(tl.dot(q, tl.trans(k)) * scale - level[:, None], 0.0))
-            if SIGN:
-                weights = tl.where(sees(query[:, None], key[None, :], SIGN), weights, 0.0)
+            if BEFORE >= 0 or AFTER >= 0:
+                weights = tl.where(sees(query[:, None], key[None, :], BEFORE, AFTER), weights, 0.0)
             back = tl.dot(grad, tl.trans(v))
             if DROP:
                 number = tl.load(numbers_ptr + key)[None, :]
@@ -126,7 +129,7 @@ def _long_attention_queries(
             dscores = (weights * (back - delta[:, None])).to(k.dtype)
             dq += tl.dot(dscores, k)
         dq *= scale_back
-        tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), asked)
+        tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), valid)
     row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dq, 0))
 
@@ -135,7 +138,8 @@ def _long_attention_queries(
 def _long_attention_keys(
     grad_ptr, qkv_ptr, starts_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
     scale, scale_back, threshold, factor, heads, tokens,
-    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, SIGN: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     head, start, length, first = opened(starts_ptr, OWN)
     feature, width = tl.arange(0, SIZE), heads * SIZE
@@ -143,25 +147,25 @@ def _long_attention_keys(
     dv = tl.zeros((OWN, SIZE), tl.float32)
     if first < length:
         key = first + tl.arange(0, OWN)
-        there = key[:, None] < length
+        valid_key = key[:, None] < length
         base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
         place = key[:, None] * (3 * width) + feature[None, :]
-        k = tl.load(base + width + place, there, 0.0)
-        v = tl.load(base + 2 * width + place, there, 0.0)
+        k = tl.load(base + width + place, valid_key, 0.0)
+        v = tl.load(base + 2 * width + place, valid_key, 0.0)
         if DROP:
             number = tl.load(numbers_ptr + key)
-        low, high = met(first, length, OWN, OTHER, -SIGN)
+        low, high = span(first, length, OWN, OTHER, AFTER, BEFORE)
         for begin in range(low, high, OTHER):
             query = begin + tl.arange(0, OTHER)
-            asked = query[:, None] < length
+            valid_query = query[:, None] < length
             token = (start + query).to(tl.int64)
-            q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], asked, 0.0)
-            grad = tl.load(grad_ptr + token[:, None] * width + head * SIZE + feature[None, :], asked, 0.0)
+            q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], valid_query, 0.0)
+            grad = tl.load(grad_ptr + token[:, None] * width + head * SIZE + feature[None, :], valid_query, 0.0)
             level = tl.load(sums_ptr + head * tokens + token, query < length, 1e30)
             delta = tl.load(delta_ptr + head * tokens + token, query < length, 0.0)
             weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])  # keys in rows
-            if SIGN:
-                weights = tl.where(sees(query[None, :], key[:, None], SIGN), weights, 0.0)
+            if BEFORE >= 0 or AFTER >= 0:
+                weights = tl.where(sees(query[None, :], key[:, None], BEFORE, AFTER), weights, 0.0)
             back = tl.dot(v, tl.trans(grad))
             if DROP:
                 line = lines_ptr + head * tokens + token
@@ -176,15 +180,15 @@ def _long_attention_keys(
             dk += tl.dot(dscores, q)
         dk *= scale_back
         at = dqkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE + place
-        tl.store(at + width, dk.to(k.dtype), there)
-        tl.store(at + 2 * width, dv.to(k.dtype), there)
-        dv = tl.where(there, dv, 0.0)
+        tl.store(at + width, dk.to(k.dtype), valid_key)
+        tl.store(at + 2 * width, dv.to(k.dtype), valid_key)
+        dv = tl.where(valid_key, dv, 0.0)
     row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dv, 0))
 
 
 def long_attention_forward(
-    qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, sign: int, dropout: float
+    qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, reach: Reach, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """The mixed values (T, H) of queries, keys and values (T, 3 H), and each query's logarithm of the sum."""
     size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
@@ -194,14 +198,14 @@ def long_attention_forward(
     _long_attention_forward[(triton.cdiv(longest, own), heads, len(starts) - 1)](
         qkv, starts, seed, column_numbers(longest + OVERHANG, seed), out, sums,
         size**-0.5 * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens,
-        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=warps, num_stages=stages,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, **limits(reach), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, sums
 
 
 def long_attention_backward(
     grad: Tensor, out: Tensor, sums: Tensor, qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int,
-    sign: int, dropout: float,
+    reach: Reach, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
 
@@ -218,13 +222,13 @@ def long_attention_backward(
     queries = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_queries[(blocks, heads, len(starts) - 1)](
         grad, out, qkv, starts, seed, numbers, lines, sums, delta, dqkv, queries, *values,
-        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=warps, num_stages=stages,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, **limits(reach), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     own, other, warps, stages = KEY_SIDE[seed is not None]
     blocks = triton.cdiv(longest, own)
     values_of = torch.empty((len(starts) - 1) * blocks, width, dtype=torch.float32, device=device)
     _long_attention_keys[(blocks, heads, len(starts) - 1)](
         grad, qkv, starts, numbers, lines, sums, delta, dqkv, values_of, *values,
-        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, SIGN=sign, num_warps=warps, num_stages=stages,
+        OWN=own, OTHER=other, SIZE=size, DROP=seed is not None, **limits(reach), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dqkv, torch.cat([queries.sum(0), torch.zeros(width, device=device), values_of.sum(0)])

@@ -27,20 +27,20 @@ def _lookup_forward(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    there = column < columns
-    z = tl.load(words_ptr + tl.load(tokens_ptr + row) * columns + column, there, 0.0)
-    z += tl.load(parts_ptr + tl.load(segments_ptr + row) * columns + column, there, 0.0)
-    z += tl.load(places_ptr + tl.load(positions_ptr + row) * columns + column, there, 0.0)
-    normal, mean, rstd = normalised(z, there, eps, columns)
-    out = normal * tl.load(scale_ptr + column, there, 0.0)
+    valid = column < columns
+    z = tl.load(words_ptr + tl.load(tokens_ptr + row) * columns + column, valid, 0.0)
+    z += tl.load(parts_ptr + tl.load(segments_ptr + row) * columns + column, valid, 0.0)
+    z += tl.load(places_ptr + tl.load(positions_ptr + row) * columns + column, valid, 0.0)
+    normal, mean, rstd = normalised(z, valid, eps, columns)
+    out = normal * tl.load(scale_ptr + column, valid, 0.0)
     if SHIFT:
-        out += tl.load(shift_ptr + column, there, 0.0)
+        out += tl.load(shift_ptr + column, valid, 0.0)
     place = row * columns + column
     if DROP:
         seed = tl.load(seed_ptr)
         slope, level = line_of(row, seed)
         out *= kept_share(slope, level, tl.load(numbers_ptr + column), threshold, factor)
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), there)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), valid)
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
 
@@ -55,8 +55,8 @@ def _lookup_backward(
     program, programs = tl.program_id(0), tl.num_programs(0)
     wide = tl.cast(columns, tl.int64)
     column = tl.arange(0, BLOCK)
-    there = column < columns
-    scale = tl.load(scale_ptr + column, there, 0.0)
+    valid = column < columns
+    scale = tl.load(scale_ptr + column, valid, 0.0)
     dscale = tl.zeros((BLOCK,), tl.float32)
     dshift = tl.zeros((BLOCK,), tl.float32)
     first = tl.zeros((BLOCK,), tl.float32)  # of segment 0, which most tokens may be in
@@ -65,29 +65,29 @@ def _lookup_backward(
         number = tl.load(numbers_ptr + column)
     for row in range(program, rows, programs):
         place = row * wide + column
-        grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + place, valid, 0.0).to(tl.float32)
         if DROP:
             slope, start = line_of(tl.cast(row, tl.int32), seed)
             grad *= kept_share(slope, start, number, threshold, factor)
         token = tl.load(tokens_ptr + row) * columns
         segment = tl.load(segments_ptr + row)
         position = tl.load(positions_ptr + row) * columns
-        z = tl.load(words_ptr + token + column, there, 0.0)
-        z += tl.load(parts_ptr + segment * columns + column, there, 0.0)
-        z += tl.load(places_ptr + position + column, there, 0.0)
-        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), there, columns)
+        z = tl.load(words_ptr + token + column, valid, 0.0)
+        z += tl.load(parts_ptr + segment * columns + column, valid, 0.0)
+        z += tl.load(places_ptr + position + column, valid, 0.0)
+        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
         dscale += grad * normal
         dshift += grad
-        tl.atomic_add(dwords_ptr + token + column, dz, there, sem="relaxed")
-        tl.atomic_add(dplaces_ptr + position + column, dz, there, sem="relaxed")
+        tl.atomic_add(dwords_ptr + token + column, dz, valid, sem="relaxed")
+        tl.atomic_add(dplaces_ptr + position + column, dz, valid, sem="relaxed")
         if segment == 0:
             first += dz
         else:
-            tl.atomic_add(dparts_ptr + segment * columns + column, dz, there, sem="relaxed")
+            tl.atomic_add(dparts_ptr + segment * columns + column, dz, valid, sem="relaxed")
     part = program.to(tl.int64) * columns + column
-    tl.store(dscale_ptr + part, dscale, there)
-    tl.store(dshift_ptr + part, dshift, there)
-    tl.atomic_add(dparts_ptr + column, first, there, sem="relaxed")
+    tl.store(dscale_ptr + part, dscale, valid)
+    tl.store(dshift_ptr + part, dshift, valid)
+    tl.atomic_add(dparts_ptr + column, first, valid, sem="relaxed")
 
 
 def lookup_forward(

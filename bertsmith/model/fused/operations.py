@@ -14,11 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
-from bertsmith.model.config import Direction
+from bertsmith.model.config import Reach
 from bertsmith.model.fused import attention, long_attention, lookup, rows
 from bertsmith.model.fused.weights import NormWeights
-
-SIGNS: dict[Direction, int] = {"both": 0, "left-to-right": 1, "right-to-left": -1}
 
 
 def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
@@ -63,7 +61,7 @@ def add_norm(x: Tensor, y: Tensor, bias: Tensor | None, norm: NormWeights, dropo
     return out  # type: ignore[no-any-return]
 
 
-def norm_beside(x: Tensor, norm: NormWeights) -> tuple[Tensor, Tensor]:
+def norm_and_residual(x: Tensor, norm: NormWeights) -> tuple[Tensor, Tensor]:
     """The norm of x, and x itself, whose gradients meet in one kernel."""
     return _AddNorm.apply(x, None, None, norm.weight, norm.bias, None, 0.0, norm.eps)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -105,7 +103,7 @@ class _Gelu(torch.autograd.Function):
         return rows.gelu_backward(grad.contiguous(), x, bias)
 
 
-def branch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def linear_and_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A matrix product of x, and x itself, whose gradients meet in the product of the way back.
 
     The bias gets no gradient here: the operation that reads the result gives it.
@@ -136,24 +134,22 @@ class _Product(torch.autograd.Function):
         grad = grad.contiguous()
         # `beside` is nobody else's any more: what led to `grad` has read it.
         dx = grad @ weight if beside is None else beside.addmm_(grad, weight)
-        return dx, whole_product(grad.t(), x), None, None
+        return dx, matmul_float32(grad.t(), x), None, None
 
 
-def whole_product(a: Tensor, b: Tensor) -> Tensor:
+def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
     """A matrix product whose sums are not rounded to the precision of a and b."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()  # type: ignore[call-overload, no-any-return]
 
 
-def attend(
-    qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, direction: Direction, dropout: float
-) -> Tensor:
+def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, reach: Reach, dropout: float) -> Tensor:
     """Attention of queries, keys and values (T, 3 H) that stand side by side; gives (T, H).
 
     `bias` is in them already, and gets its gradient here.
     """
     seed = draw_seed(qkv.device, dropout)
     kernel = _Tile if layout.max_length <= attention.LONGEST else _Long
-    given = layout.max_length, heads, SIGNS[direction], dropout
+    given = layout.max_length, heads, reach, dropout
     return kernel.apply(qkv, bias, layout.starts, seed, given)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -217,5 +213,5 @@ class _MaskedWords(torch.autograd.Function):
     def backward(ctx: Any, grad, _):  # type: ignore[override]
         hidden, weight, scores = ctx.saved_tensors
         dhidden = (scores @ weight) * grad.to(hidden.dtype)
-        dweight, dbias = whole_product(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
+        dweight, dbias = matmul_float32(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
         return dhidden, dweight[: ctx.words].mul_(grad), dbias[: ctx.words] * grad, None

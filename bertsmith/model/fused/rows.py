@@ -82,18 +82,18 @@ def gelu_parts(x):
 
 
 @triton.jit
-def normalised(z, there, eps, columns):
+def normalised(z, valid, eps, columns):
     """A row brought to mean 0 and deviation 1, its mean and its inverse deviation."""
     mean = tl.sum(z, 0) / columns
-    centred = tl.where(there, z - mean, 0.0)
+    centred = tl.where(valid, z - mean, 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / columns + eps)
     return centred * rstd, mean, rstd
 
 
 @triton.jit
-def norm_back(grad, scale, z, mean, rstd, there, columns):
+def norm_back(grad, scale, z, mean, rstd, valid, columns):
     """The gradient of a norm's input z, and z normalised."""
-    normal = tl.where(there, (z - mean) * rstd, 0.0)
+    normal = tl.where(valid, (z - mean) * rstd, 0.0)
     scaled = grad * scale
     along = tl.sum(scaled * normal, 0) / columns
     level = tl.sum(scaled, 0) / columns
@@ -108,24 +108,24 @@ def _add_norm_forward(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    there = column < columns
+    valid = column < columns
     place = row * columns + column
-    z = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    z = tl.load(x_ptr + place, valid, 0.0).to(tl.float32)
     if ADD:
-        y = tl.load(y_ptr + place, there, 0.0).to(tl.float32)
+        y = tl.load(y_ptr + place, valid, 0.0).to(tl.float32)
         if BIAS:
-            y += tl.load(bias_ptr + column, there, 0.0).to(tl.float32)
+            y += tl.load(bias_ptr + column, valid, 0.0).to(tl.float32)
         if DROP:
             seed = tl.load(seed_ptr)
             slope, level = line_of(row, seed)
             number = tl.load(numbers_ptr + column)
             y *= kept_share(slope, level, number, threshold, factor)
         z += y
-    normal, mean, rstd = normalised(z, there, eps, columns)
-    out = normal * tl.load(scale_ptr + column, there, 0.0).to(tl.float32)
+    normal, mean, rstd = normalised(z, valid, eps, columns)
+    out = normal * tl.load(scale_ptr + column, valid, 0.0).to(tl.float32)
     if SHIFT:
-        out += tl.load(shift_ptr + column, there, 0.0).to(tl.float32)
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), there)
+        out += tl.load(shift_ptr + column, valid, 0.0).to(tl.float32)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), valid)
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
 
@@ -140,47 +140,47 @@ def _add_norm_backward(
     program, programs = tl.program_id(0), tl.num_programs(0)
     wide = tl.cast(columns, tl.int64)
     column = tl.arange(0, BLOCK)
-    there = column < columns
-    scale = tl.load(scale_ptr + column, there, 0.0).to(tl.float32)
+    valid = column < columns
+    scale = tl.load(scale_ptr + column, valid, 0.0).to(tl.float32)
     dscale = tl.zeros((BLOCK,), tl.float32)
     dshift = tl.zeros((BLOCK,), tl.float32)
     dbias = tl.zeros((BLOCK,), tl.float32)
     if BIAS:
-        bias = tl.load(bias_ptr + column, there, 0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + column, valid, 0.0).to(tl.float32)
     if DROP:
         seed = tl.load(seed_ptr)
         number = tl.load(numbers_ptr + column)
     for row in range(program, rows, programs):
         place = row * wide + column
-        grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
-        z = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + place, valid, 0.0).to(tl.float32)
+        z = tl.load(x_ptr + place, valid, 0.0).to(tl.float32)
         if DROP:
             slope, start = line_of(tl.cast(row, tl.int32), seed)
             kept = kept_share(slope, start, number, threshold, factor)
         if ADD:
-            y = tl.load(y_ptr + place, there, 0.0).to(tl.float32)
+            y = tl.load(y_ptr + place, valid, 0.0).to(tl.float32)
             if BIAS:
                 y += bias
             if DROP:
                 y *= kept
             z += y
-        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), there, columns)
+        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
         dscale += grad * normal
         dshift += grad
         if MORE:
-            dz += tl.load(more_ptr + place, there, 0.0).to(tl.float32)
-        tl.store(dx_ptr + place, dz.to(dx_ptr.dtype.element_ty), there)
+            dz += tl.load(more_ptr + place, valid, 0.0).to(tl.float32)
+        tl.store(dx_ptr + place, dz.to(dx_ptr.dtype.element_ty), valid)
         if ADD:
             if DROP:
                 dz *= kept
-                tl.store(dy_ptr + place, dz.to(dy_ptr.dtype.element_ty), there)
+                tl.store(dy_ptr + place, dz.to(dy_ptr.dtype.element_ty), valid)
             if BIAS:
-                dbias += tl.where(there, dz, 0.0)
+                dbias += tl.where(valid, dz, 0.0)
     part = program.to(tl.int64) * columns + column
-    tl.store(dscale_ptr + part, dscale, there)
-    tl.store(dshift_ptr + part, dshift, there)
+    tl.store(dscale_ptr + part, dscale, valid)
+    tl.store(dshift_ptr + part, dshift, valid)
     if BIAS:
-        tl.store(dbias_ptr + part, dbias, there)
+        tl.store(dbias_ptr + part, dbias, valid)
 
 
 def add_norm_forward(
@@ -227,13 +227,13 @@ def add_norm_backward(
 def _gelu_forward(x_ptr, bias_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip  # noqa: E501
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = (row[:, None] < rows) & (column[None, :] < columns)
+    valid = (row[:, None] < rows) & (column[None, :] < columns)
     place = row[:, None].to(tl.int64) * columns + column[None, :]
-    x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
+    x = tl.load(x_ptr + place, valid, 0.0).to(tl.float32)
     if BIAS:
         x += tl.load(bias_ptr + column, column < columns, 0.0).to(tl.float32)[None, :]
     cdf, _ = gelu_parts(x)
-    tl.store(out_ptr + place, (x * cdf).to(out_ptr.dtype.element_ty), there)
+    tl.store(out_ptr + place, (x * cdf).to(out_ptr.dtype.element_ty), valid)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -248,15 +248,15 @@ def _gelu_backward(
         bias = tl.load(bias_ptr + column, column < columns, 0.0).to(tl.float32)[None, :]
     for begin in range(program * ROWS, rows, programs * ROWS):
         row = begin + tl.arange(0, ROWS)
-        there = (row[:, None] < rows) & (column[None, :] < columns)
+        valid = (row[:, None] < rows) & (column[None, :] < columns)
         place = row[:, None].to(tl.int64) * columns + column[None, :]
-        x = tl.load(x_ptr + place, there, 0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + place, there, 0.0).to(tl.float32)
+        x = tl.load(x_ptr + place, valid, 0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + place, valid, 0.0).to(tl.float32)
         if BIAS:
             x += bias
         cdf, density = gelu_parts(x)
         dx = grad * (cdf + x * density)
-        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), there)
+        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), valid)
         if BIAS:
             total += tl.sum(dx, 0)
     if BIAS:
@@ -307,8 +307,8 @@ def _cross_entropy(
     best, at_target = 2147483647, 0.0
     for begin in range(0, words, BLOCK):
         column = begin + tl.arange(0, BLOCK)
-        there = column < words
-        x = tl.load(scores_ptr + column, there, -float("inf")).to(tl.float32)
+        valid = column < words
+        x = tl.load(scores_ptr + column, valid, -float("inf")).to(tl.float32)
         highest = tl.max(x, 0)
         first = tl.min(tl.where(x == highest, column, 2147483647), 0)
         best = tl.where(highest > top, first, best)
@@ -323,8 +323,8 @@ def _cross_entropy(
         inverse = tl.where(counts, 1.0 / total, 0.0)
         for begin in range(0, stride, BLOCK):
             column = begin + tl.arange(0, BLOCK)
-            there = column < words
-            x = tl.load(scores_ptr + column, there, -float("inf")).to(tl.float32)
+            valid = column < words
+            x = tl.load(scores_ptr + column, valid, -float("inf")).to(tl.float32)
             share = tl.exp(x - top) * inverse
             share = tl.where(column == target, share - 1.0, share)
             tl.store(scores_ptr + column, share.to(scores_ptr.dtype.element_ty), column < stride)

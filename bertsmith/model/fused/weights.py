@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bertsmith.model.config import Activation, Direction
+from bertsmith.model.config import Activation, Reach
 
 
 class LinearWeights(NamedTuple):
@@ -34,7 +34,7 @@ class LayerWeights(NamedTuple):
     inner: LinearWeights
     outer: LinearWeights
     num_heads: int
-    direction: Direction
+    reach: Reach
     activation: Activation
     norm_first: bool
     dropout: float
