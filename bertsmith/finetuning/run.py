@@ -160,7 +160,7 @@ def _encode(data: RunData, loaded: Loaded, limits: Limits) -> Encoded:
 def _unknowns(encoded: Encoded, loaded: Loaded) -> float:
     """The percentage of unknown tokens in the training rows; a warning is printed where there are many."""
     unknowns = Unknowns(loaded.tokenizer)
-    unknowns.add_framed(encoded.examples.tokens)
+    unknowns.add(encoded.examples.tokens)
     if warning := unknowns.warning("the training rows"):
         say(f"warning: {warning}")
     return round(100 * unknowns.share, 2)

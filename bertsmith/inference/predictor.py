@@ -223,7 +223,7 @@ class Predictor:
                 continue
             encoded = (self.encode or kind.encode)(window, self.tokenizer, limits, head, labelled=False)
             self.shortened += encoded.shortened
-            self.unknowns.add_framed(encoded.examples.tokens)
+            self.unknowns.add(encoded.examples.tokens)
             yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The characters that get pieces of their own in a vocabulary: a word with any other character is `[UNK]`."""
+"""The characters that become entries of a vocabulary; a word with any other character is `[UNK]`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from itertools import chain
 
 from tokenizers import Tokenizer as Backend
 
+from bertsmith.text.frame import WORDPIECE
+
 ASCII = "".join(map(chr, range(33, 127)))
 JAMO = "".join(map(chr, range(0x3131, 0x3164)))
-RARE = 1 / 10_000  # the share of the text that the characters outside the alphabet may make up
-COMMON = 1 / 100_000  # from this share of the text on, a character comes before the rare letters of the main scripts
-MAIN_SCRIPT = 1 / 100  # from this share of the text on, a script is one of its main ones
-SMALL = 1000  # entries: a smaller vocabulary has no room for characters that do not occur
+RARE = 1 / 10_000  # the largest share of the text that characters outside the alphabet may have
+COMMON = 1 / 100_000  # a character of at least this share is chosen before rare letters of the main scripts
+MAIN_SCRIPT = 1 / 100  # a script of at least this share of the text is one of its main scripts
+SMALL = 1000  # entries; a smaller vocabulary has no room for characters that do not occur
 
 
 def alphabet(texts: Iterable[str], backend: Backend, vocab_size: int, room: int) -> list[str]:
-    """The characters that get pieces of their own, in the order of their code points; the pieces fill at most `room`.
+    """Choose the characters of a vocabulary, sorted by code point; their entries take at most `room` ids.
 
-    In the order of their right to a place: printable ASCII, whether it occurs or not, and with Korean the compatibility
-    jamo; the common characters; the letters that occur of the scripts that are at least 1 % of the text, and
-    all 2,350 syllables of KS X 1001, since a rare syllable makes a whole Korean word unknown (an ideograph stands alone
-    and costs only itself); the most frequent others, until those left make up less than 1/10,000 of the text.
+    Characters are chosen in this order: printable ASCII, whether it occurs or not, and for Korean text the
+    compatibility jamo; characters that are at least 1/100,000 of the text; the letters that occur of every script that
+    is at least 1 % of the text, and all 2,350 syllables of KS X 1001, since a rare syllable makes a whole Korean word
+    unknown (an unknown ideograph is a word by itself); the most frequent of the others, until the rest is less than
+    1/10,000 of the text.
     """
     counts = _characters(texts, backend)
     ordered = sorted(counts, key=lambda c: (-counts[c], c))
@@ -38,7 +41,7 @@ def alphabet(texts: Iterable[str], backend: Backend, vocab_size: int, room: int)
     kept: list[str] = []
     for character in dict.fromkeys(chain(basic, common, letters, syllables, _until_rare(ordered, counts))):
         if character not in counts and backend.normalizer.normalize_str(character) != character:
-            continue  # a capital, or a syllable where Hangul is taken apart
+            continue  # a capital, or a syllable if Hangul is decomposed
         room -= 1 + _joins(character, backend)
         if room < 0:
             break
@@ -47,12 +50,12 @@ def alphabet(texts: Iterable[str], backend: Backend, vocab_size: int, room: int)
 
 
 def inner_pieces(characters: Iterable[str], backend: Backend) -> list[str]:
-    """The pieces of characters that can stand inside a word."""
-    return [f"##{c}" for c in characters if _joins(c, backend)]
+    """The continuation entries (`##c`) of the characters that can occur inside a word."""
+    return [f"{WORDPIECE.word_marker.text}{c}" for c in characters if _joins(c, backend)]
 
 
 def _until_rare(ordered: list[str], counts: Counter[str]) -> Iterator[str]:
-    """The most frequent characters, until the others are rare."""
+    """Yield the most frequent characters until the remaining ones are rare."""
     rest = total = counts.total()
     for character in ordered:
         if rest <= RARE * total:
@@ -74,7 +77,7 @@ def _syllables() -> list[str]:
 
 
 def _characters(texts: Iterable[str], backend: Backend) -> Counter[str]:
-    """How often each character occurs after normalisation, spaces aside."""
+    """Count each character after normalisation, without spaces."""
     raw: Counter[str] = Counter()
     for text in texts:
         raw.update(text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text))
@@ -92,6 +95,6 @@ def _script(character: str) -> str:
 
 
 def _joins(character: str, backend: Backend) -> bool:
-    """Whether a character can stand inside a word (punctuation and CJK ideographs stand alone)."""
+    """Whether a character can be part of a longer word; punctuation and CJK ideographs are words by themselves."""
     text = backend.normalizer.normalize_str("a" + character)
     return len(backend.pre_tokenizer.pre_tokenize_str(text)) == 1

@@ -1,8 +1,8 @@
-"""Text that every library and every file takes: without NUL characters and without half surrogate pairs.
+"""Text that every library and file format accepts: without NUL characters and without lone surrogates.
 
-Both get in through JSON escapes, through arguments of the command line that are not UTF-8, and through UTF-16 that is
-read as something else. A replaced character keeps its place, so character offsets stay those of the input; tokenizers
-drop U+FFFD just as they drop NUL, so the tokens stay the same, too.
+Both come from JSON escapes, from command-line arguments that are not UTF-8, and from UTF-16 that is read as another
+encoding. Each is replaced by one character, so character offsets stay those of the input; tokenizers drop U+FFFD just
+as they drop NUL, so the tokens stay the same, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNSAFE = re.compile("[\0\ud800-\udfff]")
 
 
 def safe_text(text: str) -> str:
-    """The text with U+FFFD in the place of every NUL and every lone surrogate."""
+    """Replace every NUL and every lone surrogate by U+FFFD."""
     if text.isascii() and "\0" not in text:
         return text
     return _UNSAFE.sub(REPLACEMENT, text)
@@ -26,13 +26,13 @@ def safe_text(text: str) -> str:
 
 @dataclass
 class SafeTexts:
-    """Makes texts safe, counts the characters that were replaced, and remembers where the first one stood."""
+    """Makes texts safe, counts the replaced characters, and remembers the place of the first one."""
 
     replaced: int = 0
     first: str = ""
 
     def text(self, text: str, place: str = "") -> str:
-        """One safe text; `place` is where it stands, for the note."""
+        """Make one text safe; `place` names its source for the note."""
         safe = safe_text(text)
         if safe != text:
             self.first = self.first or place
@@ -40,7 +40,7 @@ class SafeTexts:
         return safe
 
     def value(self, value: Any, place: str = "") -> Any:
-        """A value as JSON has them, with all its texts made safe."""
+        """Make all strings of a JSON value safe."""
         if isinstance(value, str):
             return self.text(value, place)
         if isinstance(value, dict):
@@ -50,15 +50,15 @@ class SafeTexts:
         return value
 
     def say(self) -> None:
-        """A note where anything was replaced."""
+        """Print a note if any character was replaced."""
         if self.replaced:
             count = f"{self.replaced:,} character{'s'[: self.replaced != 1]}"
             where = f", the first in {self.first}" if self.first else ""
-            say(f"note: replaced {count} that no text may hold (NUL, half a surrogate pair) by U+FFFD{where}")
+            say(f"note: replaced {count} that are not valid in text (NUL, lone surrogates) by U+FFFD{where}")
 
 
 def safe_argument(text: str | None) -> str | None:
-    """A text of the command line made safe, with a note where that changed it."""
+    """Make a command-line argument safe, and print a note if that changed it."""
     if text is None:
         return None
     safe = SafeTexts()

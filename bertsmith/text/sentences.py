@@ -1,7 +1,7 @@
-"""Sentences of a paragraph, and paragraphs of hard-wrapped lines, for English and Korean; no harm to other languages.
+"""Split paragraphs into sentences and join hard-wrapped lines; made for English and Korean, safe for other languages.
 
-One regular expression finds the places where a sentence may end; cheap rules, the commonest case first, say whether it
-does. Sentences within a quotation are told apart, unless the quotation is a part of the sentence around it.
+One regular expression finds the places where a sentence may end; cheap rules, the commonest case first, decide whether
+it does. Sentences within a quotation are split, unless the quotation is a part of the sentence around it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Set
 from itertools import pairwise
 from typing import NamedTuple
 
-# After these the sentence goes on, whatever follows.
+# Abbreviations after which the sentence continues, whatever follows.
 _NEVER = """mr mrs ms dr drs prof profs rev capt lt sgt cmdr cdre messrs mme mlle supt ste vs cf eg ie e.g i.e p.s n.b
     viz ca c v rel approx feat incl resp Gen Gens Col Maj Gov Sen Sens Rep Reps Pres Hon Fr Cpl Pvt Adm Insp Det Atty"""
-# After these it goes on with a number.
+# Abbreviations after which the sentence continues if a number follows.
 _NUMBER = """no nos nr vol vols p pp pgs pl fol fig figs eq eqs sec sect ch chap art arts tab tel ver op lib max min est
     b d r fl jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun"""
-# After these, and after initials, it goes on unless a word follows that begins sentences and is hardly ever a name.
+# Abbreviations (and initials) after which the sentence continues unless one of `_STARTERS` follows.
 _MAYBE = """al jr sr inc ltd co corp bros dept univ assn ave blvd rd mt ft st esq ed eds ibid cit ph.d Mo Cal Calif Fla
     Ill Ind Mass Mich Minn Ont Pa Penn Tenn Tex Va Wash Wis"""
 _STARTERS = """a about according after again all although am among an and another any are as at because before both
@@ -27,9 +27,10 @@ _STARTERS = """a about according after again all although am among an and anothe
     since so some sometimes soon still such that that's the their then there there's therefore these they this those
     though through throughout thus to today together two unfortunately unlike until upon was we were what when where
     whether which while who whose why with within without would yes yet you your"""
-_SAID = """said asked cried replied answered exclaimed shouted whispered inquired enquired demanded murmured muttered
-    repeated screamed called yelled added continued thought wondered snapped sighed laughed gasped says asks""".split()
-_KOREAN_SAID = (
+_SPEECH_VERBS = """said asked cried replied answered exclaimed shouted whispered inquired enquired demanded murmured
+    muttered repeated screamed called yelled added continued thought wondered snapped sighed laughed gasped says
+    asks""".split()
+_KOREAN_SPEECH_VERBS = (
     "말했|말하|물었|묻|외쳤|외치|대답|답했|소리쳤|소리치|되물|중얼|속삭|덧붙|말씀|생각했|적었|썼다|전했|밝혔|설명했"
 )
 _KOREAN_STARTERS = ("그러나", "그런데", "그리고", "그래서", "그래도", "그렇지만", "하지만", "따라서", "또한", "결국")
@@ -47,20 +48,20 @@ _ABBREVIATIONS |= dict.fromkeys(_cased(_NEVER), "never")
 _STARTER = frozenset(_cased(_STARTERS)) | {"A", "I"}
 
 _MARKS = ".!?…。！？｡।؟۔"
-_MOOD = "~^ㅋㅎㅠㅜ"  # after a Korean ending these stand for a full stop
+_MOOD = "~^ㅋㅎㅠㅜ"  # used instead of a full stop after a Korean sentence ending
 _OPENING = "\"'“‘«‹(\\[「『《〈（【¿¡"
 _CLOSING = "\"'”’»›)\\]」』》〉）】"
-# A run of marks, taken from its beginning, then what closes after it, the mark of a footnote too.
+# A whole run of end marks, then closing quotation marks, brackets and footnote marks.
 _CLOSED = rf"([{_MARKS}{_MOOD}](?<![{_MARKS}{_MOOD}]{{2}})[{_MARKS}{_MOOD}]*+)((?:[{_CLOSING}]|\[\w{{1,4}}\])*+)"
-# What a sentence begins with: perhaps a list's dash, perhaps quotation marks and brackets, then its first character.
+# The beginning of a sentence: an optional list dash, optional quotation marks and brackets, its first character.
 _BEGINS = rf"(?=[-–—•·*]?\s*+[{_OPENING}]*+\s?(%s[^\s,;:=+/~|%%*}}–—{_MARKS}{_OPENING}{_CLOSING}-]))"
-# A small letter begins a sentence after a Korean one, as in iPhone, and in a list: b) second.
+# A lower-case letter begins a sentence only after Korean text, in words such as iPhone, and in a list: b) second.
 _NOT_SMALL = r"(?:(?![a-z])|(?=[a-z][A-Z)])|(?<=[가-힣][.!?]\s))"
 # Without white space a sentence may end only before East Asian text, or before a word such as The.
 _GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s))"
-_PLAIN = 3  # the group of a long word, a full stop, white space and a capital: nothing more to check
+_PLAIN = 3  # the group that matches a long word, a full stop, white space and a capital, which needs no check
 _END = re.compile(rf"{_CLOSED}(?:(?<=[a-z]{{6}}\.)(\s)(?=[A-Z])|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
-_END_IN_SMALL = re.compile(rf"{_CLOSED}(?:(?!)()|(\s++){_BEGINS % ''}|{_GLUED})")  # for text without a capital
+_END_LOWER_CASE = re.compile(rf"{_CLOSED}(?:(?!)()|(\s++){_BEGINS % ''}|{_GLUED})")  # for text without a capital
 _BLANK_LINE = re.compile(r"\n\s*\n|\f")
 
 _SEPARATOR = re.compile(r"[\s—–(\[\"“«/·~:,;]|--|(?<!\w)['‘’]")
@@ -69,11 +70,11 @@ _LIST_NUMBER = re.compile(
     r"\(?(?:\d{1,3}(?:\.\d{1,2})*|[A-Za-z]|[IVXLC]+|[ivx]+|[Ⅰ-ⅿ]|[ㄱ-ㅎ가나다라마바사아자차카타파하])"
 )
 _NUMERAL = re.compile(r"\(?(?:\d|[IVXLC]{2,}\b|[IVX]+\.)")
-_DATE_GOES_ON = re.compile(r"\d{1,2}\s?\.")
+_DATE_CONTINUES = re.compile(r"\d{1,2}\s?\.")
 _DATE_BEFORE = re.compile(r".*\b\d{4}\s?\.\s?\d{1,2}\s?\.\s?\d{1,2}", re.DOTALL)
-_SPEAKER = re.compile(rf"(?:[A-Z][\w'’-]*\.?\s){{1,3}}(?:{'|'.join(_SAID)})\b(?!:|\s(?:that|if|of|about)\b)")
+_SPEAKER = re.compile(rf"(?:[A-Z][\w'’-]*\.?\s){{1,3}}(?:{'|'.join(_SPEECH_VERBS)})\b(?!:|\s(?:that|if|of|about)\b)")
 _KOREAN_SPEAKER = re.compile(
-    rf"이?라[고는며면]|고\s|하[고며는였]|하면서|했다|[^.!?…\"“”]{{1,24}}?\s(?:{_KOREAN_SAID})|[“\"][^“”\"]*[”\"]\s?(?:하|라)"
+    rf"이?라[고는며면]|고\s|하[고며는였]|하면서|했다|[^.!?…\"“”]{{1,24}}?\s(?:{_KOREAN_SPEECH_VERBS})|[“\"][^“”\"]*[”\"]\s?(?:하|라)"
 )
 _PARTICLE = re.compile(r"[가-힣ᄀ-ᅵとっのなを]|\s(?:하[고며]|이?라[고며는])\s")
 _GLUED_PARTICLE = re.compile(r"이?라[고는며면던]|[고며는]\s|면서|이?란\s|하[고며는]\s|이[다며]")
@@ -81,7 +82,7 @@ _ASCII_PAIRS = (("(", ")"), ("[", "]"))
 _PAIRS = (*_ASCII_PAIRS, ('"', '"'), *(tuple(pair) for pair in "“” ‘’ 「」 『』 《》 〈〉 （）".split()))
 _QUOTES, _TITLES = "”’」』", "》〉"
 _LONGEST_WORD = 40
-_LONGEST_ASIDE = 300  # characters; in a longer one the sentences are told apart
+_LONGEST_ASIDE = 300  # characters of brackets or a quotation; longer ones are split into sentences
 
 
 def split_sentences(paragraph: str) -> list[str]:
@@ -94,7 +95,7 @@ def split_sentences(paragraph: str) -> list[str]:
 def _split(text: str) -> list[str]:
     sentences, start = [], 0
     pairs = [pair for pair in (_ASCII_PAIRS if text.isascii() else _PAIRS) if pair[0] in text]
-    for match in (_END_IN_SMALL if text.islower() else _END).finditer(text):
+    for match in (_END_LOWER_CASE if text.islower() else _END).finditer(text):
         if match.lastindex == _PLAIN or _ends_sentence(text, start, match):
             stop = match.end(2)
             if not (pairs and _inside(text, start, stop, pairs)):
@@ -112,7 +113,7 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     if space is None:
         return _ends_unspaced(text, match, glued)
     if closing:
-        return text[match.start() - 1 : match.start()] not in ("[", "(") and not _speech_goes_on(text, match, first)
+        return text[match.start() - 1 : match.start()] not in ("[", "(") and not _speaker_follows(text, match, first)
     if first > "\x7f" and first.islower() and match.re is _END:
         return False
     if marks == ".":
@@ -121,7 +122,7 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _full_stop_ends(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether the word before a full stop lets it end the sentence."""
+    """Whether a full stop ends the sentence, by the word before it."""
     stop, after = match.start(), match.end()
     low = max(start, stop - _LONGEST_WORD)
     begin = max(text.rfind(" ", low, stop) + 1, low)
@@ -130,7 +131,7 @@ def _full_stop_ends(text: str, start: int, match: re.Match[str]) -> bool:
         if not word:
             return True
         if word[-1].isdigit():
-            return not _number_goes_on(text, start, begin, match)
+            return not _number_continues(text, start, begin, match)
         word = _SEPARATOR.split(word)[-1]
     kind = _ABBREVIATIONS.get(word)
     if kind == "never":
@@ -144,28 +145,28 @@ def _full_stop_ends(text: str, start: int, match: re.Match[str]) -> bool:
             return False
         if not (_is_initial(word, match) or _DOTTED.fullmatch(word)):
             return True
-    if match.re is _END_IN_SMALL:
+    if match.re is _END_LOWER_CASE:
         return False
     end = text.find(" ", after)
     return text[after : end if end >= 0 else None].strip("\"'“”‘’(),").replace("’", "'") in _STARTER
 
 
 def _is_initial(word: str, match: re.Match[str]) -> bool:
-    return len(word) == 1 and ("A" <= word <= "Z" or match.re is _END_IN_SMALL)
+    return len(word) == 1 and ("A" <= word <= "Z" or match.re is _END_LOWER_CASE)
 
 
-def _number_goes_on(text: str, start: int, begin: int, match: re.Match[str]) -> bool:
-    """Whether a full stop after a number belongs to it: the number of a list item, a date in the Korean manner."""
+def _number_continues(text: str, start: int, begin: int, match: re.Match[str]) -> bool:
+    """Whether a full stop after a number belongs to the number: a list item, or a Korean date (2024. 1. 31.)."""
     stop, after = match.start(), match.end()
     if begin == start and _LIST_NUMBER.fullmatch(text, begin, stop):
         return True
-    if stop - begin <= 4 and _DATE_GOES_ON.match(text, after):
+    if stop - begin <= 4 and _DATE_CONTINUES.match(text, after):
         return True
     return text[after] > "\x7f" and _DATE_BEFORE.fullmatch(text, max(start, stop - 14), stop) is not None
 
 
-def _speech_goes_on(text: str, match: re.Match[str], first: str) -> bool:
-    """Whether the speaker is named after a quotation that has its own mark: “Who?” Tom asked."""
+def _speaker_follows(text: str, match: re.Match[str], first: str) -> bool:
+    """Whether the speaker is named after a quotation that has its own end mark: “Who?” Tom asked."""
     if not match[2].strip(")]）》〉】") or match[2][-1] == "]":
         return False
     if first.islower():
@@ -195,7 +196,7 @@ def _ends_unspaced(text: str, match: re.Match[str], following: str) -> bool:
 
 
 def _inside(text: str, start: int, stop: int, pairs: list[tuple[str, ...]]) -> bool:
-    """Whether a place lies in brackets, or in a quotation that is part of the sentence around it."""
+    """Whether a place is inside brackets, or in a quotation that is part of the sentence around it."""
     for opening, closing in pairs:
         opened = text.rfind(opening, start, stop)
         if opened < 0:
@@ -216,7 +217,7 @@ def _is_part(text: str, close: int) -> bool:
 
 # Hard-wrapped lines
 
-_NARROWEST, _WIDEST = 32, 100  # what a wrapped line may hold
+_NARROWEST, _WIDEST = 32, 100  # page widths that wrapped text may have
 _WIDE = re.compile(r"[ᄀ-ᅟ⺀-꓏가-힣豈-﫿︰-﹏＀-｠]")
 _ENDED = re.compile(r"[.!?…。！？:][\"'”’»)\]」』]*$")
 _ITEM = re.compile(r"\s*(?:[-*•·▪◦○●■※]\s|\(?(?:\d{1,3}|[A-Za-z]|[ivx]{2,4}|[가-하])[.)]\s|[①-⑳])")
@@ -229,7 +230,7 @@ _COMPOUNDS = frozenset(
 
 
 def unwrap(lines: list[str]) -> list[str]:
-    """The lines of a document with hard-wrapped paragraphs joined; a document that is not wrapped stays as it is."""
+    """Join the lines of hard-wrapped paragraphs; a document that is not wrapped stays as it is."""
     page = _page(lines)
     if page is None:
         return list(lines)
@@ -238,7 +239,7 @@ def unwrap(lines: list[str]) -> list[str]:
     joined: list[list[str]] = [[lines[0]]]
     for line, following in pairwise(lines):
         if _continues(line, following, page):
-            joined[-1][-1] = _before_seam(joined[-1][-1].rstrip(), following.lstrip(), words)
+            joined[-1][-1] = _before_join(joined[-1][-1].rstrip(), following.lstrip(), words)
             joined[-1].append(following.lstrip())
         else:
             joined.append([following])
@@ -246,24 +247,24 @@ def unwrap(lines: list[str]) -> list[str]:
 
 
 class _Page(NamedTuple):
-    """How a document was wrapped: in characters, or in columns of which an East Asian character takes two."""
+    """The width at which a document was wrapped, in characters, or in columns (two for an East Asian character)."""
 
     measure: Callable[[str], int]
     width: int
 
     def is_full(self, line: str, following: str) -> bool:
-        """Whether the first word of the next line had no room on this one, which is why it was broken here."""
+        """Whether the first word of the next line did not fit on this one, so that the line was wrapped here."""
         return self.measure(line) + 1 + self.measure(following.split(maxsplit=1)[0]) > self.width
 
 
 def _page(lines: list[str]) -> _Page | None:
-    """The page that a document was wrapped for, or none, judged by all of its lines that another one follows."""
+    """The page that a document was wrapped for, judged by all pairs of neighbouring lines; None if it was not."""
     pairs = [(a.rstrip(), b) for a, b in pairwise(lines) if a.strip() and b.strip()]
     if len(pairs) < 3:
         return None
-    going_on = sum(_ENDED.search(a) is None and not _CODE.search(a) for a, _ in pairs)
+    unended = sum(_ENDED.search(a) is None and not _CODE.search(a) for a, _ in pairs)
     capitals = sum(b.lstrip()[0].isupper() for _, b in pairs)
-    if 2 * going_on < len(pairs) or 2 * capitals > len(pairs):
+    if 2 * unended < len(pairs) or 2 * capitals > len(pairs):
         return None
     pages: list[tuple[int, _Page]] = []
     for measure in (len, _columns):
@@ -295,8 +296,8 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _before_seam(line: str, following: str, words: Set[str]) -> str:
-    """A line ready to be followed by the next one: with a space, or without the hyphen of a word that was broken."""
+def _before_join(line: str, following: str, words: Set[str]) -> str:
+    """A line prepared for the next one to be appended: with a space, or without the hyphen of a divided word."""
     if line.endswith("\u00ad"):
         return line[:-1]
     if line.endswith(("—", "--")):

@@ -1,6 +1,6 @@
-"""WordPiece: training, encoding, saving. The work is done by the `tokenizers` library.
+"""WordPiece tokenizers: training, encoding, saving, on top of the `tokenizers` library.
 
-A tokenizer folder holds `tokenizer.json` (all that it does), `vocab.txt` (the original's form) and
+A tokenizer folder holds `tokenizer.json` (the whole tokenizer), `vocab.txt` (the form of the released BERT models) and
 `tokenizer_config.json` (so that `transformers` opens the folder and gives the same tokens).
 """
 
@@ -29,16 +29,16 @@ from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import safe_text
 
 MAX_WORD = 100  # characters; a longer word is [UNK], as in `transformers`
-_LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD + 1},}}")  # without spaces and signs
+_LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD + 1},}}")  # without spaces and ASCII punctuation
 FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
-TOKEN_FIELDS = {  # of tokenizer_config.json, beside the frame's names: which may give the special tokens other names
+TOKEN_FIELDS = {  # the frame's names beside those of tokenizer_config.json, which may rename special tokens
     "pad": "pad_token",
     "unknown": "unk_token",
     "first": "cls_token",
     "last": "sep_token",
     "mask": "mask_token",
 }
-KEPT = (  # of tokenizer_config.json: what we do not use and `transformers` does
+KEPT = (  # fields of tokenizer_config.json that are written back as they were read, for `transformers`
     *TOKEN_FIELDS.values(),
     *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
     *("padding_side", "truncation_side", "clean_up_tokenization_spaces"),
@@ -46,10 +46,10 @@ KEPT = (  # of tokenizer_config.json: what we do not use and `transformers` does
 
 
 def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
-    """The original's clean-up: control characters, spaces around CJK, and for uncased: lower case, no accents.
+    """BERT's clean-up: drop control characters, put spaces around CJK, and if uncased, lower-case and strip accents.
 
-    Taking accents off decomposes every character, and the original leaves Hangul so, as jamo. Here it is composed
-    again; `jamo=True` keeps the original behaviour, for vocabularies that were trained with it.
+    Stripping accents decomposes every character, and the released code leaves Hangul decomposed, as jamo. Here it is
+    composed again; `jamo=True` keeps the released behaviour, for vocabularies that were trained with it.
     """
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
@@ -59,21 +59,21 @@ def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalize
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """Turns text into token ids and back."""
+    """Turns text into token ids and back; its frame says how parts of text become a sequence."""
 
     backend: Backend
     lowercase: bool
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the tokenizer_config.json that it was opened with
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the tokenizer_config.json that it was opened with
     frame: Frame = WORDPIECE
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Open a tokenizer folder, or a model folder that holds one."""
+        """Open a tokenizer folder, or a model folder with a tokenizer in it."""
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"no such folder: {folder}; `bertsmith tokenizer train TEXT --out {folder}` makes one")
         settings: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", FILES[2]):  # older releases had a file for the names of the tokens
+        for name in ("special_tokens_map.json", FILES[2]):  # older releases name special tokens in a file of their own
             settings |= read_json(folder / name) if (folder / name).exists() else {}
         if (folder / "tokenizer.json").exists():
             backend = _read_backend(regular_file(folder / "tokenizer.json"))
@@ -89,14 +89,14 @@ class Tokenizer:
         return cls(backend, _lowercases(backend), settings, frame)
 
     def save(self, folder: str | Path, max_length: int | None = None) -> None:
-        """Write the three files of a tokenizer folder; `max_length` is for other programs, which cut texts by it."""
+        """Write the three files of a tokenizer folder; `max_length` is where other programs truncate texts."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in self.files(max_length).items():
             (folder / name).write_bytes(data)
 
     def files(self, max_length: int | None = None) -> dict[str, bytes]:
-        """The files of a tokenizer folder, by name; in `vocab.txt` an id that no token has is an empty line."""
+        """The files of a tokenizer folder, by name; in `vocab.txt` an id without a token is an empty line."""
         tokens = {number: token for token, number in self.backend.get_vocab().items()}
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -114,28 +114,28 @@ class Tokenizer:
         return {name: text.encode("utf-8") for name, text in zip(FILES, texts, strict=True)}
 
     def length_within(self, positions: int) -> int:
-        """Where other programs are to cut texts: as the folder said, and at most at the last position of a model."""
-        said = self.settings.get("model_max_length")
-        return min(int(said), positions) if isinstance(said, (int, float)) and said > 0 else positions
+        """The length at which other programs truncate texts: the folder's own, but at most a model's positions."""
+        length = self.settings.get("model_max_length")
+        return min(int(length), positions) if isinstance(length, (int, float)) and length > 0 else positions
 
     @cached_property
     def hash(self) -> str:
-        """What tells two tokenizers apart: a digest of all that changes the tokens."""
+        """A digest of everything that changes the tokens, by which two tokenizers are compared."""
         return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()[:16]
 
     @cached_property
     def vocab_size(self) -> int:
-        """The largest id and one: a model has as many embeddings, also where lines of `vocab.txt` are empty."""
+        """The largest id plus one: the number of embeddings of a model, even if lines of `vocab.txt` are empty."""
         return max(self.backend.get_vocab().values()) + 1
 
     @cached_property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of the special tokens, in the order of `frame.special_tokens`: BERT's are pad, unknown, …, mask."""
+        """The ids of the special tokens, in the order of `frame.special_tokens`."""
         return tuple(map(self.id, self.frame.special_tokens))
 
     @cached_property
     def joiner(self) -> Joiner:
-        """The function that puts special tokens around and between parts of text."""
+        """Joins parts of text with this vocabulary's special tokens."""
         names = (self.frame.first, self.frame.between, self.frame.last)
         return Joiner(self.frame, *(np.array([self.id(name) for name in some], dtype=np.int64) for some in names))
 
@@ -145,7 +145,7 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """The id at padded places, which nothing reads; that of unknown words if no token is meant for it."""
+        """The id at padded places, which attention masks; the unknown token's if the frame has no pad token."""
         return self.id(self.frame.pad or self.frame.unknown)
 
     @property
@@ -171,11 +171,11 @@ class Tokenizer:
         return self.frame.word_marker.continues(self.is_marked[ids]) & ~special
 
     def frames(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which tokens of sequences stand around and between the parts: of BERT's, `[CLS]` and `[SEP]`."""
+        """Which tokens of sequences are those that the frame puts around and between parts (BERT: `[CLS]`, `[SEP]`)."""
         return np.isin(ids, np.concatenate([self.joiner.first, self.joiner.between, self.joiner.last]))
 
     def id(self, token: str) -> int:
-        """The id of a token that is known to be in the vocabulary."""
+        """The id of a token; an error if the vocabulary lacks it."""
         number = self.backend.token_to_id(token)
         if number is None:
             raise UserError(f"token {token!r} is not in the vocabulary")
@@ -196,7 +196,7 @@ class Tokenizer:
         return [Aligned(text, encoding) for text, encoding in zip(texts, found, strict=True)]
 
     def normalized(self, text: str) -> str:
-        """The text as it is looked up in the vocabulary: cleaned and, where the tokenizer does so, in lower case."""
+        """The text after the tokenizer's normalisation: cleaned and, if uncased, lower-cased."""
         return self.backend.normalizer.normalize_str(text) if self.backend.normalizer is not None else text
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -206,23 +206,25 @@ class Tokenizer:
 def train_wordpiece(
     texts: Iterable[str], vocab_size: int, *, cased: bool = False, jamo: bool = False, min_count: int = 2
 ) -> Tokenizer:
-    """Train a WordPiece vocabulary; `texts` is gone through twice, first for its characters, then for its words.
+    """Train a WordPiece vocabulary; `texts` is iterated twice, first to count characters, then to count words.
 
-    The pieces of the alphabet (see `alphabet`) are at most half of the vocabulary. They get their ids before training,
-    in the order of the characters: the library would number them in the order of a hash table and break ties by that,
-    and the same text has to give the same vocabulary.
+    The entries of the alphabet (see `alphabet`) are at most half of the vocabulary. They get their ids before training,
+    in the order of the characters: the library would number them in the order of a hash table and break ties by these
+    numbers, but the same text has to give the same vocabulary.
     """
     if iter(texts) is texts:
-        raise TypeError("train_wordpiece goes through the texts twice: give a list, not an iterator")
+        raise TypeError("train_wordpiece iterates the texts twice: give a list, not an iterator")
     if vocab_size < 2 * len(WORDPIECE.special_tokens):
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
     if cased and jamo:
-        raise UserError("--jamo is for uncased vocabularies: with --cased Hangul is never taken apart; leave one out")
+        raise UserError(
+            "--jamo is for uncased vocabularies: with --cased Hangul is never decomposed; give only one of them"
+        )
     backend = _backend(_wordpiece(), normalizer(cased, jamo))
     room = max(vocab_size // 2, min(128, vocab_size - len(WORDPIECE.special_tokens)))
     characters = alphabet(texts, backend, vocab_size, room)
     if not characters:
-        raise UserError("the text holds no words: nothing to train a vocabulary on")
+        raise UserError("the text has no words, so there is nothing to train a vocabulary on")
     inner = inner_pieces(characters, backend)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -238,7 +240,7 @@ def train_wordpiece(
 
 
 def _short_words(texts: Iterable[str]) -> Iterator[str]:
-    """The texts with their longest words cut: training takes the square of a word's length (base64, DNA)."""
+    """Cut the longest words (base64, DNA) of texts: the time of training grows with the square of a word's length."""
     for text in texts:
         yield _LONG_WORD.sub(lambda found: " ".join(re.findall(f".{{1,{MAX_WORD}}}", found[0])), text)
 
@@ -256,21 +258,21 @@ def _backend(model: models.Model, normal: normalizers.Normalizer) -> Backend:
 
 
 def _frame(settings: Mapping[str, Any]) -> Frame:
-    """BERT's frame with the names that a tokenizer's settings have; some write a token with all of its properties."""
+    """BERT's frame with the token names in a tokenizer's settings, where a token is a name or an object."""
     written = {name: settings.get(key) for name, key in TOKEN_FIELDS.items()}
     names = {name: token.get("content") if isinstance(token, dict) else token for name, token in written.items()}
     return wordpiece_frame(**{name: token for name, token in names.items() if isinstance(token, str) and token})
 
 
 def _token_fields(frame: Frame) -> dict[str, str]:
-    """The names of the special tokens as `tokenizer_config.json` has them."""
+    """The names of the special tokens by their fields in `tokenizer_config.json`."""
     tokens = {"first": frame.first[0], "last": frame.last[0], "unknown": frame.unknown}
     tokens |= {name: token for name, token in (("pad", frame.pad), ("mask", frame.mask)) if token is not None}
     return {key: tokens[name] for name, key in TOKEN_FIELDS.items() if name in tokens}
 
 
 def _with_special_tokens(backend: Backend, frame: Frame) -> Backend:
-    """Mark the special tokens, and have the library put them around texts and pairs."""
+    """Register the special tokens, and set the library's template for texts and pairs."""
     backend.add_special_tokens([name for name in frame.special_tokens if backend.token_to_id(name) is not None])
     ids = {name: backend.token_to_id(name) for name in (*frame.first, *frame.between, *frame.last)}
     if None not in ids.values():
@@ -289,12 +291,12 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _lowercases(backend: Backend) -> bool:
-    """Whether texts lose their capitals: what is done, whatever `tokenizer_config.json` says of it."""
+    """Whether the normaliser lower-cases, whatever `tokenizer_config.json` says."""
     return backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"
 
 
 def _from_vocab(path: Path, settings: dict[str, Any]) -> Backend:
-    """A folder as it was released: `vocab.txt` alone, with the original normalisation."""
+    """Make a tokenizer from a `vocab.txt` as in the released models, with their normalisation."""
     try:
         vocab = {token: i for i, token in enumerate(path.read_text(encoding="utf-8").split("\n")) if token}
     except UnicodeDecodeError as error:

@@ -1,8 +1,7 @@
-"""`[UNK]`: how much of a text a vocabulary does not know, and the likely cause."""
+"""The share of unknown tokens (`[UNK]`) in a text, and its likely cause."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,26 +9,19 @@ from numpy.typing import NDArray
 
 from bertsmith.text.tokenizer import Tokenizer
 
-WARN_FROM = 0.02  # of the tokens; a vocabulary that fits its text stays below 0.1 %
-FEW = 0.001  # of the entries: a vocabulary with fewer capitals or syllables than this has none
+WARN_FROM = 0.02  # share of the tokens; a vocabulary that fits its text stays below 0.1 %
+FEW = 0.001  # share of the entries; with fewer capitals or syllables, a vocabulary counts as having none
 
 
 @dataclass
 class Unknowns:
-    """Counts tokens and those of them that are `[UNK]`."""
+    """Counts tokens and unknown tokens."""
 
     tokenizer: Tokenizer
     tokens: int = 0
     unknown: int = 0
 
-    def add(self, texts: Iterable[Sequence[int]]) -> None:
-        """Count the token ids of some texts."""
-        unknown = self.tokenizer.unknown_id
-        for ids in texts:
-            self.tokens += len(ids)
-            self.unknown += list(ids).count(unknown)
-
-    def add_framed(self, tokens: NDArray[Any]) -> None:
+    def add(self, tokens: NDArray[Any]) -> None:
         """Count the tokens of encoded examples, without the special tokens around and between their parts."""
         text = tokens[~self.tokenizer.frames(tokens)]
         self.tokens += len(text)
@@ -37,18 +29,19 @@ class Unknowns:
 
     @property
     def share(self) -> float:
-        """The share of `[UNK]` among the tokens, from 0 to 1."""
+        """The share of unknown tokens, from 0 to 1."""
         return self.unknown / max(1, self.tokens)
 
     def warning(self, what: str) -> str | None:
-        """A sentence with the likely cause where more than 2 % of the tokens of `what` are `[UNK]`."""
+        """A sentence with the likely cause if more than 2 % of the tokens of `what` are unknown, else None."""
         if self.share <= WARN_FROM:
             return None
-        return f"{100 * self.share:.1f} % of the tokens of {what} are [UNK]: {likely_cause(self.tokenizer)}"
+        share = f"{100 * self.share:.1f} % of the tokens of {what} are {self.tokenizer.frame.unknown}"
+        return f"{share}: {likely_cause(self.tokenizer)}"
 
 
 def likely_cause(tokenizer: Tokenizer) -> str:
-    """Why a tokenizer may not know the words of a text: its case, its form of Hangul, or another language."""
+    """Say why a tokenizer may not know the words of a text: its case, its form of Hangul, or another language."""
     entries = [token for token in tokenizer.backend.get_vocab() if token not in tokenizer.frame.special_tokens]
     capitals = sum(token != token.lower() and not token.startswith("[") for token in entries) > FEW * len(entries)
     syllables = sum(any("가" <= letter <= "힣" for letter in token) for token in entries) > FEW * len(entries)
@@ -56,9 +49,7 @@ def likely_cause(tokenizer: Tokenizer) -> str:
     if tokenizer.lowercase and capitals:
         return f'the tokenizer lower-cases, but its vocabulary is cased; set "do_lower_case": false {change}'
     if syllables and len(tokenizer.normalized("각")) > 1:
-        return (
-            f'the tokenizer takes Hangul apart, but its vocabulary has syllables; set "strip_accents": false {change}'
-        )
+        return f'the tokenizer decomposes Hangul, but its vocabulary has syllables; set "strip_accents": false {change}'
     if not tokenizer.lowercase and not capitals:
         return f'the tokenizer keeps capitals, but its vocabulary has none; set "do_lower_case": true {change}'
     fix = "train one on it, or a larger one: bertsmith tokenizer train"

@@ -99,9 +99,9 @@ def test_bad_files_are_passed_over_when_that_is_asked_for(tmp_path: Path, world:
 
 def test_a_wrong_or_unknown_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes((KOREAN * 20).encode("cp949"))
-    with pytest.raises(UserError, match="--encoding 'klingon' is not a text encoding"):
+    with pytest.raises(UserError, match="--encoding 'klingon' is not a known text encoding"):
         Documents.of([tmp_path / "a.txt"], encoding="klingon")
-    with pytest.raises(UserError, match="--encoding 'base64' is not a text encoding"):
+    with pytest.raises(UserError, match="--encoding 'base64' is not a known text encoding"):
         Documents.of([tmp_path / "a.txt"], encoding="base64")
     with pytest.raises(UserError, match=r"is not shift_jis: .* characters are invalid"):
         list(Documents.of([tmp_path / "a.txt"], encoding="shift_jis"))

@@ -228,11 +228,11 @@ def literals(source: str, name: str) -> list[str]:
     return [text for text in strings if ALONE.fullmatch(text) or QUOTED.search(text)]
 
 
-def test_only_the_text_folder_names_special_tokens():
+def test_only_the_frame_names_special_tokens():
     files = [path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".js"}]
     assert any(path.suffix == ".js" for path in files)
     found = {str(path.relative_to(PACKAGE)): literals(path.read_text("utf-8"), path.name) for path in files}
-    assert {name for name, some in found.items() if some} == {"text/alphabet.py", "text/frame.py"}
+    assert {name for name, some in found.items() if some} == {"text/frame.py"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bertsmith.config import override
@@ -25,7 +26,7 @@ def reopened(tokenizer: Tokenizer, folder: Path, **settings: object) -> Tokenize
 
 def warning(tokenizer: Tokenizer, texts: list[str]) -> str | None:
     unknowns = Unknowns(tokenizer)
-    unknowns.add(tokenizer.encode(texts))
+    unknowns.add(np.concatenate(tokenizer.encode(texts, special=True)))
     return unknowns.warning("the rows")
 
 
@@ -38,7 +39,7 @@ def test_no_warning_where_the_vocabulary_fits() -> None:
     ("cased", "settings", "cause"),
     [
         (True, {"do_lower_case": True}, "lower-cases, but its vocabulary is cased"),
-        (False, {"do_lower_case": True}, "takes Hangul apart"),
+        (False, {"do_lower_case": True}, "decomposes Hangul"),
         (False, {"do_lower_case": False}, "keeps capitals, but its vocabulary has none"),
     ],
 )
@@ -51,10 +52,10 @@ def test_the_cause_is_named(tmp_path: Path, cased: bool, settings: dict, cause: 
 def test_another_script(tmp_path: Path) -> None:
     tokenizer = train_wordpiece(TEXTS, 300)
     unknowns = Unknowns(tokenizer)
-    unknowns.add([[tokenizer.id("[UNK]")], [7, 8, 9]])
+    unknowns.add(tokenizer.joiner.join([tokenizer.unknown_id], [7, 8, 9]).tokens)
     assert unknowns.share == 0.25
     assert (unknowns.warning("the rows") or "").startswith("25.0 % of the tokens of the rows are [UNK]: the vocabulary")
-    unknowns.add([[7] * 46])
+    unknowns.add(np.full(46, 7))
     assert unknowns.share == 0.02
     assert unknowns.warning("the rows") is None
 
