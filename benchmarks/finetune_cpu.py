@@ -25,8 +25,9 @@ from bertsmith.formats.hf import load_folder
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.description import Limits
 from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import training_rows
-from bertsmith.tasks.task import KINDS, find_task
+from bertsmith.tasks.task import find_task
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.settings import TrainConfig
 from bertsmith.training.steps import gradients, update

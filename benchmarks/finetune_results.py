@@ -46,8 +46,9 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import read_task, training_rows
-from bertsmith.tasks.task import KINDS, find_task
+from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import runlog
 from bertsmith.training.settings import TrainConfig, pick_device

@@ -140,7 +140,7 @@ def predict(
     """
     from bertsmith.inference.files import predict as function
     from bertsmith.inference.files import predict_text
-    from bertsmith.rows.given import looks_like_text
+    from bertsmith.tasks.inputs import looks_like_text
 
     options: dict[str, Any] = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
     options |= {"device": device, "n_best": n_best}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from bertsmith.errors import UserError
 from bertsmith.finetuning.dev_split import hold_out
 from bertsmith.finetuning.frozen import check_features
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks.description import Task
-from bertsmith.tasks.metrics import seqeval_metrics
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import Splits, guessed_columns, read_task, training_rows
-from bertsmith.tasks.spans import keys_of
-from bertsmith.tasks.task import KINDS, find_task
+from bertsmith.tasks.task import find_task
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,26 @@ def _check_dev(dev_rows: dict[str, list[Row]], head: HeadConfig) -> None:
     """Refuse dev rows that cannot be scored, as with a label that no training row has, before the first step."""
     for rows in dev_rows.values():
         for row in rows:
-            KINDS[head.kind].check(row, head)
-        if head.kind == "span":
-            keys_of(rows)  # predictions are written under them
-    if dev_rows and head.kind == "tags":
-        seqeval_metrics()
+            KINDS[head.kind].target(row, head)
+        KINDS[head.kind].check_dev(rows)
+
+
+def class_weights(
+    rows: Sequence[Row], head: HeadConfig, weights: Mapping[str, float], balanced: bool
+) -> list[float] | None:
+    """The weight of each class in the loss: as set or, balanced, with a mean of 1 over the rows; None: no weights."""
+    if not weights and not balanced:
+        return None
+    class_counts = KINDS[head.kind].class_counts
+    if class_counts is None:
+        raise UserError("class weights are for labels: data.class_weights and data.balanced do not fit this task")
+    counts = class_counts(rows, head)
+    values = 1 / np.maximum(counts, 1) if balanced else np.ones(len(head.labels))
+    for name, weight in weights.items():
+        if weight < 0 or not np.isfinite(weight):
+            raise UserError(f"data.class_weights: the weight of {name!r} must be a number of at least 0, not {weight}")
+        values[head.label_index(name, "data.class_weights: ")] = weight
+    mean = (values * counts).sum() / max(1.0, counts.sum())
+    if mean == 0:
+        raise UserError("data.class_weights: all classes of the training rows have the weight 0; nothing can be learnt")
+    return (values / mean).tolist() if balanced else values.tolist()

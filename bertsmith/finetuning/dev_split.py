@@ -1,7 +1,7 @@
-"""Dev rows out of the training rows, where none are given.
+"""Dev rows held out of the training rows, where there are no others.
 
-Which rows are held out depends on the rows alone: runs with other seeds or settings are scored on the same ones, and a
-run that is resumed finds them again.
+Which rows are held out depends on the rows alone: runs with other seeds or settings are scored on the same rows, and so
+is a resumed run.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy as np
 from bertsmith import draws
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.sequences import label_of, target
+from bertsmith.tasks.kinds import KINDS
 
 HELD_OUT = 107  # the stream of draws
-FEWEST = 20  # texts: of fewer, none is held out
+FEWEST = 20  # texts; where there are fewer, none is held out
 LEAST = 5  # texts to hold out
 
 
 def hold_out(rows: Sequence[Row], head: HeadConfig, share: float) -> tuple[list[Row], dict[str, list[Row]], str]:
-    """The rows to train on, those to score on, and a line that says so.
+    """The rows to train on, the rows to score on, and a note that says so.
 
-    About `share` of the texts are held out, in proportion to their labels; the last text of a label stays. All rows of
-    a text (of questions: of a context) are on the same side, or the scores would flatter the model.
+    About `share` of the texts are held out, stratified by label; the last text of a label is trained on. All rows with
+    the same text (the same context, for questions) are on one side, or the scores would be too high.
     """
-    texts: dict[str, list[int]] = {}
+    kind, texts = KINDS[head.kind], dict[str, list[int]]()
     for number, row in enumerate(rows):
-        texts.setdefault((row.pair if head.kind == "span" else row.text) or "", []).append(number)
-    chosen = _chosen([_label(rows[numbers[0]], head) for numbers in texts.values()], head, share)
+        texts.setdefault(kind.group(row), []).append(number)
+    chosen = _chosen([kind.stratum(rows[numbers[0]], head) for numbers in texts.values()], share)
     held = {number for place, numbers in enumerate(texts.values()) if place in chosen for number in numbers}
     if not held:
         return list(rows), {}, f"no dev rows were given, and {len(texts)} texts are too few to hold some out; see --dev"
@@ -42,17 +42,12 @@ def hold_out(rows: Sequence[Row], head: HeadConfig, share: float) -> tuple[list[
     return sides[0], {"": sides[1]}, f"{line} (data.dev_share; 0 trains on all of them)"
 
 
-def _chosen(labels: Sequence[Any], head: HeadConfig, share: float) -> set[int]:
-    """The places that are held out: evenly spaced in a random order that is sorted by label."""
-    counts = Counter(labels) if head.kind == "single" else None
-    order = draws.permute(np.arange(len(labels)), len(labels), HELD_OUT).tolist()
-    free = sorted((i for i in order if counts is None or counts[labels[i]] > 1), key=lambda i: labels[i])
-    count = min(max(LEAST, round(share * len(labels))), len(free) // 2) if len(labels) >= FEWEST else 0
+def _chosen(strata: Sequence[Any], share: float) -> set[int]:
+    """The texts that are held out: evenly spaced in a random order that is sorted by stratum."""
+    counts = Counter(strata)
+    order = draws.permute(np.arange(len(strata)), len(strata), HELD_OUT).tolist()
+    free = sorted(
+        (i for i in order if not isinstance(strata[i], str) or counts[strata[i]] > 1), key=lambda i: strata[i]
+    )
+    count = min(max(LEAST, round(share * len(strata))), len(free) // 2) if len(strata) >= FEWEST else 0
     return {free[int((k + 0.5) * len(free) / count)] for k in range(count)}
-
-
-def _label(row: Row, head: HeadConfig) -> Any:
-    """What rows are sorted by: one label or a number; several, tags and answers have no order."""
-    if head.kind == "single":
-        return label_of(row)
-    return float(target(row, head)) if head.kind == "regression" else 0

@@ -21,7 +21,8 @@ from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.examples import TAG
-from bertsmith.tasks.tagging import check
+from bertsmith.tasks.kinds import KINDS
+from bertsmith.tasks.tagging import tag_indices
 from bertsmith.training import distributed
 
 STATE = LabelKind("token", fill=0)  # (n, layers, H) what a frozen encoder computed
@@ -44,7 +45,7 @@ class FrozenExamples:
 
 def check_features(features: FeatureConfig, task: Task) -> None:
     """Refuse features where there are no words to tag."""
-    if features.variant and task.head != "tags":
+    if features.variant and not KINDS[task.head].tags_words:
         raise UserError(f"--features {features.variant} is for tasks that tag words (conll2003, tag), not {task.name}")
 
 
@@ -58,7 +59,7 @@ def frozen_examples(
     examples = []
     for row, entry in zip(rows, Features.open(folder), strict=True):
         none = np.zeros(len(entry.words), dtype=np.int64)
-        tags, states = np.array(check(row, head)), entry.vectors.transpose(1, 0, 2)
+        tags, states = np.array(tag_indices(row, head)), entry.vectors.transpose(1, 0, 2)
         examples.append(Example(none, none, {"tags": Label(tags, TAG), "states": Label(states, STATE)}))
     return FrozenExamples(examples)
 

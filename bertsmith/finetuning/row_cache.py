@@ -28,8 +28,8 @@ from bertsmith.progress import say
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits
 from bertsmith.tasks.examples import Examples, joined, starts_of
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.spans import Window
-from bertsmith.tasks.task import KINDS
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import distributed
 

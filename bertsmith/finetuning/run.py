@@ -12,13 +12,13 @@ import torch
 from bertsmith.batch import Batch, largest_id
 from bertsmith.config import override, to_dict, with_short
 from bertsmith.finetuning.batches import micro_batches
-from bertsmith.finetuning.collapse import collapse, guess_loss
-from bertsmith.finetuning.data import RunData, read_data
+from bertsmith.finetuning.collapse import collapse
+from bertsmith.finetuning.data import RunData, class_weights, read_data
 from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples
 from bertsmith.finetuning.model import freeze, start_model, start_task
 from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
-from bertsmith.finetuning.scoring import DevScores, goal, write_predictions
+from bertsmith.finetuning.scoring import DevScores, write_predictions
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
@@ -30,9 +30,8 @@ from bertsmith.pretraining.run import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.description import Encoded, Limits
 from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import Splits, find_splits
-from bertsmith.tasks.sequences import class_weights
-from bertsmith.tasks.spans import answers_of, stride_note
 from bertsmith.tasks.task import find_task
 from bertsmith.text.unknown import Unknowns
 from bertsmith.training import distributed, runlog
@@ -110,7 +109,12 @@ def _finetune(
     if checkpoint is not None and distributed.is_rank_zero():
         loaded = replace(loaded, model=load_folder(checkpoint[0]).model)
     network = _trainable(loaded, seeded, weights, device)
-    notes = Notes(config.task, asdict(data.columns), limits.max_length, limits=_limits_to_save(data, limits))
+    notes = Notes(
+        config.task,
+        asdict(data.columns),
+        limits.max_length,
+        limits=KINDS[data.head.kind].limits_to_save(data.rows, limits),
+    )
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), device)
     predictor.encode = encode_once  # the dev rows are the same at every evaluation, and in the next run
     dev = DevScores(predictor, data)
@@ -131,17 +135,9 @@ def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
     max_length = config.data.max_length or min(data.task.max_length, encoder.max_positions)
     check_length(max_length, encoder)
     limits = Limits(max_length, config.data.stride, config.data.max_query, config.data.max_answer)
-    if data.task.head == "span" and (note := stride_note(limits, loaded.tokenizer.frame)):
+    if note := KINDS[data.head.kind].limits_note(limits, loaded.tokenizer.frame):
         data.notes.append(note)
     return limits
-
-
-def _limits_to_save(data: RunData, limits: Limits) -> dict[str, float | None]:
-    """The limits that a saved model needs in order to answer questions."""
-    if data.task.head != "span":
-        return {}
-    saved: dict[str, float | None] = {name: getattr(limits, name) for name in ("stride", "max_query", "max_answer")}
-    return {**saved, "threshold": None} if all(map(answers_of, data.rows)) else saved  # None: there is always an answer
 
 
 def _encode(data: RunData, loaded: Loaded, limits: Limits) -> Encoded:
@@ -234,7 +230,7 @@ def _train(
         save=lambda folder, tensors: _save(predictor, network, folder, tensors),
         load=load,
         evaluate=dev.evaluate if data.dev_rows else None,
-        goal=goal(data.task, data.head),
+        goal=KINDS[data.head.kind].goal(data.task, data.head),
         resume=checkpoint,
         capturable=choose_for_run(network.encoder.config, device, autocast_dtype(config.train.precision, device)).fused,
         title=f"fine-tuning {config.task}",
@@ -247,8 +243,10 @@ def _save(predictor: Predictor, network: TaskModel, folder: Path, tensors: Any) 
 
 def _collapse(data: RunData, network: TaskModel, dev: DevScores, run: Path) -> str:
     """Why the run has collapsed, in words; empty where it has not."""
-    guess = guess_loss(data.rows, data.head, network.class_weights)
-    reason: str = distributed.on_rank_zero(lambda: collapse(runlog.last_loss(run), guess, dev.constant.get("", "")))
+    constant_loss = KINDS[data.head.kind].constant_loss(data.rows, data.head, network.class_weights)
+    reason: str = distributed.on_rank_zero(
+        lambda: collapse(runlog.last_loss(run), constant_loss, dev.constant.get("", ""))
+    )
     return reason
 
 

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from bertsmith.errors import Diverged, NotFinite
-from bertsmith.finetuning.collapse import same_answer
 from bertsmith.finetuning.data import RunData
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.heads import HeadConfig
 from bertsmith.progress import say
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.description import Task
-from bertsmith.tasks.judged import write_judged
-from bertsmith.tasks.prediction_files import write_answers
+from bertsmith.tasks.description import Prediction
+from bertsmith.tasks.dev_predictions import write_dev_predictions
+from bertsmith.tasks.kinds import KINDS
+from bertsmith.tasks.prediction_files import write_predictions as write_official
 from bertsmith.tasks.reading import Splits, read_task
-from bertsmith.tasks.spans import choose_threshold
-from bertsmith.tasks.task import KINDS
 from bertsmith.training import distributed
-
-Predictions = list[dict[str, Any]]
-
-
-def goal(task: Task, head: HeadConfig) -> str:
-    """The score by which the best model is kept: the task's first metric; accuracy for tags that mark no entities."""
-    entities = head.kind != "tags" or any(label.startswith(("B-", "I-")) for label in head.labels)
-    return task.metrics[0] if entities else "accuracy"
 
 
 @dataclass
@@ -39,26 +27,25 @@ class DevScores:
 
     predictor: Predictor
     data: RunData
-    predictions: dict[str, Predictions] = field(default_factory=dict)
+    predictions: dict[str, list[Prediction]] = field(default_factory=dict)
     constant: dict[str, str] = field(default_factory=dict)
 
     def evaluate(self) -> dict[str, float]:
-        """Score every dev file; where questions may have no answer, the threshold is chosen here (section 4.3)."""
+        """Score every dev file; limits such as the threshold of no answer are tuned on it first (section 4.3)."""
         scores: dict[str, float] = {}
-        predictor, task, head = self.predictor, self.data.task, self.predictor.head
-        predictor.shortened = 0
+        predictor, head = self.predictor, self.predictor.head
+        kind, predictor.shortened = KINDS[head.kind], 0
         for prefix, rows in self.data.dev_rows.items():
             predictions = predict(predictor, rows)
-            self.constant[prefix], self.predictions[prefix] = same_answer(rows, predictions, head), predictions
-            if task.head == "span" and task.no_answer:
-                threshold = choose_threshold(task, rows, predictions)
-                predictor.notes = replace(predictor.notes, limits={**predictor.notes.limits, "threshold": threshold})
-            found = KINDS[head.kind].score(predictor.task, rows, predictions, head, predictor.limits)
+            self.constant[prefix], self.predictions[prefix] = kind.constant(rows, predictions, head), predictions
+            if tuned := kind.tune(self.data.task, rows, predictions):
+                predictor.notes = replace(predictor.notes, limits={**predictor.notes.limits, **tuned})
+            found = kind.score(predictor.task, rows, predictions, head, predictor.limits)
             scores |= {f"{prefix}_{name}" if prefix else name: value for name, value in found.items()}
         return scores
 
 
-def predict(predictor: Predictor, rows: list[Row]) -> Predictions:
+def predict(predictor: Predictor, rows: list[Row]) -> list[Prediction]:
     """The predictions of the model in training; logits that are not finite mean that the run has diverged."""
     try:
         return list(predictor.predict_rows(rows))
@@ -76,12 +63,12 @@ def write_predictions(scores: DevScores, splits: Splits, run: Path) -> None:
         predictor.shortened = 0  # it counted the dev rows of an evaluation until here
     dev = {name: scores.predictions.get(name) or predict(predictor, rows) for name, rows in dev_rows.items()}
     if dev and distributed.is_rank_zero():
-        write_judged(run, task, predictor.head, dev_rows, dev)
+        write_dev_predictions(run, task, predictor.head, dev_rows, dev)
     for name, paths in splits.official(task).items():
-        is_dev = task.head == "span"
+        is_dev = KINDS[task.head].official_split == "dev"
         rows = dev_rows[name] if is_dev else list(read_task(task, paths, scores.data.columns, labelled=False))
         predictions = dev[name] if is_dev else predict(predictor, rows)
         if distributed.is_rank_zero():
-            write_answers(task, run / "predictions", name, rows, predictions)
+            write_official(task, run / "predictions", name, rows, predictions)
     if predictor.shortened:
         say(f"note: {predictor.shortened} dev and test texts did not fit whole into {predictor.max_length} tokens")

@@ -52,7 +52,7 @@ def embed(
     options: dict[str, Any] = {"normalize": normalize, "layer": layer, "max_length": max_length}
     embedder = Embedder.load(model, device, pooling=pooling, **options)
     count, share = 0, ReadShare()
-    rows = read_rows(data, Columns(text), labelled=False, keep=keep, told=share)
+    rows = read_rows(data, Columns(text), labelled=False, keep=keep, on_progress=share)
     with (
         new_file(out) as made,
         made.open("wb") as file,

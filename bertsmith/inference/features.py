@@ -113,7 +113,7 @@ def _rows(data: str | Path, text: str, conll: bool, documents: bool, share: Read
     if conll or is_conll(data):
         rows = read_conll(data, labelled=False)
     else:
-        rows = read_rows(data, Columns(text), labelled=False, names=WORDS, told=share)
+        rows = read_rows(data, Columns(text), labelled=False, names=WORDS, on_progress=share)
     return rows if documents else (replace(row, document=(), begin=0) for row in rows)
 
 

@@ -30,8 +30,8 @@ from bertsmith.progress import progress_bar, say
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.rows.records import STDIN
 from bertsmith.rows.tables import as_source
-from bertsmith.tasks.by_class import by_class
-from bertsmith.tasks.prediction_files import write_answers as write_official
+from bertsmith.tasks.kinds import KINDS
+from bertsmith.tasks.prediction_files import write_predictions as write_official
 from bertsmith.tasks.reading import in_folder, read_task
 
 
@@ -65,7 +65,7 @@ def evaluate(
         predictions = predictor.predict_all(rows, advance, labelled=True)
     _say_notes(predictor)
     found = {"task": predictor.task.name, "rows": len(rows), **predictor.score(rows, predictions)}
-    classes = by_class(predictor.head, rows, predictions)
+    classes = KINDS[predictor.head.kind].by_class(predictor.head, rows, predictions)
     return {**found, "per_class": classes} if classes else found
 
 
@@ -230,7 +230,9 @@ def write_predictions(
     share, count = ReadShare(), 0
 
     def rows() -> Iterator[Row]:
-        for number, row in enumerate(read_task(predictor.task, data, columns, labelled=False, keep=keep, told=share)):
+        for number, row in enumerate(
+            read_task(predictor.task, data, columns, labelled=False, keep=keep, on_progress=share)
+        ):
             if number >= skip:
                 waiting.append((row.kept, share.value))
                 yield row

@@ -34,10 +34,11 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.progress import Advance
 from bertsmith.rows.columns import Columns, Row
-from bertsmith.rows.given import rows_given
 from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.inputs import rows_of_inputs
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.spans import merge
-from bertsmith.tasks.task import KINDS, find_task, plain_task
+from bertsmith.tasks.task import find_task, plain_task
 from bertsmith.text.unknown import Unknowns
 from bertsmith.training.settings import pick_device
 
@@ -196,8 +197,8 @@ class Predictor:
         ['O', 'O', 'B-DOSE', 'I-DOSE']
         """
         if isinstance(texts, str):
-            return next(self.predict_rows(rows_given([texts], self.head.kind)))
-        return self.predict_rows(rows_given(texts, self.head.kind))
+            return next(self.predict_rows(rows_of_inputs([texts], self.head.kind)))
+        return self.predict_rows(rows_of_inputs(texts, self.head.kind))
 
     def __call__(self, texts: str | Iterable[Any]) -> Any:
         """The answer to a text, or a list of answers; see `predict`."""
@@ -237,7 +238,7 @@ class Predictor:
     def predict_all(self, rows: Sequence[Row], advance: Advance, *, labelled: bool = False) -> list[dict[str, Any]]:
         """Answers for rows, whose labels the model has to know; `advance` is told how many are done."""
         for row in rows if labelled else ():
-            KINDS[self.head.kind].check(row, self.head)
+            KINDS[self.head.kind].target(row, self.head)
         answers = []
         for answer in self.predict_rows(rows):
             answers.append(answer)

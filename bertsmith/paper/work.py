@@ -33,7 +33,7 @@ from bertsmith.paper.tables import SHARES, Column, Row, Table
 from bertsmith.pretraining.run import PretrainConfig, pretrain
 from bertsmith.progress import say
 from bertsmith.recipes import bert, left_to_right
-from bertsmith.tasks.judged import read_judged
+from bertsmith.tasks.dev_predictions import read_dev_predictions
 from bertsmith.tasks.published import SIZES, shortfall
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
@@ -293,7 +293,7 @@ def _usable(place: Path, task: str) -> Data | str:
 
 def _remarks(run: Path, task: str, data: Data) -> list[str]:
     """What differs from the whole data set."""
-    judged = read_judged(run)
+    judged = read_dev_predictions(run)
     counts = Counter(str(line["file"]) for line in judged[1]) if judged else Counter()
     rows = read_json(run / "run.json").get("rows")
     found = shortfall(task, rows if isinstance(rows, int) else None, dict(counts))

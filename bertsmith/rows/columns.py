@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from bertsmith.errors import BadRow, UserError
-from bertsmith.rows.records import STDIN, Form, Record, Source, Told, read_records
+from bertsmith.rows.records import STDIN, Form, OnProgress, Record, Source, read_records
 
 # Where each role's column is looked for, unless a task or the user names it.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -81,9 +81,9 @@ def read_rows(
     literal: bool = False,
     header: tuple[str, ...] = (),
     empty: bool = False,
-    left_out: list[str] | None = None,
+    errors: list[str] | None = None,
     keep: Sequence[str] = (),
-    told: Told = lambda share: None,
+    on_progress: OnProgress = lambda share: None,
 ) -> Iterator[Row]:
     """The rows of a file, one at a time; a missing column or label is an error that names file and line.
 
@@ -106,7 +106,7 @@ def read_rows(
         return [name for name in there if name in wanted]
 
     known = tuple(name for each in names.values() for name in each)
-    form = Form(literal, header, known, columns.text or names.get("text", ("text",))[0], used, told)
+    form = Form(literal, header, known, columns.text or names.get("text", ("text",))[0], used, on_progress)
     found: Columns | None = None
     for place, record in read_records(path, form):
         try:
@@ -115,9 +115,9 @@ def read_rows(
             found = found or find(record)
             row = _row(record, found, place, labelled=labelled, empty=empty)
         except BadRow as error:
-            if left_out is None:
+            if errors is None:
                 raise
-            left_out.append(str(error))
+            errors.append(str(error))
             continue
         yield replace(row, kept={name: record.get(name) for name in keep}) if keep else row
     if found is None:

@@ -24,7 +24,7 @@ STDIN = "-"
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
 Record = Mapping[str, Any]
 Placed = tuple[str, Record | BadRow]  # an error where something stands that is no record
-Told = Callable[[float], None]
+OnProgress = Callable[[float], None]  # gets the share of a file that has been read
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Form:
     known: tuple[str, ...] = ()
     text: str = "text"
     used: Callable[[Sequence[str]], list[str]] = list
-    told: Told = lambda share: None
+    on_progress: OnProgress = lambda share: None
 
 
 def read_records(path: Source, form: Form) -> Iterator[Placed]:
@@ -79,24 +79,26 @@ def _records(path: Source, form: Form) -> Iterator[Placed]:
     if kind in (".csv", ".tsv") or (kind == ".txt" and form.literal and _has_columns(path, form.known)):
         options: dict[str, Any] = {"literal": form.literal, "header": form.header, "known": form.known}
         delimiter = "," if kind == ".csv" else "\t"
-        return _opened(path, form.told, lambda lines: separated(lines, path, delimiter, **options))
+        return _opened(path, form.on_progress, lambda lines: separated(lines, path, delimiter, **options))
     if kind in (".jsonl", ".ndjson") or (kind == ".json" and _has_lines(path)):
-        return _opened(path, form.told, lambda lines: _json_lines(enumerate(lines, 1), str(path)))
+        return _opened(path, form.on_progress, lambda lines: _json_lines(enumerate(lines, 1), str(path)))
     if kind == ".json":
         return _json(path)
     if kind == ".parquet":
         return _parquet(path, form)
     if kind == ".txt":
-        return _opened(path, form.told, lambda lines: _texts(enumerate(lines, 1), str(path), form.text))
+        return _opened(path, form.on_progress, lambda lines: _texts(enumerate(lines, 1), str(path), form.text))
     raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}")
 
 
-def _opened(path: Path, told: Told, records: Callable[[Iterator[str]], Iterator[Placed]]) -> Iterator[Placed]:
+def _opened(
+    path: Path, on_progress: OnProgress, records: Callable[[Iterator[str]], Iterator[Placed]]
+) -> Iterator[Placed]:
     """The records of a file of lines; `told` hears how far it has been read."""
     size = max(1, path.stat().st_size)
     with unchanged(path) as file:
         for record in records(decoded(file, str(path))):
-            told(min(1.0, file.tell() / size))
+            on_progress(min(1.0, file.tell() / size))
             yield record
 
 
@@ -267,5 +269,5 @@ def _parquet(path: Path, form: Form) -> Iterator[Placed]:
             return
         for record in chunk.to_pylist():
             number += 1
-            form.told(number / rows)
+            form.on_progress(number / rows)
             yield f"{path}, row {number}", record

@@ -1,43 +1,41 @@
-"""Precision, recall and F1 of every class, label or type of entity."""
+"""Precision, recall and F1 of every label, tag or type of entity, from 0 to 100, with its number of gold rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.rows.conll import to_bio
-from bertsmith.tasks.sequences import labels_of, target
+from bertsmith.tasks.description import Prediction
+from bertsmith.tasks.sequences import label_index, labels_of
 from bertsmith.tasks.tagging import bio_labels, entity_words, tags_of
 
 ClassScores = dict[str, dict[str, float | None]]
-Item = tuple[Any, str]  # where something is, and its class
+Item = tuple[Any, str]  # the place of a label, tag or entity, and its class
 
 
-def by_class(head: HeadConfig, rows: Sequence[Row], answers: Sequence[Mapping[str, Any]]) -> ClassScores:
-    """Scores of each class from 0 to 100, and its number of gold rows (words, entities); empty without classes."""
-    if head.kind in ("single", "multi"):
-        return _scores(head.labels, _gold_labels(head, rows), _labels(answers))
-    if head.kind != "tags":
-        return {}
-    gold, predicted = [tags_of(row) for row in rows], [to_bio(answer["tags"]) for answer in answers]
+def label_scores(head: HeadConfig, rows: Sequence[Row], predictions: Sequence[Prediction]) -> ClassScores:
+    """The scores of each label, where a row has one."""
+    gold = enumerate(head.labels[label_index(row, head)] for row in rows)
+    return _scores(head.labels, gold, enumerate(p["label"] for p in predictions))
+
+
+def labels_scores(head: HeadConfig, rows: Sequence[Row], predictions: Sequence[Prediction]) -> ClassScores:
+    """The scores of each label, where a row may have several."""
+    gold = ((number, name) for number, row in enumerate(rows) for name in labels_of(row))
+    return _scores(head.labels, gold, ((number, name) for number, p in enumerate(predictions) for name in p["labels"]))
+
+
+def tag_scores(head: HeadConfig, rows: Sequence[Row], predictions: Sequence[Prediction]) -> ClassScores:
+    """The scores of each type of entity or, where tags mark no entities, of each tag."""
+    gold, predicted = [tags_of(row) for row in rows], [to_bio(p["tags"]) for p in predictions]
     types = sorted({label[2:] for label in bio_labels(head) if label[:2] in ("B-", "I-")})
     if types:
         return _scores(types, _entities(gold), _entities(predicted))
     return _scores(bio_labels(head), _words(gold), _words(predicted))
-
-
-def _gold_labels(head: HeadConfig, rows: Iterable[Row]) -> Iterator[Item]:
-    for number, row in enumerate(rows):
-        names = labels_of(row) if head.kind == "multi" else [head.labels[target(row, head)]]
-        yield from ((number, name) for name in names)
-
-
-def _labels(answers: Iterable[Mapping[str, Any]]) -> Iterator[Item]:
-    for number, answer in enumerate(answers):
-        yield from ((number, name) for name in answer.get("labels", [answer.get("label")]))
 
 
 def _words(sentences: Iterable[Sequence[str]]) -> Iterator[Item]:
@@ -52,14 +50,13 @@ def _entities(sentences: Iterable[Sequence[str]]) -> Iterator[Item]:
 
 
 def _scores(classes: Iterable[str], gold: Iterable[Item], predicted: Iterable[Item]) -> ClassScores:
-    there, said = set(gold), set(predicted)
-    right = Counter(name for _, name in there & said)
-    wanted, found = Counter(name for _, name in there), Counter(name for _, name in said)
-    return {name: _figures(right[name], wanted[name], found[name]) for name in classes}
+    gold, predicted = set(gold), set(predicted)
+    right, of_gold, of_predicted = (Counter(name for _, name in s) for s in (gold & predicted, gold, predicted))
+    return {name: _figures(right[name], of_gold[name], of_predicted[name]) for name in classes}
 
 
 def _figures(right: int, gold: int, predicted: int) -> dict[str, float | None]:
-    """Of a class without a gold row nothing can be said."""
+    """The scores of a class; None where no gold row has it."""
     if not gold:
         return {"precision": None, "recall": None, "f1": None, "rows": 0}
     precision = 100.0 * right / predicted if predicted else 0.0

@@ -1,4 +1,4 @@
-"""Tasks that choose one of several endings, as SWAG (section 4.4): `[CLS] A [SEP] ending [SEP]`, one score each."""
+"""Multiple choice, as SWAG (section 4.4): the text is paired with each ending, and each pair gets one score."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import join_texts, texts_of
 from bertsmith.tasks.metrics import METRICS
-from bertsmith.tasks.sequences import softmax
+from bertsmith.tasks.sequences import are_texts, softmax
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -23,15 +23,22 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
     """A head for as many endings as the rows have."""
     head = HeadConfig("choice", num_choices=len(rows[0].parts))
     for row in rows:
-        check(row, head)
+        ending_index(row, head)
     return head
 
 
-def check(row: Row, head: HeadConfig) -> int:
-    """The number of a row's right ending, from 0; a row that does not fit the model is refused."""
-    _count(row, head)
+def check_row(row: Row) -> None:
+    """Refuse a row without endings, or whose label is none of them."""
+    ending_index(row, HeadConfig("choice"))
+
+
+def ending_index(row: Row, head: HeadConfig) -> int:
+    """The index of a row's right ending, from 0; a row with another number of endings than the head is refused."""
+    _check_endings(row, head)
     text = str(row.label).strip()
-    if text.isdecimal() and int(text) < len(row.parts):  # first: "1 + 2 is" has the ending 2 as well as number 2
+    if text.isdecimal() and int(text) < len(
+        row.parts
+    ):  # before the texts: of the endings of "1 + 2 is", "2" may be a text too
         return int(text)
     endings = [part.strip() for part in row.parts]
     if text in endings:
@@ -45,7 +52,7 @@ def check(row: Row, head: HeadConfig) -> int:
     return number
 
 
-def _count(row: Row, head: HeadConfig) -> None:
+def _check_endings(row: Row, head: HeadConfig) -> None:
     if len(row.parts) < 2:
         raise UserError(f"{row.place or repr(row.text)}: no endings to choose from; see data.columns.endings")
     if head.num_choices and len(row.parts) != head.num_choices:
@@ -53,10 +60,10 @@ def _count(row: Row, head: HeadConfig) -> None:
 
 
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
-    """As many examples a row as it has endings; the first of them carries the label."""
+    """One example for each ending of a row; the first example of a row has its label."""
     for row in rows:
-        _count(row, head)
-    labels = np.asarray([check(row, head) for row in rows]) if labelled else None
+        _check_endings(row, head)
+    labels = np.asarray([ending_index(row, head) for row in rows]) if labelled else None
     counts = np.array([len(row.parts) for row in rows])
     first = texts_of([row.text for row in rows], tokenizer)
     second = texts_of([f"{row.pair} {e}" if row.pair else e for row in rows for e in row.parts], tokenizer)
@@ -69,21 +76,32 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
 
 def decode(
     rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
-) -> list[dict[str, Any]]:
+) -> list[Prediction]:
     """The likeliest ending of each row."""
-    answers = []
+    predictions = []
     for number, row in enumerate(rows):
         scores = softmax(np.array([logits[i][0] for i in encoded.parts_of(number)]))
         best = int(scores.argmax())
-        answers.append(
+        predictions.append(
             {"choice": best, "text": row.parts[best], "score": float(scores[best]), "scores": scores.tolist()}
         )
-    return answers
+    return predictions
 
 
 def score(
-    task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
+    task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
 ) -> dict[str, float]:
     """The share of rows whose ending is right."""
-    gold = [check(row, head) for row in rows]
-    return {name: METRICS[name](gold, [a["choice"] for a in answers]) for name in task.metrics}
+    gold = [ending_index(row, head) for row in rows]
+    return {name: METRICS[name](gold, [p["choice"] for p in predictions]) for name in task.metrics}
+
+
+def gold_choice(row: Row, head: HeadConfig) -> Prediction:
+    """The prediction that agrees with a row's label."""
+    return {"choice": ending_index(row, head)}
+
+
+def from_input(item: Any) -> Row | None:
+    """A row of a text and its endings."""
+    is_choice = isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str) and are_texts(item[1])
+    return Row(item[0], None, None, "", parts=tuple(item[1])) if is_choice else None

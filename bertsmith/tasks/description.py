@@ -1,4 +1,4 @@
-"""What a task is: a description of a labelled data set. Its head's kind says how it is encoded, decoded and scored."""
+"""What a task is: the description of a labelled data set. The kind of its head says how it is encoded and scored."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bertsmith.model.config import HeadKind
 from bertsmith.tasks.examples import Examples
 
 Names = dict[str, tuple[str, ...]]
+Prediction = dict[str, Any]  # plain values: label, score and scores of a classifier, text, start and end of a span, …
 DEV = ("dev", "validation", "valid", "val")
 
 
@@ -21,10 +22,10 @@ DEV = ("dev", "validation", "valid", "val")
 class Task:
     """A description of a labelled data set.
 
-    `names` are the columns it may be found in, by role: text, pair, label, endings, start, key. `train`, `dev` and
-    `test` are the beginnings of its files' names in a folder; `dev` and `test` may be several, `dev` by the prefix of
-    their scores, `test` by the name of the file with their answers. `labels` are the classes in the order of the hub's
-    numbers, `header` the columns of a file that has no header line.
+    `names` are the column names to look for, by role: text, pair, label, endings, start, key. `train`, `dev` and `test`
+    are file names without their suffix, in the order in which a folder is searched for them. There may be several dev
+    files, by the prefix of their scores, and several test files, by the name of their prediction file. `labels` are the
+    classes in the order of the hub's numbers, `header` the columns of files that have no header line.
     """
 
     name: str
@@ -36,11 +37,11 @@ class Task:
     test: dict[str, tuple[str, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
-    own: bool = False  # the user's own file: what is wrong in it is refused, not left out
-    scale: tuple[float, float] | None = None  # the numbers that a regression may give
-    no_answer: bool = False  # some questions have none
-    unlabelled: str = ""  # what stands for the label where annotators did not agree; such rows are left out
-    letters: bool = False  # answers are compared letter by letter (Korean)
+    own: bool = False  # for the user's own files: a bad row is refused, where a data set's bad rows are skipped
+    scale: tuple[float, float] | None = None  # the lowest and highest number that a regression predicts
+    no_answer: bool = False  # some questions have no answer
+    unlabelled: str = ""  # the label of rows whose annotators did not agree; such rows are skipped
+    letters: bool = False  # F1 of answers compares characters instead of words (Korean)
     max_length: int = 128
 
 
@@ -49,9 +50,9 @@ class Limits:
     """How long inputs and answers may be: what encoding and decoding have to agree on.
 
     A context longer than `max_length` is read in windows that begin `stride` tokens apart; a question keeps `max_query`
-    tokens, an answer has at most `max_answer`. No answer is given where that scores more than `threshold` better than
-    the best one (the paper's -τ); None: there is always an answer. A model without a threshold of its own that may find
-    no answer takes 0, as the original code does.
+    tokens, an answer has at most `max_answer`. The prediction is no answer where its score exceeds that of the best
+    answer by more than `threshold` (the paper's -τ); with None there is always an answer. A model that may give no
+    answer and has no threshold of its own takes 0, as the original code does.
     """
 
     max_length: int = 128
@@ -64,16 +65,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows in parts: `owners` says which row each part belongs to (in order), `details` what decoding needs of it.
+    """Rows as parts: `owners` has the row of each part (in order), `details` what decoding needs to know of it.
 
-    A part is an example of its own or, where there are `sources`, is read from the example that they name: sentences
-    with the same context share one.
+    A part is an example of its own or, with `sources`, belongs to the example that they name: sentences with the same
+    context share an example.
     """
 
     examples: Examples
     owners: Sequence[int] | NDArray[np.int64]
     details: Sequence[Any] = ()
-    shortened: int = 0  # rows of which something was cut off
+    shortened: int = 0  # rows that were truncated
     sources: Sequence[int] | NDArray[np.int64] | None = None
 
     def parts_of(self, row: int) -> range:
@@ -81,5 +82,5 @@ class Encoded:
         return range(bisect_left(self.owners, row), bisect_right(self.owners, row))  # type: ignore[arg-type]
 
     def source_of(self, part: int) -> int:
-        """The example that a part is read from."""
+        """The example that a part belongs to."""
         return part if self.sources is None else int(self.sources[part])

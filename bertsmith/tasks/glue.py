@@ -1,9 +1,7 @@
-"""GLUE: nine rows of a table, in its own files' layouts and the hub's, and the files that its server takes."""
+"""GLUE and Korean tasks: one row of a table each, for the files of the data set itself and those of the hub."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from bertsmith.model.config import HeadKind
@@ -71,19 +69,3 @@ KOREAN = (
         scale=(0.0, 5.0),
     ),
 )
-
-
-def write_server_file(path: Path, answers: Iterable[dict[str, Any]], task: Task) -> None:
-    """Answers as GLUE's server takes them: `index` and `prediction`, in the order of the test file."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write("index\tprediction\n")
-        for index, answer in enumerate(answers):
-            file.write(
-                f"{index}\t{answer['label'] if task.labels else format(clipped(answer['value'], task), '.3f')}\n"
-            )
-
-
-def clipped(value: float, task: Task) -> float:
-    """A number inside the task's scale."""
-    low, high = task.scale or (value, value)
-    return min(max(value, low), high)

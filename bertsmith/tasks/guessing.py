@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ from bertsmith.rows.columns import VOTE, Columns, as_list, listed, named_columns
 from bertsmith.rows.records import Record
 from bertsmith.tasks.description import Task
 
-LOOKED_AT = 1000  # rows
+SAMPLE = 1000  # rows whose contents are looked at
 LABEL_WORDS = frozenset(
     """gold label labels class classes category categories target topic topics genre genres intent intents sentiment
     emotion emotions polarity rating ratings score scores stars similarity relatedness tag tags type kind grade relation
@@ -79,11 +79,17 @@ class Column:
 
 @dataclass
 class Guess:
-    """The columns found so far, by role, and why, for each that was found by its content."""
+    """The columns found so far, by role, and the reason for each that was found by its content."""
 
     sample: Sequence[Record]
     found: dict[str, str]
     why: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, columns: Columns, names: Mapping[str, tuple[str, ...]], sample: Sequence[Record]) -> Guess:
+        """The columns that the user has named or that have a usual name."""
+        all_names = dict.fromkeys(name for record in sample for name in record)
+        return cls(sample, {**named_columns(columns, names, all_names), "separator": columns.separator})
 
     @cached_property
     def columns(self) -> list[Column]:
@@ -115,21 +121,20 @@ class Guess:
         self.take_only(role, gold or named, "by its name")
 
 
-def guess_columns(
-    task: Task, columns: Columns, names: Mapping[str, tuple[str, ...]], sample: Sequence[Record]
-) -> tuple[Columns, dict[str, str]]:
-    """The columns as given, by name or by content; and why, for those that were found by content."""
-    guess = Guess(sample, named_columns(columns, names, dict.fromkeys(n for record in sample for n in record)))
-    {"span": _answers, "tags": _tags, "choice": _choice}.get(task.head, _sequences)(guess, task)
-    result = replace(columns, **guess.found)
-    if task.head == "single" and not columns.separator and (mark := _mark(guess)):
-        return replace(result, separator=mark), {**guess.why, "separator": "several labels a row"}
-    return result, guess.why
+def guess_labels(guess: Guess, task: Task) -> None:
+    """One or several labels of a text or a pair, and what separates several labels."""
+    _guess_sequences(guess, task, is_number=False)
+    if not guess.found["separator"] and (separator := _separator(guess)):
+        guess.found["separator"], guess.why["separator"] = separator, "several labels a row"
 
 
-def _sequences(guess: Guess, task: Task) -> None:
-    """A label, a number or several labels for a text or a pair."""
-    is_number, is_pair = task.head == "regression", "pair" in task.names
+def guess_number(guess: Guess, task: Task) -> None:
+    """A number for a text or a pair."""
+    _guess_sequences(guess, task, is_number=True)
+
+
+def _guess_sequences(guess: Guess, task: Task, *, is_number: bool) -> None:
+    is_pair = "pair" in task.names
     fits = [c for c in guess.free() if (c.is_number if is_number else c.has_few_values or c.is_list)]
     guess.take_by_words("label", LABEL_WORDS, fits)
     if not guess.found["text"] and not guess.found["pair"] and (is_pair or is_number):
@@ -147,7 +152,7 @@ def _sequences(guess: Guess, task: Task) -> None:
         guess.take_only("label", [c for c in guess.free() if not c.words & NO_TEXT], "what is left")
 
 
-def _choice(guess: Guess, task: Task) -> None:
+def guess_choice(guess: Guess, task: Task) -> None:
     """A text, endings in a list or in columns of their own, and the right one."""
     guess.take("endings", [c for c in guess.free() if c.is_list and all(len(v) > 1 for v in c.values)], "a list")
     if not guess.found["endings"] and (family := _family(guess.free())):
@@ -159,7 +164,7 @@ def _choice(guess: Guess, task: Task) -> None:
     guess.take_only("label", right, "it names an ending")
 
 
-def _answers(guess: Guess, task: Task) -> None:
+def guess_answer(guess: Guess, task: Task) -> None:
     """A question, the context of its answer, and the answer, which stands in it."""
     questions = [c for c in guess.texts() if sum(v.rstrip().endswith("?") for v in c.values) > len(c.values) / 2]
     guess.take_only("text", questions, "questions")
@@ -171,7 +176,7 @@ def _answers(guess: Guess, task: Task) -> None:
     guess.take("text", guess.texts(), "the longest text beside it")
 
 
-def _tags(guess: Guess, task: Task) -> None:
+def guess_tags(guess: Guess, task: Task) -> None:
     """Words and as many tags: lists, or texts of as many words."""
 
     def parts(column: Column) -> list[list[Any]]:
@@ -224,15 +229,15 @@ def _chooses(record: Record, name: str, endings: Sequence[str]) -> bool:
     return value in map(str, range(len(parts))) or value in parts or (len(value) == 1 and value.lower() in letters)
 
 
-def _mark(guess: Guess) -> str:
-    """What divides the labels of a row, where their parts are fewer than the values as they stand."""
+def _separator(guess: Guess) -> str:
+    """What separates the labels of a row, where splitting leaves fewer distinct values."""
     label = next((c for c in guess.columns if c.name == guess.found["label"]), None)
     if label is None or not all(isinstance(value, str) for value in label.values):
         return ""
-    for mark in "|;," if label.words & SEVERAL else "|;":
-        parts = {part.strip() for value in label.values for part in value.split(mark)}
+    for separator in "|;," if label.words & SEVERAL else "|;":
+        parts = {part.strip() for value in label.values for part in value.split(separator)}
         if 1 < len(parts) < label.distinct:
-            return mark
+            return separator
     return ""
 
 

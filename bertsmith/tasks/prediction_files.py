@@ -1,65 +1,32 @@
-"""Prediction files: written for GLUE's server and SQuAD's scripts; read back, as `predict`'s own, to be scored."""
+"""Prediction files: written in the form of a data set's server or script, read back and scored."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertsmith.config import read_json
 from bertsmith.errors import BadRow, UserError
-from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.rows.records import Form, read_records
-from bertsmith.tasks.by_class import by_class
-from bertsmith.tasks.description import Limits, Task
-from bertsmith.tasks.glue import write_server_file
+from bertsmith.tasks.description import Limits, Prediction, Task
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import read_task
+from bertsmith.tasks.sequences import label_name
 from bertsmith.tasks.spans import gold_texts, keys_of
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
 from bertsmith.tasks.tagging import tags_of
-from bertsmith.tasks.task import KINDS, find_task
-
-FIELDS = {"single": "label", "multi": "labels", "regression": "value", "choice": "choice"}  # of predict's answers
+from bertsmith.tasks.task import find_task
 
 
-def write_answers(task: Task, folder: Path, name: str, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> None:
-    """Write the answers to one file of a data set, in the form of its server or script."""
+def write_predictions(
+    task: Task, folder: Path, name: str, rows: Sequence[Row], predictions: Sequence[Prediction]
+) -> None:
+    """Write the predictions for one file of a data set, in the form of its server or script."""
     folder.mkdir(parents=True, exist_ok=True)
-    if task.head == "span":
-        _write_squad(task, folder, rows, answers)
-    elif task.head == "tags":
-        _write_conll(folder / f"{name}.txt", rows, answers)
-    elif task.head == "choice":
-        write_lines(folder / f"{name}.csv", ["pred", *(str(a["choice"]) for a in answers)])
-    else:
-        write_server_file(folder / f"{name}.tsv", answers, task)
-
-
-def _write_squad(task: Task, folder: Path, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> None:
-    keys = keys_of(rows)
-    files = {
-        "predictions.json": [a["text"] for a in answers],
-        "nbest_predictions.json": [a["nbest"] for a in answers],
-    }
-    if task.no_answer:
-        files["null_odds.json"] = [a["null_odds"] for a in answers]
-    for name, values in files.items():
-        text = json.dumps(dict(zip(keys, values, strict=True)), ensure_ascii=False, indent=1)
-        (folder / name).write_text(text + "\n", encoding="utf-8")
-
-
-def _write_conll(path: Path, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> None:
-    lines = []
-    for row, answer in zip(rows, answers, strict=True):
-        lines += [f"{word} {tag}" for word, tag in zip(row.parts, answer["tags"], strict=True)] + [""]
-    write_lines(path, lines)
-
-
-def write_lines(path: Path, lines: Sequence[str]) -> None:
-    """Lines of text, each with its end."""
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    KINDS[task.head].write(folder, name, task, rows, predictions)
 
 
 def score_file(
@@ -77,20 +44,22 @@ def score_file(
             f"{path} is a folder; leave --task out for a model" if path.is_dir() else f"no such file: {path}"
         )
     rows = list(read_task(task, data, Columns(), labelled=True))
-    if task.head == "span":
+    if KINDS[task.head].gold is None:
         odds = read_json(null_odds) if null_odds is not None else None
-        own = path.suffix.lower() != ".json"
-        texts = dict(zip(keys_of(rows), _values(path, rows, ("text",)), strict=True)) if own else read_json(path)
-        found = _score_squad(task, rows, texts, path, odds, threshold)
-    elif task.head == "tags":
-        predicted = [tags_of(row) for row in read_task(task, path, Columns(), labelled=True)]
-        found = _score_tags(task, rows, predicted, path)
+        scores = _score_answers(task, rows, _answers(path, rows), path, odds, threshold)
     else:
-        found = _score_column(task, rows, path)
-    return {"task": name, "rows": len(rows), **found}
+        scores = _score_labels(task, rows, path)
+    return {"task": name, "rows": len(rows), **scores}
 
 
-def _score_squad(
+def _answers(path: Path, rows: Sequence[Row]) -> dict[str, Any]:
+    """The answer to each question, from the file of SQuAD's script or a file that `predict` has written."""
+    if path.suffix.lower() == ".json":
+        return read_json(path)
+    return dict(zip(keys_of(rows), _column(path, rows, ("text",)), strict=True))
+
+
+def _score_answers(
     task: Task, rows: Sequence[Row], texts: dict[str, Any], path: Path, odds: dict[str, Any] | None, threshold: float
 ) -> dict[str, float]:
     golds = gold_texts(rows)
@@ -98,7 +67,7 @@ def _score_squad(
         raise UserError(f"{path}: the answer to {wrong[0]!r} is {texts[wrong[0]]!r}, not a text")
     if not set(golds) & set(texts):
         raise UserError(f"{path} answers none of the questions; its first is {next(iter(texts), 'missing')!r}")
-    lacking = sum(key not in texts for key in golds)
+    missing = sum(key not in texts for key in golds)
     if task.no_answer:
         if odds is not None and (absent := [key for key in texts if key in golds and key not in odds]):
             raise UserError(f"the file of null odds lacks {absent[0]!r}")
@@ -109,16 +78,10 @@ def _score_squad(
         scores["exact_match"] = scores["exact"]
     else:
         scores = squad1_scores(golds, texts, korean=task.letters)
-    return {**scores, **({"unanswered": lacking} if lacking else {})}
+    return {**scores, **({"unanswered": missing} if missing else {})}
 
 
-def _score_tags(task: Task, rows: Sequence[Row], predicted: list[list[str]], path: Path) -> dict[str, Any]:
-    if [len(row.parts) for row in rows] != [len(tags) for tags in predicted]:
-        raise UserError(f"{path} does not have the sentences of the data: {len(predicted)} against {len(rows)}")
-    return _scored(task, rows, KINDS[task.head].head_for(task, rows), [{"tags": tags} for tags in predicted])
-
-
-def _values(path: Path, rows: Sequence[Row], names: tuple[str, ...]) -> list[Any]:
+def _column(path: Path, rows: Sequence[Row], names: tuple[str, ...]) -> list[Any]:
     """The column of a file with one prediction a row, in order."""
     values: list[Any] = []
     form = Form(literal=path.suffix.lower() != ".csv", known=names)
@@ -136,37 +99,29 @@ def _values(path: Path, rows: Sequence[Row], names: tuple[str, ...]) -> list[Any
     return values
 
 
-def _score_column(task: Task, rows: Sequence[Row], path: Path) -> dict[str, Any]:
-    """A file with one prediction a row, under the heading `prediction` (or `pred`), or as `predict` writes it."""
-    kind = KINDS[task.head]
-    head = kind.head_for(task, rows)
-    values = _values(path, rows, ("prediction", "pred", FIELDS[head.kind]))
-    answers = [
-        _answer(Row("", None, value, f"{path}, row {i}", parts=row.parts), head)
-        for i, (value, row) in enumerate(zip(_named(task, values, path), rows, strict=True), 1)
-    ]
-    return _scored(task, rows, head, answers)
-
-
-def _scored(task: Task, rows: Sequence[Row], head: HeadConfig, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    classes = by_class(head, rows, answers)
-    scores: dict[str, Any] = KINDS[task.head].score(task, rows, answers, head, Limits())
+def _score_labels(task: Task, rows: Sequence[Row], path: Path) -> dict[str, Any]:
+    """Score a file that has one label per row, or the tags of all sentences."""
+    head = KINDS[task.head].head_for(task, rows)
+    kind = KINDS[head.kind]
+    assert kind.gold is not None
+    labelled = _rows_of_column(task, rows, path, kind.column) if kind.column else _sentences(task, rows, path)
+    predictions = [kind.gold(row, head) for row in labelled]
+    scores: dict[str, Any] = kind.score(task, rows, predictions, head, Limits())
+    classes = kind.by_class(head, rows, predictions)
     return {**scores, "per_class": classes} if classes else scores
 
 
-def _answer(row: Row, head: HeadConfig) -> dict[str, Any]:
-    """The answer of a model that would be written as this row's label."""
-    found = KINDS[head.kind].check(row, head)
-    if head.kind == "multi":
-        return {"labels": [name for name, is_there in zip(head.labels, found, strict=True) if is_there]}
-    if head.kind == "single":
-        return {"label": head.labels[found]}
-    return {"choice" if head.kind == "choice" else "value": found}
+def _rows_of_column(task: Task, rows: Sequence[Row], path: Path, column: str) -> list[Row]:
+    """Rows with the predictions as labels: under the heading `prediction` or `pred`, or as `predict` writes them."""
+    values = _column(path, rows, ("prediction", "pred", column))
+    labelled = [Row("", None, value, f"{path}, row {i}") for i, value in enumerate(values, 1)]
+    labelled = [replace(row, label=label_name(row, task)) for row in labelled] if task.labels else labelled
+    return [replace(row, parts=gold.parts) for row, gold in zip(labelled, rows, strict=True)]
 
 
-def _named(task: Task, values: list[str], path: Path) -> list[str]:
-    from bertsmith.tasks.sequences import named
-
-    if not task.labels:
-        return values
-    return [named(Row("", None, value, f"{path}, row {i}"), task) for i, value in enumerate(values, 1)]
+def _sentences(task: Task, rows: Sequence[Row], path: Path) -> list[Row]:
+    """The sentences of a file with the predicted tags, which have to be those of the data."""
+    labelled = list(read_task(task, path, Columns(), labelled=True))
+    if [len(row.parts) for row in rows] != [len(tags_of(row)) for row in labelled]:
+        raise UserError(f"{path} does not have the sentences of the data: {len(labelled)} against {len(rows)}")
+    return labelled

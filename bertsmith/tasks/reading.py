@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bertsmith.config import SHORT
 from bertsmith.errors import BadRow, UserError
-from bertsmith.model.heads import HeadConfig
 from bertsmith.progress import say
-from bertsmith.rows.columns import NAMES, Columns, Row, find_columns, first_records, listed, near_column, read_rows
+from bertsmith.rows.columns import Columns, Row, find_columns, first_records, listed, near_column, read_rows
 from bertsmith.rows.conll import NAMES as CONLL
-from bertsmith.rows.conll import is_conll, read_conll, with_documents
-from bertsmith.rows.records import Record, Source, Table, Told, class_names
+from bertsmith.rows.conll import is_conll, read_conll
+from bertsmith.rows.records import OnProgress, Record, Source, Table, class_names
 from bertsmith.rows.tables import as_source
-from bertsmith.tasks import choice, spans
 from bertsmith.tasks.description import DEV, Task
-from bertsmith.tasks.guessing import LOOKED_AT, guess_columns
-from bertsmith.tasks.sequences import label_of, labels_of, named, target
-from bertsmith.tasks.spans import place_answers
-from bertsmith.tasks.tagging import tags_of
+from bertsmith.tasks.guessing import SAMPLE, Guess
+from bertsmith.tasks.kinds import KINDS, Kind
 
-CHECKS: dict[str, Callable[[Row], Any]] = {
-    "single": lambda row: (labels_of if isinstance(row.label, (list, tuple)) else label_of)(row),
-    "regression": lambda row: target(row, HeadConfig("regression")),
-    "choice": lambda row: choice.check(row, HeadConfig("choice")),
-    "tags": tags_of,
-    "span": lambda row: spans.check(row, HeadConfig("span")),
-}
 ENDS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt", ".conll", "")
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The files of a data set: training, dev by the prefix of their scores, test by the name of their answers."""
+    """The files of a data set: training, dev by the prefix of their scores, test by the name of their predictions."""
 
     train: Sequence[Source] = ()
     dev: Mapping[str, Sequence[Source]] = field(default_factory=dict)
     test: Mapping[str, Sequence[Source]] = field(default_factory=dict)
 
     def official(self, task: Task) -> Mapping[str, Sequence[Source]]:
-        """The files whose answers a data set's server takes: test; of SQuAD its script, dev. A user's own has none."""
-        return {} if task.own else self.dev if task.head == "span" else self.test
+        """The files that a data set's server or script scores predictions of; the user's own files have none."""
+        return {} if task.own else self.dev if KINDS[task.head].official_split == "dev" else self.test
 
 
 def find_splits(task: Task, data: Any, dev: Any = None) -> Splits:
@@ -108,17 +97,17 @@ def read_task(
     *,
     labelled: bool,
     skip_bad: bool = False,
-    left_out: list[str] | None = None,
+    errors: list[str] | None = None,
     keep: Sequence[str] = (),
-    told: Told = lambda share: None,
+    on_progress: OnProgress = lambda share: None,
 ) -> Iterator[Row]:
-    """The rows of a task's files; `keep` names columns to carry along, `told` hears how far a file has been read.
+    """The rows of a task's files; rows keep the columns in `keep`, `on_progress` gets the share of a file that is read.
 
-    What is wrong in the user's own rows is refused, unless they are to `skip_bad`; of a data set, labelled rows that
-    lack something are left out. They are told in `left_out` or, where that is not given, in a line.
+    A bad row in the user's own files is refused unless `skip_bad` is set; of a data set, bad labelled rows are skipped.
+    What is wrong with skipped rows is added to `errors` or, where that is None, printed as a note.
     """
-    found, without = 0, list[str]()
-    skipped: list[str] | None = [] if left_out is None else left_out
+    kind, count, unlabelled = KINDS[task.head], 0, list[str]()
+    skipped: list[str] | None = [] if errors is None else errors
     if (task.own and not skip_bad) or not labelled:
         skipped = None
     for path in [paths] if isinstance(paths, (str, Path, Table)) else paths:
@@ -129,54 +118,53 @@ def read_task(
             continue
         names, literal = names_for(task, columns), not task.own
         settings: dict[str, Any] = {"names": names, "literal": literal, "header": task.header, "empty": not task.own}
-        rows = read_rows(path, columns, labelled=labelled, **settings, left_out=skipped, keep=keep, told=told)
+        rows: Iterable[Row] = read_rows(
+            path, columns, labelled=labelled, **settings, errors=skipped, keep=keep, on_progress=on_progress
+        )
         if labelled:
-            rows = _with_gold(rows, task, _class_names(task, path, columns), without)
-        if task.head == "tags":
-            rows = with_documents(_worded(rows, task, labelled))
-        elif labelled and task.labels:
-            rows = (replace(row, label=named(row, task)) for row in rows)
-        for row in rows if skipped is None or not task.own else _without_bad(rows, task, skipped):
-            found += 1
+            rows = _with_gold(rows, task, _class_names(task, path, columns), unlabelled)
+        rows = kind.finish_rows(rows, task, labelled=labelled)
+        for row in rows if skipped is None or not task.own else _without_bad(rows, kind, skipped):
+            count += 1
             yield row
-    if not found and (places := [*without, *(skipped or [])]):
+    if not count and (places := [*unlabelled, *(skipped or [])]):
         raise UserError(f"none of the {len(places)} rows has a label that can be used; the first: {places[0]}")
-    if without:
-        say(f"note: {len(without)} rows have no gold label and were left out; the first: {without[0]}")
-    if skipped and left_out is None:
-        say(f"note: {_lacking(skipped)}")
+    if unlabelled:
+        say(f"note: {len(unlabelled)} rows have no gold label and were left out; the first: {unlabelled[0]}")
+    if skipped and errors is None:
+        say(f"note: {_skipped_note(skipped)}")
 
 
-def _without_bad(rows: Iterable[Row], task: Task, left_out: list[str]) -> Iterator[Row]:
-    """Rows whose label the task can learn."""
+def _without_bad(rows: Iterable[Row], kind: Kind, errors: list[str]) -> Iterator[Row]:
+    """Rows whose label can be learnt."""
     for row in rows:
         try:
-            CHECKS[task.head](row)
+            kind.check(row)
         except UserError as error:
-            left_out.append(str(error))
+            errors.append(str(error))
         else:
             yield row
 
 
 def has_words(task: Task, path: str | Path, *, labelled: bool) -> bool:
-    """Whether a file of a task has a word a line; a labelled `.txt` of tags always has."""
-    return task.head == "tags" and ((labelled and Path(path).suffix.lower() in CONLL) or is_conll(path))
+    """Whether a file of a task has one word per line; a labelled `.txt` file of a tagging task always has."""
+    return KINDS[task.head].tags_words and ((labelled and Path(path).suffix.lower() in CONLL) or is_conll(path))
 
 
 def _class_names(task: Task, path: Source, columns: Columns) -> tuple[str, ...]:
-    """The names of the numbers in a parquet file's label column, where they are those of the task."""
+    """The names of the numbers in the label column of a parquet file, where they are labels of the task."""
     candidates = [columns.label] if columns.label else names_for(task, columns).get("label", ())
-    found = class_names(path, candidates) if task.head in ("single", "tags") else ()
+    found = class_names(path, candidates) if KINDS[task.head].has_classes else ()
     return found if not task.labels or set(found) <= set(task.labels) else ()
 
 
-def _with_gold(rows: Iterable[Row], task: Task, names: tuple[str, ...], without: list[str]) -> Iterator[Row]:
-    """Rows with their labels by name, without those that have none: their places go to `without`."""
+def _with_gold(rows: Iterable[Row], task: Task, names: tuple[str, ...], unlabelled: list[str]) -> Iterator[Row]:
+    """Rows with the names of their labels; the places of rows without a gold label are added to `unlabelled`."""
     for row in rows:
         value = row.label
         is_hidden = value == -1 and (names or not task.own)  # as the hub does it
         if is_hidden or (task.unlabelled and value == task.unlabelled):
-            without.append(row.place)
+            unlabelled.append(row.place)
         elif names:
             yield replace(
                 row, label=[_name(v, names) for v in value] if isinstance(value, list) else _name(value, names)
@@ -191,10 +179,9 @@ def _name(value: Any, names: tuple[str, ...]) -> Any:
 
 
 def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:
-    """Where the columns are looked for that the user has not named; a pair that was named has a column of its own."""
-    if task.head == "regression" and task.own and columns.pair:
-        return {**NAMES, "pair": (columns.pair,)}
-    return task.names
+    """The usual names of a task's columns; where the user has named a second text, it is required, too."""
+    is_pair = task.own and columns.pair and "pair" not in task.names
+    return {**task.names, "pair": (columns.pair,)} if is_pair else task.names
 
 
 def guessed_columns(task: Task, source: Source, columns: Columns, command: str = "bertsmith finetune …") -> Columns:
@@ -204,8 +191,10 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
     """
     if not task.own or (not isinstance(source, Table) and has_words(task, source, labelled=True)):
         return columns
-    sample = first_records(source, LOOKED_AT)
-    found, why = guess_columns(task, columns, names_for(task, columns), sample)
+    sample = first_records(source, SAMPLE)
+    guess = Guess.start(columns, names_for(task, columns), sample)
+    KINDS[task.head].guess(guess, task)
+    found, reasons = replace(columns, **guess.found), guess.why
     try:
         if lacking := [role for role in _roles(task, found) if not getattr(found, role)]:
             there = ", ".join(map(str, sample[0]))
@@ -215,7 +204,9 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
         raise UserError(f"{error}. For example: {_naming(task, found, sample, source, command)}") from None
     chosen = {role: name for role, name in asdict(found).items() if name and name != getattr(columns, role)}
     if chosen:
-        words = (f"{role} = {name!r}" + (f" ({why[role]})" if role in why else "") for role, name in chosen.items())
+        words = (
+            f"{role} = {name!r}" + (f" ({reasons[role]})" if role in reasons else "") for role, name in chosen.items()
+        )
         say("columns: " + ", ".join(words))
     return found
 
@@ -242,40 +233,21 @@ def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source
     return f"{command} {' '.join(given)}"
 
 
-def _worded(rows: Iterable[Row], task: Task, labelled: bool) -> Iterator[Row]:
-    """Sentences of a table: words as given or, where there are tags, between spaces; the hub's numbers as tags."""
-    for row in rows:
-        if not row.parts and not labelled:
-            yield row
-            continue
-        parts = row.parts or tuple(row.text.split())
-        label = row.label.split() if isinstance(row.label, str) else row.label
-        if isinstance(label, list):
-            label = [task.labels[n] if isinstance(n, int) and 0 <= n < len(task.labels) else n for n in label]
-        yield replace(row, parts=parts, label=label, text=" ".join(parts))
-
-
 def training_rows(
     task: Task, sources: Sequence[Source], columns: Columns, *, skip_bad: bool = False
 ) -> tuple[list[Row], list[str]]:
-    """The rows to train on, and a line on each thing that was mended or left out."""
-    left_out: list[str] = []
-    moved: list[str] = []
+    """The rows to train on, and notes on what was corrected or skipped."""
+    errors: list[str] = []
     try:
-        rows = list(read_task(task, sources, columns, labelled=True, skip_bad=skip_bad, left_out=left_out))
+        rows = list(read_task(task, sources, columns, labelled=True, skip_bad=skip_bad, errors=errors))
     except BadRow as error:
         raise UserError(f"{error}; mend the row, or leave out all that cannot be used with --skip-bad") from None
-    if task.head == "span":
-        rows = place_answers(rows, left_out=None if task.own and not skip_bad else left_out, moved=moved)
+    rows, note = KINDS[task.head].align(rows, None if task.own and not skip_bad else errors)
     if not rows:
-        raise UserError(f"{sources[0]} holds no rows that can be used; the first that cannot: {left_out[0]}")
-    said = []
-    if moved:
-        said.append(f"{len(moved)} answers were found at another place than they name; the first: {moved[0]}")
-    if left_out:
-        said.append(_lacking(left_out))
-    return rows, said
+        raise UserError(f"{sources[0]} holds no rows that can be used; the first that cannot: {errors[0]}")
+    notes = [note] if note else []
+    return rows, [*notes, _skipped_note(errors)] if errors else notes
 
 
-def _lacking(errors: list[str]) -> str:
+def _skipped_note(errors: list[str]) -> str:
     return f"{len(errors)} rows were left out: they cannot be used; the first: {errors[0]}"

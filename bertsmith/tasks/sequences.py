@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,23 +12,21 @@ from numpy.typing import NDArray
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import join_texts, texts_of
 from bertsmith.tasks.metrics import METRICS, accuracy, micro_f1
 from bertsmith.text.tokenizer import Tokenizer
 
-LARGEST = 1e15  # of a number to learn: the squares of single precision end at 1e38
+LARGEST = 1e15  # number to learn: its square has to fit into float32, which ends at 1e38
 
 
 def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
-    """The head that a task's training rows ask for."""
-    if task.head == "regression":
-        return HeadConfig("regression")
+    """The head for the labels of the training rows: one label per row or, where labels are lists, several."""
     if task.labels:
         return HeadConfig(task.head, task.labels)
-    several = _same_type(rows) == "list"
-    found = {name for row in rows for name in (labels_of(row) if several else [label_of(row)])}
-    labels = sorted(found, key=lambda x: (not _is_int(x), int(x) if _is_int(x) else 0, x))
+    several = _type_of_labels(rows) == "list"
+    distinct = {name for row in rows for name in (labels_of(row) if several else [label_of(row)])}
+    labels = sorted(distinct, key=lambda x: (not _is_int(x), int(x) if _is_int(x) else 0, x))
     if several and not labels:
         raise UserError("no row has a label: there is nothing to learn")
     if not several and len(labels) < 2:
@@ -39,20 +37,25 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
     return HeadConfig("multi" if several else task.head, tuple(labels))
 
 
-def _same_type(rows: Sequence[Row]) -> str:
-    """What the labels are; two kinds of them in one file is a mistake that training would hide."""
-    kinds: dict[str, Row] = {}
+def regression_head(task: Task, rows: Sequence[Row]) -> HeadConfig:
+    """A head for one number."""
+    return HeadConfig("regression")
+
+
+def _type_of_labels(rows: Sequence[Row]) -> str:
+    """The type of the labels; two types in one file are refused, because training would hide the mistake."""
+    types: dict[str, Row] = {}
     for row in rows:
         value = row.label
-        kind = "list" if isinstance(value, (list, tuple)) else type(value).__name__
-        kinds.setdefault("float" if kind == "int" else kind, row)
-    if len(kinds) > 1:
-        one, other = list(kinds.values())[:2]
+        name = "list" if isinstance(value, (list, tuple)) else type(value).__name__
+        types.setdefault("float" if name == "int" else name, row)
+    if len(types) > 1:
+        one, other = list(types.values())[:2]
         raise UserError(
             f"{other.place}: the label {other.label!r} is of another type than {one.label!r} ({one.place}); "
             "write all labels alike"
         )
-    return next(iter(kinds))
+    return next(iter(types))
 
 
 def label_of(row: Row) -> str:
@@ -72,8 +75,23 @@ def labels_of(row: Row) -> list[str]:
     return [label_of(replace(row, label=value)) for value in row.label]
 
 
-def named(row: Row, task: Task) -> Any:
-    """A row's label as the task names it: data sets of the hub have numbers."""
+def check_labels(row: Row) -> None:
+    """Refuse a row whose label cannot be learnt, before the labels of all rows are known."""
+    labels_of(row) if isinstance(row.label, (list, tuple)) else label_of(row)
+
+
+def check_number(row: Row) -> None:
+    """Refuse a row whose label is not a number."""
+    number_of(row, HeadConfig("regression"))
+
+
+def finish_rows(rows: Iterable[Row], task: Task, *, labelled: bool) -> Iterable[Row]:
+    """Rows with the label names of their task."""
+    return (replace(row, label=label_name(row, task)) for row in rows) if labelled and task.labels else rows
+
+
+def label_name(row: Row, task: Task) -> str:
+    """A row's label by its name in the task; data sets on the hub have the number of the label instead."""
     text = label_of(row)
     if text not in task.labels and text.isdecimal() and int(text) < len(task.labels):
         return task.labels[int(text)]
@@ -82,8 +100,16 @@ def named(row: Row, task: Task) -> Any:
     return text
 
 
-def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
-    """One example a row, `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`."""
+def encode(
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    limits: Limits,
+    head: HeadConfig,
+    *,
+    labelled: bool,
+    target: Callable[[Row, HeadConfig], Any],
+) -> Encoded:
+    """One example per row: one text or a pair of texts, with `target` as its label."""
     labels = np.asarray([target(row, head) for row in rows]) if labelled else None
     first, second = (texts_of(texts, tokenizer) for texts in ([r.text for r in rows], [r.pair or "" for r in rows]))
     has_second = np.array([row.pair is not None for row in rows])
@@ -91,89 +117,138 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     return Encoded(replace(examples, labels=labels), range(len(rows)), shortened=int(shortened.sum()))
 
 
-def target(row: Row, head: HeadConfig) -> Any:
-    """What the model has to learn of a row."""
-    if head.kind == "regression":
-        try:
-            value = float(row.label)
-        except (TypeError, ValueError):
-            raise UserError(f"{row.place}: label {row.label!r} is not a number") from None
-        except OverflowError:
-            value = np.inf
-        if not np.isfinite(value):
-            raise UserError(f"{row.place}: label {str(row.label)[:60]!r} is not a finite number")
-        if abs(value) > LARGEST:
-            raise UserError(f"{row.place}: label {row.label!r} is too large to learn; scale the numbers down")
-        return value
-    if head.kind == "multi":
-        chosen = np.zeros(len(head.labels), dtype=np.float32)
-        for name in labels_of(row):
-            chosen[head.label_index(name, f"{row.place}: ")] = 1
-        return chosen
+def label_index(row: Row, head: HeadConfig) -> int:
+    """The index of a row's label among the head's labels."""
     return head.label_index(label_of(row), f"{row.place}: ")
 
 
+def multi_hot(row: Row, head: HeadConfig) -> NDArray[np.float32]:
+    """1 for each of a row's labels, 0 for the head's other labels (K,)."""
+    chosen = np.zeros(len(head.labels), dtype=np.float32)
+    for name in labels_of(row):
+        chosen[head.label_index(name, f"{row.place}: ")] = 1
+    return chosen
+
+
+def number_of(row: Row, head: HeadConfig) -> float:
+    """A row's label as a number that can be learnt."""
+    try:
+        value = float(row.label)
+    except (TypeError, ValueError):
+        raise UserError(f"{row.place}: label {row.label!r} is not a number") from None
+    except OverflowError:
+        value = np.inf
+    if not np.isfinite(value):
+        raise UserError(f"{row.place}: label {str(row.label)[:60]!r} is not a finite number")
+    if abs(value) > LARGEST:
+        raise UserError(f"{row.place}: label {row.label!r} is too large to learn; scale the numbers down")
+    return value
+
+
 def decode(
-    rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
-) -> list[dict[str, Any]]:
-    """An answer a row."""
-    return [answer(scores, head) for scores in logits]
+    rows: Sequence[Row],
+    encoded: Encoded,
+    logits: Sequence[NDArray[np.float32]],
+    head: HeadConfig,
+    limits: Limits,
+    *,
+    predict: Callable[[NDArray[np.float32], HeadConfig], Prediction],
+) -> list[Prediction]:
+    """One prediction per row."""
+    return [predict(scores, head) for scores in logits]
 
 
-def answer(logits: NDArray[np.float32], head: HeadConfig) -> dict[str, Any]:
-    """Scores as an answer in plain Python values."""
-    if head.kind == "regression":
-        return {"value": float(logits[0])}
-    if head.kind == "multi":
-        scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        chosen = [name for name, s in zip(head.labels, scores, strict=True) if s >= 0.5]
-        return {"labels": chosen, "scores": dict(zip(head.labels, map(float, scores), strict=True))}
+def predict_label(logits: NDArray[np.float32], head: HeadConfig) -> Prediction:
+    """The likeliest label, and the probability of every label."""
     scores = softmax(logits)
     best = int(scores.argmax())
     by_label = dict(zip(head.labels, map(float, scores), strict=True))
     return {"label": head.labels[best], "score": float(scores[best]), "scores": by_label}
 
 
+def predict_labels(logits: NDArray[np.float32], head: HeadConfig) -> Prediction:
+    """All labels with a probability of at least 0.5, and the probability of every label."""
+    scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    chosen = [name for name, s in zip(head.labels, scores, strict=True) if s >= 0.5]
+    return {"labels": chosen, "scores": dict(zip(head.labels, map(float, scores), strict=True))}
+
+
+def predict_number(logits: NDArray[np.float32], head: HeadConfig) -> Prediction:
+    """The number that the head gives."""
+    return {"value": float(logits[0])}
+
+
+def gold_label(row: Row, head: HeadConfig) -> Prediction:
+    """The prediction that agrees with a row's label."""
+    return {"label": head.labels[label_index(row, head)]}
+
+
+def gold_labels(row: Row, head: HeadConfig) -> Prediction:
+    """The prediction that agrees with a row's labels."""
+    return {"labels": [name for name, is_there in zip(head.labels, multi_hot(row, head), strict=True) if is_there]}
+
+
+def gold_number(row: Row, head: HeadConfig) -> Prediction:
+    """The prediction that agrees with a row's number."""
+    return {"value": number_of(row, head)}
+
+
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Scores as probabilities."""
+    """Logits as probabilities."""
     shifted = np.exp(logits.astype(np.float64) - logits.max())
     return shifted / shifted.sum()
 
 
-def score(
-    task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
+def score_label(
+    task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
 ) -> dict[str, float]:
-    """The task's metrics."""
-    if head.kind == "regression":
-        gold: list[Any] = [target(row, head) for row in rows]
-        return {name: METRICS[name](gold, [a["value"] for a in answers]) for name in task.metrics}
-    if head.kind == "multi":
-        gold = [sorted(labels_of(row)) for row in rows]
-        several: list[Any] = [sorted(a["labels"]) for a in answers]
-        return {"accuracy": accuracy(gold, several), "micro_f1": micro_f1(gold, several)}
-    gold = [head.labels[target(row, head)] for row in rows]
-    return {name: METRICS[name](gold, [a["label"] for a in answers]) for name in task.metrics}
+    """The task's metrics of one label per row."""
+    gold = [head.labels[label_index(row, head)] for row in rows]
+    return {name: METRICS[name](gold, [p["label"] for p in predictions]) for name in task.metrics}
 
 
-def class_weights(rows: Sequence[Row], head: HeadConfig, given: dict[str, float], balanced: bool) -> list[float] | None:
-    """How much each class counts: as given, or so that all count alike; the mean over the rows is 1."""
-    if not given and not balanced:
-        return None
-    if head.kind not in ("single", "multi"):
-        raise UserError("class weights are for labels: data.class_weights and data.balanced do not fit this task")
-    weights = np.ones(len(head.labels))
-    chosen = np.array([target(row, head) for row in rows])
-    counts = chosen.sum(0) if head.kind == "multi" else np.bincount(chosen, minlength=len(head.labels))
-    if balanced:
-        weights = 1 / np.maximum(counts, 1)
-    for name, weight in given.items():
-        if weight < 0 or not np.isfinite(weight):
-            raise UserError(f"data.class_weights: the weight of {name!r} must be a number of at least 0, not {weight}")
-        weights[head.label_index(name, "data.class_weights: ")] = weight
-    mean = (weights * counts).sum() / max(1.0, counts.sum())
-    if mean == 0:
-        raise UserError("data.class_weights: all classes of the training rows have the weight 0; nothing can be learnt")
-    return (weights / mean).tolist() if balanced else weights.tolist()
+def score_labels(
+    task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
+) -> dict[str, float]:
+    """Accuracy (all labels of a row are right) and micro F1 of several labels per row."""
+    gold = [sorted(labels_of(row)) for row in rows]
+    predicted: list[Any] = [sorted(p["labels"]) for p in predictions]
+    return {"accuracy": accuracy(gold, predicted), "micro_f1": micro_f1(gold, predicted)}
+
+
+def score_number(
+    task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
+) -> dict[str, float]:
+    """The task's metrics of one number per row."""
+    gold = [number_of(row, head) for row in rows]
+    return {name: METRICS[name](gold, [p["value"] for p in predictions]) for name in task.metrics}
+
+
+def label_counts(rows: Sequence[Row], head: HeadConfig) -> NDArray[Any]:
+    """How many rows have each label (K,)."""
+    return np.bincount([label_index(row, head) for row in rows], minlength=len(head.labels))
+
+
+def labels_counts(rows: Sequence[Row], head: HeadConfig) -> NDArray[Any]:
+    """How many rows have each label, where a row may have several (K,)."""
+    return np.array([multi_hot(row, head) for row in rows]).sum(0)
+
+
+def from_input(item: Any) -> Row | None:
+    """A row of a text or of a pair of texts."""
+    if isinstance(item, str):
+        return Row(item, None, None, "")
+    return Row(item[0], item[1], None, "") if is_pair(item) else None
+
+
+def is_pair(item: Any) -> bool:
+    """Whether a value is a list or tuple of two texts."""
+    return are_texts(item) and len(item) == 2
+
+
+def are_texts(items: Any) -> bool:
+    """Whether a value is a list or tuple of texts that is not empty."""
+    return isinstance(items, list | tuple) and bool(items) and all(isinstance(item, str) for item in items)
 
 
 def _is_int(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tasks that find an answer in a text (sections 4.2 and 4.3): windows with stride, answers as characters, n-best."""
+"""Extractive question answering (sections 4.2 and 4.3): windows with a stride, character offsets, n-best lists."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from bertsmith.batch import Example, Label
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import TARGET, Examples
-from bertsmith.tasks.sequences import softmax
+from bertsmith.tasks.sequences import is_pair, softmax
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
 from bertsmith.text.frame import Frame
 from bertsmith.text.tokenizer import Tokenizer
 
 NOTHING: dict[str, Any] = {"text": "", "start": None, "end": None}
-CERTAIN = 1e6  # the odds of no answer where the context has no words
+CERTAIN = 1e6  # the odds of no answer where the context has no tokens
 
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a context, before which `shift` tokens stand in the example.
+    """A window of a context, which begins at token `shift` of its example.
 
-    `offsets` are the characters of each of its tokens; `best` says which of them have more context here than elsewhere.
+    `offsets` are the character offsets of its tokens; `best` says which tokens have more context here than elsewhere.
     """
 
     shift: int
@@ -73,43 +73,54 @@ def _answer(answer: Any, row: Row) -> tuple[str, int | None]:
         raise UserError(f"{row.place}: answer_start {start!r} is not a number") from None
 
 
-def check(row: Row, head: HeadConfig) -> list[tuple[str, int | None]]:
-    """The gold answers, or an error where a row has no context."""
-    _refuse_lacking(row)
+def gold_answers(row: Row, head: HeadConfig) -> list[tuple[str, int | None]]:
+    """The gold answers of a row, which must have a context."""
+    _check_context(row)
     return answers_of(row)
 
 
-def _refuse_lacking(row: Row) -> None:
+def check_row(row: Row) -> None:
+    """Refuse a row without a context, or whose answers cannot be read."""
+    gold_answers(row, HeadConfig("span"))
+
+
+def check_dev(rows: Sequence[Row]) -> None:
+    """Refuse questions whose ids are not unique: predictions are written under them."""
+    keys_of(rows)
+
+
+def _check_context(row: Row) -> None:
     if row.pair is None:
         raise UserError(f"{row.place or repr(row.text)}: a question needs a context to find its answer in")
 
 
-def place_answers(rows: Iterable[Row], *, left_out: list[str] | None = None, moved: list[str]) -> list[Row]:
-    """Rows whose first answer stands where it says; `moved` tells which had to be found again.
+def align_answers(rows: Iterable[Row], skipped: list[str] | None) -> tuple[list[Row], str]:
+    """Rows whose first answer is at its answer_start, and a note on the answers that were found elsewhere.
 
-    An answer that is not in its context is an error, or with `left_out` a row less.
+    A row whose answer is not in its context is an error; with `skipped` it is skipped, and its place is added there.
     """
-    kept = []
+    kept, moved = list[Row](), list[str]()
     for row in rows:
-        answers = check(row, HeadConfig("span"))
+        answers = gold_answers(row, HeadConfig("span"))
         if not answers:
             kept.append(replace(row, label=[]))
             continue
         text, start = answers[0]
         found = find_answer(text, start, row.pair or "")
-        if found is None and left_out is None:
+        if found is None and skipped is None:
             raise UserError(f"{row.place}: the answer {text!r} is not in its context")
         if found is None:
-            left_out.append(row.place)  # type: ignore[union-attr]
+            skipped.append(row.place)  # type: ignore[union-attr]
             continue
         if start is not None and found != start:
             moved.append(row.place)
         kept.append(replace(row, label=[{"text": text, "answer_start": found}]))
-    return kept
+    note = f"{len(moved)} answers were found at another place than they name; the first: {moved[0]}" if moved else ""
+    return kept, note
 
 
 def find_answer(text: str, start: int | None, context: str) -> int | None:
-    """Where an answer stands: at its place, else the nearest one to it; None where it is nowhere."""
+    """Where an answer begins: at `start`, else at the nearest occurrence; None where the context does not have it."""
     if start is not None and start >= 0 and context.startswith(text, start):
         return start
     found = context.find(text)
@@ -123,10 +134,10 @@ def find_answer(text: str, start: int | None, context: str) -> int | None:
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
     """`[CLS] question [SEP] context [SEP]`, in as many windows as the context takes.
 
-    What is lost is counted: the ends of long questions, and answers that no window holds whole.
+    `shortened` counts truncated questions, and answers that no window holds whole.
     """
     for row in rows:
-        _refuse_lacking(row)
+        _check_context(row)
     questions = tokenizer.encode([row.text for row in rows])
     contexts = list(dict.fromkeys(row.pair or "" for row in rows))
     aligned = {
@@ -162,7 +173,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
 
 
 def _tokens_of_answer(row: Row, offsets: NDArray[Any]) -> tuple[int, int] | None:
-    """The first and the last token of a row's answer, or None where it has none."""
+    """The first and the last token of a row's first answer; None where it has no answer."""
     answers = answers_of(row)
     if not answers:
         return None
@@ -184,7 +195,7 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def stride_note(limits: Limits, frame: Frame) -> str | None:
-    """A line where windows may stand side by side without sharing a token, so that answers are torn apart."""
+    """A note where windows may share no token, so that an answer across their border is in none of them."""
     space = limits.max_length - frame.size(2)
     query = min(limits.max_query, space - 1)
     room = space - query
@@ -197,7 +208,7 @@ def stride_note(limits: Limits, frame: Frame) -> str | None:
 
 
 def most_context(spans: Sequence[tuple[int, int]], length: int) -> NDArray[Any]:
-    """For each token the window in which it has most context on its poorer side; the first where several do."""
+    """The window in which each token has the most context on its shorter side; the first one of several."""
     if len(spans) == 1:
         return np.zeros(length, dtype=np.int64)
     places = np.arange(length)
@@ -214,16 +225,16 @@ def most_context(spans: Sequence[tuple[int, int]], length: int) -> NDArray[Any]:
 
 def decode(
     rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
-) -> list[dict[str, Any]]:
+) -> list[Prediction]:
     """The best answers of each question over all its windows."""
-    answers = []
+    predictions = []
     for number, row in enumerate(rows):
         parts = [(logits[i], encoded.details[i]) for i in encoded.parts_of(number)]
-        answers.append(_decode_one(row.pair or "", parts, limits))
-    return answers
+        predictions.append(_decode_one(row.pair or "", parts, limits))
+    return predictions
 
 
-def _decode_one(context: str, parts: Sequence[tuple[NDArray[np.float32], Window]], limits: Limits) -> dict[str, Any]:
+def _decode_one(context: str, parts: Sequence[tuple[NDArray[np.float32], Window]], limits: Limits) -> Prediction:
     found = [candidate for scores, window in parts for candidate in candidates(scores, window, limits)]
     found.sort(key=lambda candidate: -candidate[0])
     null = min(float(scores[0].sum()) for scores, _ in parts)
@@ -234,38 +245,38 @@ def _decode_one(context: str, parts: Sequence[tuple[NDArray[np.float32], Window]
             break
     if not best:
         return {**NOTHING, "score": 1.0, "null_odds": CERTAIN, "nbest": []}
-    chances = softmax(np.array([total for total, _, _ in best.values()]))
-    ranked = [
-        {"text": text, "start": begin, "end": end, "score": float(chance)}
-        for (text, (_, begin, end)), chance in zip(best.items(), chances, strict=True)
+    probabilities = softmax(np.array([total for total, _, _ in best.values()]))
+    nbest = [
+        {"text": text, "start": begin, "end": end, "score": float(probability)}
+        for (text, (_, begin, end)), probability in zip(best.items(), probabilities, strict=True)
     ]
-    return _chosen(ranked, null - found[0][0], limits)
+    return _chosen(nbest, null - found[0][0], limits)
 
 
-def _chosen(ranked: list[dict[str, Any]], odds: float, limits: Limits) -> dict[str, Any]:
-    """The best of some answers, or none where that is likelier."""
-    return {**ranked[0], **(NOTHING if is_silent(odds, limits) else {}), "null_odds": odds, "nbest": ranked}
+def _chosen(nbest: list[dict[str, Any]], odds: float, limits: Limits) -> Prediction:
+    """The best answer of an n-best list, or no answer where that is likelier."""
+    return {**nbest[0], **(NOTHING if predicts_none(odds, limits) else {}), "null_odds": odds, "nbest": nbest}
 
 
-def is_silent(odds: float, limits: Limits) -> bool:
-    """Whether no answer is given: the one rule for what is written and for what is scored."""
+def predicts_none(odds: float, limits: Limits) -> bool:
+    """Whether the prediction is no answer: one rule for predictions and for their scores."""
     return limits.threshold is not None and odds > limits.threshold
 
 
-def merge(answers: Sequence[dict[str, Any]], limits: Limits) -> dict[str, Any]:
-    """One answer out of those of several models: an answer's score is its mean over their n-best lists."""
+def merge(predictions: Sequence[Prediction], limits: Limits) -> Prediction:
+    """One prediction out of those of several models: an answer's score is its mean over their n-best lists."""
     found: dict[str, dict[str, Any]] = {}
-    for entry in (entry for answer in answers for entry in answer["nbest"]):
+    for entry in (entry for prediction in predictions for entry in prediction["nbest"]):
         known = found.setdefault(entry["text"], {**entry, "score": 0.0})
-        known["score"] += entry["score"] / len(answers)
-    odds = sum(answer["null_odds"] for answer in answers) / len(answers)
+        known["score"] += entry["score"] / len(predictions)
+    odds = sum(prediction["null_odds"] for prediction in predictions) / len(predictions)
     if not found:
         return {**NOTHING, "score": 1.0, "null_odds": odds, "nbest": []}
     return _chosen(sorted(found.values(), key=lambda entry: -entry["score"])[: limits.n_best], odds, limits)
 
 
 def candidates(scores: NDArray[np.float32], window: Window, limits: Limits) -> list[tuple[float, int, int]]:
-    """Possible answers of a window: start + end, and characters; from the best starts and ends of the window."""
+    """The answers made of the n best starts and ends of a window: start + end logits, and character offsets."""
     starts, ends = (np.argsort(-scores[:, i], kind="stable")[: limits.n_best] - window.shift for i in range(2))
     count = len(window.offsets)
     starts = starts[(starts >= 0) & (starts < count)]
@@ -283,7 +294,7 @@ def candidates(scores: NDArray[np.float32], window: Window, limits: Limits) -> l
 
 
 def keys_of(rows: Sequence[Row]) -> list[str]:
-    """The questions' own names, or their numbers."""
+    """The ids of the questions; questions without an id have their number."""
     keys = [row.key or str(number) for number, row in enumerate(rows)]
     if len(set(keys)) < len(keys):
         double = next(i for i, key in enumerate(keys) if key in keys[:i])
@@ -292,33 +303,48 @@ def keys_of(rows: Sequence[Row]) -> list[str]:
 
 
 def gold_texts(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The gold answers of each question, by its name."""
+    """The gold answers of each question, by its id."""
     return {key: [text for text, _ in answers_of(row)] for key, row in zip(keys_of(rows), rows, strict=True)}
 
 
-def choose_threshold(task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> float | None:
-    """The threshold with the best F1 on these rows; None, so that there is always an answer, where all have one."""
-    if not task.no_answer or all(answers_of(row) for row in rows):
-        return None
-    return squad2_scores(gold_texts(rows), *_predictions(rows, answers))["best_f1_thresh"]
+def limits_to_save(rows: Sequence[Row], limits: Limits) -> dict[str, float | None]:
+    """The limits that a saved model needs in order to answer questions as in training."""
+    saved: dict[str, float | None] = {name: getattr(limits, name) for name in ("stride", "max_query", "max_answer")}
+    return {**saved, "threshold": None} if all(map(answers_of, rows)) else saved  # None: there is always an answer
 
 
-def _predictions(rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> tuple[dict[str, str], dict[str, float]]:
-    """The best answer of each question, were there one, and the odds that there is none."""
+def tune(task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, float | None]:
+    """The threshold with the best F1 on dev rows (section 4.3); None, always an answer, where all rows have one."""
+    if not task.no_answer:
+        return {}
+    if all(answers_of(row) for row in rows):
+        return {"threshold": None}
+    return {"threshold": squad2_scores(gold_texts(rows), *_answers_and_odds(rows, predictions))["best_f1_thresh"]}
+
+
+def _answers_and_odds(
+    rows: Sequence[Row], predictions: Sequence[Prediction]
+) -> tuple[dict[str, str], dict[str, float]]:
+    """The best answer of each question, whatever the threshold, and the odds of no answer, by the question's id."""
     keys = keys_of(rows)
     return (
-        dict(zip(keys, [a["nbest"][0]["text"] if a["nbest"] else "" for a in answers], strict=True)),
-        dict(zip(keys, [a["null_odds"] for a in answers], strict=True)),
+        dict(zip(keys, [p["nbest"][0]["text"] if p["nbest"] else "" for p in predictions], strict=True)),
+        dict(zip(keys, [p["null_odds"] for p in predictions], strict=True)),
     )
 
 
 def score(
-    task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
+    task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
 ) -> dict[str, float]:
     """The official figures of SQuAD 1.1, 2.0 or KorQuAD."""
-    golds, (texts, odds) = gold_texts(rows), _predictions(rows, answers)
+    golds, (texts, odds) = gold_texts(rows), _answers_and_odds(rows, predictions)
     if not task.no_answer or all(golds.values()):
-        said = {key: "" if is_silent(odds[key], limits) else text for key, text in texts.items()}
-        return squad1_scores(golds, said, korean=task.letters)
+        predicted = {key: "" if predicts_none(odds[key], limits) else text for key, text in texts.items()}
+        return squad1_scores(golds, predicted, korean=task.letters)
     scores = squad2_scores(golds, texts, odds, math.inf if limits.threshold is None else limits.threshold)
     return {**scores, "exact_match": scores["exact"]}
+
+
+def from_input(item: Any) -> Row | None:
+    """A row of a question and its context."""
+    return Row(item[0], item[1], None, "") if is_pair(item) else None

@@ -1,9 +1,9 @@
-"""Tasks that label every word (section 5.3): the tag is read at a word's first sub-token, in its document's context."""
+"""Tagging of words (section 5.3): a word's tag is predicted at its first sub-token, in the context of its document."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,11 +15,11 @@ from bertsmith.batch import IGNORE, Example, Label
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.rows.conll import bio_name, to_bio
-from bertsmith.tasks.description import Encoded, Limits, Task
+from bertsmith.rows.conll import bio_name, to_bio, with_documents
+from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import TAG, WORD, Examples
-from bertsmith.tasks.metrics import entities
-from bertsmith.tasks.sequences import softmax
+from bertsmith.tasks.metrics import entities, seqeval_metrics
+from bertsmith.tasks.sequences import are_texts, softmax
 from bertsmith.text.offsets import FLAG, PICTURE, SKIN_TONES, marks
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -62,8 +62,8 @@ def tags_of(row: Row) -> list[str]:
     return to_bio(tags)
 
 
-def check(row: Row, head: HeadConfig) -> list[int]:
-    """The classes of a row's words."""
+def tag_indices(row: Row, head: HeadConfig) -> list[int]:
+    """The index of each word's tag among the head's labels."""
     known = replace(head, labels=bio_labels(head))
     return [known.label_index(tag, f"{row.place}: ") for tag in tags_of(row)]
 
@@ -87,7 +87,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     owners, details, sources = [], [], []
     places: dict[tuple[int | tuple[str, ...], int, int], int] = {}  # of the examples, by document and window
     for number, (row, words) in enumerate(zip(rows, texts, strict=True)):
-        classes = np.array(check(row, head) if labelled else [IGNORE] * len(words))
+        classes = np.array(tag_indices(row, head) if labelled else [IGNORE] * len(words))
         document, offset = (row.document, row.begin) if row.document else (tuple(words), 0)
         alone = labelled or not row.document
         sizes = np.minimum(np.array([len(pieces[word]) for word in document], dtype=np.int64), room)
@@ -145,19 +145,19 @@ def _windows(sizes: NDArray[Any], begin: int, end: int, room: int) -> Iterator[t
 
 def decode(
     rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]], head: HeadConfig, limits: Limits
-) -> list[dict[str, Any]]:
-    """The tag of each word with its probability, and the entities that they make up, with their places in the text."""
-    answers = []
+) -> list[Prediction]:
+    """The tag of each word with its probability, and the entities that the tags mark, with their places in the text."""
+    predictions = []
     for number, row in enumerate(rows):
         parts = [(logits[encoded.source_of(i)], encoded.details[i]) for i in encoded.parts_of(number)]
-        chances = [softmax(word) for scores, begins in parts for word in scores[begins]]
-        tags = [head.labels[int(chance.argmax())] for chance in chances]
-        highest = [float(chance.max()) for chance in chances]
+        words_scores = [softmax(word) for scores, begins in parts for word in scores[begins]]
+        tags = [head.labels[int(scores.argmax())] for scores in words_scores]
+        highest = [float(scores.max()) for scores in words_scores]
         places = words_of(row)
         words = [row.text[begin:end] for begin, end in places]
         found = find_entities(row.text, places, tags, highest)
-        answers.append({"words": words, "tags": tags, "scores": highest, "entities": found})
-    return answers
+        predictions.append({"words": words, "tags": tags, "scores": highest, "entities": found})
+    return predictions
 
 
 def find_entities(
@@ -185,11 +185,54 @@ def entity_words(tags: Sequence[str]) -> list[tuple[str, list[int]]]:
 
 
 def score(
-    task: Task, rows: Sequence[Row], answers: Sequence[dict[str, Any]], head: HeadConfig, limits: Limits
+    task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
 ) -> dict[str, float]:
-    """F1, precision and recall of entities, where tags are B and I; and the share of words that are right."""
-    gold, predicted = [tags_of(row) for row in rows], [to_bio(a["tags"]) for a in answers]
+    """F1, precision and recall of entities, where the tags mark entities; and the accuracy over words."""
+    gold, predicted = [tags_of(row) for row in rows], [to_bio(p["tags"]) for p in predictions]
     pairs = [(g, p) for one, other in zip(gold, predicted, strict=True) for g, p in zip(one, other, strict=True)]
     scores = {"accuracy": 100.0 * sum(g == p for g, p in pairs) / max(1, len(pairs))}
-    has_entities = any(tag.startswith(("B-", "I-")) for tag in bio_labels(head))
-    return {**(entities(gold, predicted) if has_entities else {}), **scores}
+    return {**(entities(gold, predicted) if _has_entities(bio_labels(head)) else {}), **scores}
+
+
+def goal(task: Task, head: HeadConfig) -> str:
+    """The score by which the best model is kept: F1 of entities, or accuracy where the tags mark none."""
+    return task.metrics[0] if _has_entities(head.labels) else "accuracy"
+
+
+def _has_entities(labels: Sequence[str]) -> bool:
+    return any(label.startswith(("B-", "I-")) for label in labels)
+
+
+def check_dev(rows: Sequence[Row]) -> None:
+    """Refuse to train where the library that scores entities is missing."""
+    seqeval_metrics()
+
+
+def gold_tags(row: Row, head: HeadConfig) -> Prediction:
+    """The prediction that agrees with a row's tags."""
+    return {"tags": tags_of(row)}
+
+
+def finish_rows(rows: Iterable[Row], task: Task, *, labelled: bool) -> Iterator[Row]:
+    """Sentences of a table with their words and tags, in the context of their documents."""
+    return with_documents(_with_words(rows, task, labelled))
+
+
+def _with_words(rows: Iterable[Row], task: Task, labelled: bool) -> Iterator[Row]:
+    """Words are those of the table or, where there are tags, what spaces separate; numbers become the task's tags."""
+    for row in rows:
+        if not row.parts and not labelled:
+            yield row
+            continue
+        parts = row.parts or tuple(row.text.split())
+        label = row.label.split() if isinstance(row.label, str) else row.label
+        if isinstance(label, list):
+            label = [task.labels[n] if isinstance(n, int) and 0 <= n < len(task.labels) else n for n in label]
+        yield replace(row, parts=parts, label=label, text=" ".join(parts))
+
+
+def from_input(item: Any) -> Row | None:
+    """A row of a text or of a list of its words."""
+    if isinstance(item, str):
+        return Row(item, None, None, "")
+    return Row(" ".join(item), None, None, "", parts=tuple(item)) if are_texts(item) else None

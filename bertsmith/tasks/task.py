@@ -1,21 +1,12 @@
-"""Every task by its name, and what each kind of head does: the one place that tells the kinds apart."""
+"""Every task by its name: a task is one row of a table, and its kind says the rest (see `kinds`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import HeadKind
-from bertsmith.model.heads import HeadConfig
-from bertsmith.rows.columns import NAMES, Row
-from bertsmith.tasks import choice, sequences, spans, tagging
-from bertsmith.tasks.description import DEV, Encoded, Limits, Task
+from bertsmith.rows.columns import NAMES
+from bertsmith.tasks.description import DEV, Task
 from bertsmith.tasks.glue import GLUE, KOREAN
-from bertsmith.tasks.sequences import target
-
-__all__ = ["KINDS", "OWN", "TASKS", "Encoded", "Limits", "Task", "find_task", "target"]
 
 PAIRS = {
     "text": ("text1", "sentence1", "premise", "question1", "question", "text_a", "text"),
@@ -97,7 +88,6 @@ OTHERS = (
     ),
 )
 TASKS = {task.name: task for task in (*OWN, *GLUE, *OTHERS, *KOREAN)}
-PLAIN = {"single": "classify", "multi": "classify", "regression": "regress", "choice": "choose", "tags": "tag"}
 
 
 def find_task(name: str) -> Task:
@@ -108,32 +98,5 @@ def find_task(name: str) -> Task:
 
 
 def plain_task(kind: HeadKind) -> Task:
-    """The task for the user's own files of a head's kind."""
-    return TASKS[PLAIN.get(kind, "answer")]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What tells one kind of head from another.
-
-    `head_for(task, rows)` is the head that training rows ask for; `check(row, head)` refuses a row whose label the head
-    cannot learn; `encode` makes examples, `decode` plain answers out of one array of scores an example, and `score`
-    compares them with the rows' labels.
-    """
-
-    head_for: Callable[[Task, Sequence[Row]], HeadConfig]
-    check: Callable[[Row, HeadConfig], Any]
-    encode: Callable[..., Encoded]
-    decode: Callable[..., list[dict[str, Any]]]
-    score: Callable[[Task, Sequence[Row], Sequence[dict[str, Any]], HeadConfig, Limits], dict[str, float]]
-
-
-SEQUENCES = Kind(sequences.head_for, target, sequences.encode, sequences.decode, sequences.score)
-KINDS: dict[HeadKind, Kind] = {
-    "single": SEQUENCES,
-    "multi": SEQUENCES,
-    "regression": SEQUENCES,
-    "choice": Kind(choice.head_for, choice.check, choice.encode, choice.decode, choice.score),
-    "tags": Kind(tagging.head_for, tagging.check, tagging.encode, tagging.decode, tagging.score),
-    "span": Kind(spans.head_for, spans.check, spans.encode, spans.decode, spans.score),
-}
+    """The task for the user's own files with a kind of head; several labels are a case of `classify`."""
+    return next((task for task in OWN if task.head == kind), TASKS["classify"])

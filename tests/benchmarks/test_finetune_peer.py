@@ -17,8 +17,9 @@ from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.inference.predictor import Predictor
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.description import Limits
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import training_rows
-from bertsmith.tasks.task import KINDS, find_task
+from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 
 

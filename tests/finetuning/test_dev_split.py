@@ -13,7 +13,7 @@ from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.judged import read_judged
+from bertsmith.tasks.dev_predictions import read_dev_predictions
 from bertsmith.training.run import facts_of
 
 SINGLE = HeadConfig("single", ("a", "b", "c"))
@@ -80,7 +80,7 @@ def test_runs_are_scored_on_the_same_held_out_rows(world: Path, tmp_path: Path, 
         assert "accuracy" in scores
     assert "5 of the 40 training rows are held out to score on" in " ".join(capfd.readouterr().err.split())
     assert facts_of(tmp_path / "1")["dev_rows_hash"] == facts_of(tmp_path / "2")["dev_rows_hash"]
-    assert len(read_judged(tmp_path / "1")[1]) == 5
+    assert len(read_dev_predictions(tmp_path / "1")[1]) == 5
     whole = override(config, ["data.dev_share=0"])
     scores = finetune(whole, world / "run", world / "train.csv", tmp_path / "whole", device="cpu")
     assert (scores["rows"], "accuracy" in scores) == (40, False)

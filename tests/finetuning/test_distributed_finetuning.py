@@ -21,7 +21,7 @@ import json, os, sys, torch
 from dataclasses import replace
 from bertsmith.config import override
 from bertsmith.finetuning.run import FinetuneConfig, finetune
-from bertsmith.tasks.task import KINDS
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.training.distributed import process_group
 
 model, folder, tasks, settings = json.loads(sys.argv[1])

@@ -16,7 +16,7 @@ from bertsmith.finetuning.scoring import DevScores
 from bertsmith.inference.predictor import Predictor
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
-from bertsmith.tasks.judged import read_judged
+from bertsmith.tasks.dev_predictions import read_dev_predictions
 from bertsmith.training import runlog
 
 QUICK = ["train.steps=20", "train.batch_size=8", "train.learning_rate=1e-3", "data.max_length=16"]
@@ -215,7 +215,7 @@ def test_the_dev_rows_are_answered_once_and_the_best_models_answers_are_its_own(
     monkeypatch.setattr(Predictor, "predict_rows", predict_rows)
     scores = tune(world, tmp_path / "last")
     assert asked == [10]  # the evaluation's answers are those that are written
-    _, lines = read_judged(tmp_path / "last")
+    _, lines = read_dev_predictions(tmp_path / "last")
     assert sum(line["gold"] == line["predicted"] for line in lines) * 10 == scores["accuracy"]
     asked.clear()
     scored(0.9, *[0.5] * 9)

@@ -106,7 +106,7 @@ def test_states_from_the_disk_give_the_same_scores(start, tmp_path, tiny_tokeniz
     predictor = Predictor(Loaded(tmp_path, model, tiny_tokenizer, Notes()), "cpu")
     rows, head = list(read_conll(tmp_path / "train.conll", labelled=True))[:6], model.head_config
     examples = frozen_examples(predictor, rows, head, 64, tmp_path / "states").examples
-    assert [e.labels["tags"].values.tolist() for e in examples] == [tagging.check(row, head) for row in rows]
+    assert [e.labels["tags"].values.tolist() for e in examples] == [tagging.tag_indices(row, head) for row in rows]
     states = [e.labels["states"].values for e in examples]
     assert [s.shape for s in states] == [(len(e.tokens), 4, 32) for e in examples]
     assert all(s.dtype == np.float16 and not s.flags.owndata for s in states)

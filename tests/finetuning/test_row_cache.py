@@ -19,7 +19,8 @@ from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.rows.conll import with_documents
-from bertsmith.tasks.task import KINDS, Limits
+from bertsmith.tasks.description import Limits
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.settings import TrainConfig
 

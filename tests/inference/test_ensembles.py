@@ -13,7 +13,7 @@ from bertsmith.inference.files import evaluate, predict
 from bertsmith.inference.predictor import Predictor
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Limits
-from bertsmith.tasks.sequences import encode
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.spans import merge
 
 QUICK = ["train.steps=6", "train.batch_size=8", "train.learning_rate=2e-3", "data.max_length=24"]
@@ -59,7 +59,7 @@ def test_scores_are_averaged_whatever_the_head(trained, task: str) -> None:
     runs = [trained(task, seed) for seed in (1, 2, 3)]
     ensemble, members = Predictor.load(runs, "cpu"), [Predictor.load(run, "cpu") for run in runs]
     data = [Row(row.get("text", "a list of names"), None, None, "") for row in DATA["classify"]]
-    examples = encode(data, ensemble.tokenizer, Limits(24), ensemble.head, labelled=False).examples
+    examples = KINDS["single"].encode(data, ensemble.tokenizer, Limits(24), ensemble.head, labelled=False).examples
     means = [np.mean(scores, axis=0) for scores in zip(*(m.logits(examples) for m in members), strict=True)]
     for found, expected in zip(ensemble.logits(examples), means, strict=True):
         assert np.allclose(found, expected, atol=1e-6)

@@ -225,7 +225,7 @@ def test_parquet_reads_the_columns_that_are_asked_for(tmp_path):
     with pytest.raises(UserError, match=r"no column 'txt'; did you mean 'text'.*id, text, note"):
         list(read_rows(data, Columns("txt"), labelled=False))
     shares = []
-    rows = list(read_rows(data, Columns(), labelled=False, keep=["note"], told=shares.append))
+    rows = list(read_rows(data, Columns(), labelled=False, keep=["note"], on_progress=shares.append))
     assert [row.kept for row in rows] == [{"note": row["note"]} for row in table()]
     assert shares == [(i + 1) / 25 for i in range(25)]
 

@@ -19,7 +19,7 @@ from bertsmith.pages.report.mistakes import calibration_error, entity_counts
 from bertsmith.pages.report.page_of_runs import report
 from bertsmith.pages.report.runs import read_runs
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.judged import FILE, judge, read_judged, write_judged
+from bertsmith.tasks.dev_predictions import FILE, compare, read_dev_predictions, write_dev_predictions
 from bertsmith.tasks.published import AVERAGE, AVERAGES, PAPER, SIZES
 from bertsmith.tasks.task import TASKS, find_task
 
@@ -54,7 +54,9 @@ def make(
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 9, f"dev_{key}": score, "dev_accuracy": 0.5}) + "\n")
     if dev:
         held = [Row(f"text {i}", f"pair {i}", LABELS[i % 2], "") for i in range(dev)]
-        write_judged(folder, find_task("mrpc"), SINGLE, {"": held}, {"": [answer(i / dev) for i in range(dev)]})
+        write_dev_predictions(
+            folder, find_task("mrpc"), SINGLE, {"": held}, {"": [answer(i / dev) for i in range(dev)]}
+        )
     return folder
 
 
@@ -197,7 +199,7 @@ def test_every_task_with_figures_is_known() -> None:
 def test_confusion_calibration_and_the_worst_rows(tmp_path: Path) -> None:
     run = make(tmp_path / "run", 0.8, dev=0)
     rows = [Row(t, None, g, "") for t, g in (("good", "1"), ("bad", "0"), ("<b>worst</b>", "0"), ("fine", "0"))]
-    write_judged(run, find_task("sst2"), SINGLE, {"": rows}, {"": [answer(p) for p in (0.9, 0.6, 0.99, 0.2)]})
+    write_dev_predictions(run, find_task("sst2"), SINGLE, {"": rows}, {"": [answer(p) for p in (0.9, 0.6, 0.99, 0.2)]})
     html = written([run], tmp_path / "page.html")
     assert cells(html, "0") == ["1", "2", "3", "33.3\u00a0%"]
     assert cells(html, "1") == ["0", "1", "1", "100.0\u00a0%"]
@@ -230,24 +232,24 @@ def test_entities_by_type_are_those_of_seqeval() -> None:
 
 
 def test_each_kind_of_answer_is_judged() -> None:
-    number = judge(find_task("stsb"), HeadConfig("regression"), Row("a", "b", "2.5", ""), {"value": 2.0})
+    number = compare(find_task("stsb"), HeadConfig("regression"), Row("a", "b", "2.5", ""), {"value": 2.0})
     assert (number["loss"], number["gold"], number["scores"]) == (0.25, ["2.5"], [2.0])
     head = HeadConfig("multi", ("x", "y"))
-    several = judge(
+    several = compare(
         find_task("classify"), head, Row("a", None, ["x"], ""), {"labels": [], "scores": {"x": 0.4, "y": 0.2}}
     )
     assert several["loss"] == pytest.approx(-(np.log(0.4) + np.log(0.8)) / 2)
     assert (several["gold"], several["predicted"]) == (["x"], [])
     chosen = {"choice": 1, "score": 0.7, "scores": [0.3, 0.7]}
-    ending = judge(
+    ending = compare(
         find_task("swag"), HeadConfig("choice", num_choices=2), Row("a", None, 0, "", parts=("p", "q")), chosen
     )
     assert (ending["gold"], ending["predicted"], ending["loss"]) == (["0"], ["1"], pytest.approx(-np.log(0.3)))
     given = {"text": "fox", "start": 4, "end": 7, "score": 0.5, "null_odds": 0.0, "nbest": []}
     row = Row("who?", "the fox ran", {"text": ["the fox"], "answer_start": [0]}, "")
-    span = judge(find_task("squad2"), HeadConfig("span"), row, given)
+    span = compare(find_task("squad2"), HeadConfig("span"), row, given)
     assert (span["scores"], span["probability"]) == ([100.0, 100.0], 0.25)
-    silent = judge(find_task("squad2"), HeadConfig("span"), Row("who?", "a fox", [], ""), {**given, "text": ""})
+    silent = compare(find_task("squad2"), HeadConfig("span"), Row("who?", "a fox", [], ""), {**given, "text": ""})
     assert (silent["scores"], silent["probability"], silent["gold"]) == ([100.0, 100.0], 0.5, [])
 
 
@@ -269,7 +271,7 @@ def test_a_run_writes_what_its_page_shows(world: Path, tmp_path: Path, task: str
         FinetuneConfig("classify" if task == "several" else task), ["train.steps=2", "train.batch_size=4"]
     )
     scores = finetune(config, world / "run", data, tmp_path / "run", dev=data, device="cpu")
-    _, judged = read_judged(tmp_path / "run")
+    _, judged = read_dev_predictions(tmp_path / "run")
     assert len(judged) == 12
     if "accuracy" in scores and task != "tag":
         right = np.mean([line["gold"] == line["predicted"] for line in judged])

@@ -13,9 +13,10 @@ from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.rows.columns import Columns, Row, read_rows
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.prediction_files import score_file
 from bertsmith.tasks.reading import guessed_columns, read_task, training_rows
-from bertsmith.tasks.task import KINDS, find_task
+from bertsmith.tasks.task import find_task
 
 A, B = {"text": "a", "label": "x"}, {"text": "b", "label": "y"}
 GUESS = Columns()
@@ -193,7 +194,7 @@ def learn(task, path: Path, columns: Columns = GUESS) -> list[Row]:
     rows, _ = training_rows(task, [path], columns)
     head = KINDS[task.head].head_for(task, rows)
     for row in rows:
-        KINDS[head.kind].check(row, head)
+        KINDS[head.kind].target(row, head)
     return rows
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from bertsmith.errors import UserError
 from bertsmith.rows.columns import Columns, as_list, listed
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import guessed_columns, read_task, training_rows
-from bertsmith.tasks.task import KINDS, find_task
+from bertsmith.tasks.task import find_task
 
 WORDS = "a small file of words that people wrote".split()
 N = 24
@@ -204,7 +205,7 @@ def check(name: str, path: Path) -> None:
     rows, _ = training_rows(task, [path], Columns())
     head = KINDS[task.head].head_for(task, rows)
     for row in rows:
-        KINDS[head.kind].check(row, head)
+        KINDS[head.kind].target(row, head)
 
 
 @pytest.mark.parametrize("name", BAD)

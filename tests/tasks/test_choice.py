@@ -21,9 +21,10 @@ from bertsmith.model.heads import HeadConfig
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks import choice
+from bertsmith.tasks.description import Limits
 from bertsmith.tasks.prediction_files import score_file
 from bertsmith.tasks.reading import read_task, training_rows
-from bertsmith.tasks.task import Limits, find_task
+from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.settings import TrainConfig
 
@@ -42,7 +43,7 @@ def test_swag_and_codah_and_lists_are_read(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(header + '\nv,1,x y,"He sits, alone.",He,gold,a,b,c,d,2\n')
     (swag,) = read_task(find_task("swag"), tmp_path / "train.csv", Columns(), labelled=True)
     assert (swag.text, swag.pair, swag.parts) == ("He sits, alone.", "He", ("a", "b", "c", "d"))
-    assert choice.check(swag, HeadConfig("choice", num_choices=4)) == 2
+    assert choice.ending_index(swag, HeadConfig("choice", num_choices=4)) == 2
     (tmp_path / "fold_0_train.tsv").write_text('n\tA "cat\truns.\tflies.\tsits.\tbarks.\t3\n' * 2)
     codah, _ = training_rows(find_task("swag"), [tmp_path / "fold_0_train.tsv"], Columns())
     assert len(codah) == 2
@@ -50,14 +51,16 @@ def test_swag_and_codah_and_lists_are_read(tmp_path: Path) -> None:
     assert (codah[0].pair, codah[0].parts[3], codah[0].label) == (None, "barks.", "3")
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "q", "choices": ["x", "y"], "answer": "B"}))
     (own,) = read_task(find_task("choose"), tmp_path / "own.jsonl", Columns(), labelled=True)
-    assert choice.check(own, HeadConfig("choice", num_choices=2)) == 1
+    assert choice.ending_index(own, HeadConfig("choice", num_choices=2)) == 1
 
 
 def test_a_number_counts_the_endings_even_where_one_reads_like_it() -> None:
     head = HeadConfig("choice", num_choices=4)
-    assert choice.check(Row("1 + 2 is", None, "2", "", parts=("2", "1", "3", "5")), head) == 2
-    assert choice.check(Row("1 + 4 is", None, "5", "", parts=("2", "1", "3", "5")), head) == 3  # no number of an ending
-    assert choice.check(Row("He", None, "ran. ", "", parts=("sat.", "ran. ", "ate.", "slept.")), head) == 1
+    assert choice.ending_index(Row("1 + 2 is", None, "2", "", parts=("2", "1", "3", "5")), head) == 2
+    assert (
+        choice.ending_index(Row("1 + 4 is", None, "5", "", parts=("2", "1", "3", "5")), head) == 3
+    )  # no number of an ending
+    assert choice.ending_index(Row("He", None, "ran. ", "", parts=("sat.", "ran. ", "ate.", "slept.")), head) == 1
 
 
 def test_the_start_of_an_ending_stands_with_it(world: Path) -> None:

@@ -7,14 +7,15 @@ import pytest
 
 from bertsmith.config import override
 from bertsmith.errors import UserError
+from bertsmith.finetuning.data import class_weights
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.inference.files import evaluate, predict
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Columns, Row
-from bertsmith.tasks.prediction_files import score_file, write_answers
+from bertsmith.tasks.prediction_files import score_file, write_predictions
 from bertsmith.tasks.reading import find_splits, read_task
-from bertsmith.tasks.sequences import class_weights, head_for
+from bertsmith.tasks.sequences import head_for
 from bertsmith.tasks.task import TASKS, find_task
 
 # Two lines of each file as GLUE has it: task, header, a labelled line, what is read of it.
@@ -215,7 +216,7 @@ def test_a_text_a_line_is_read_for_data_sets_too(tmp_path: Path) -> None:
 
 def test_numbers_for_the_server_stay_on_the_scale_and_are_scored(tmp_path: Path) -> None:
     task, rows = find_task("stsb"), [Row("a", "b", None, "")] * 3
-    write_answers(task, tmp_path, "STS-B", rows, [{"value": -0.2}, {"value": 2.34567}, {"value": 7.0}])
+    write_predictions(task, tmp_path, "STS-B", rows, [{"value": -0.2}, {"value": 2.34567}, {"value": 7.0}])
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t0.000\n1\t2.346\n2\t5.000\n"
     (tmp_path / "dev.jsonl").write_text(
         "\n".join(json.dumps({"sentence1": "a", "sentence2": "b", "score": s}) for s in (1, 2, 5))

@@ -14,10 +14,11 @@ from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.judged import FILE, read_judged
-from bertsmith.tasks.sequences import answer, encode
+from bertsmith.tasks.description import Limits
+from bertsmith.tasks.dev_predictions import FILE, read_dev_predictions
+from bertsmith.tasks.kinds import KINDS
+from bertsmith.tasks.sequences import predict_labels
 from bertsmith.tasks.spans import stride_note
-from bertsmith.tasks.task import Limits
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -48,7 +49,7 @@ def test_a_run_resumed_in_the_middle_is_identical_to_the_bit(world: Path, tmp_pa
     assert finetune(config, world / "run", data, cut, dev=data, device="cpu", resume=True) == scores
     files = [(run / "model" / "model.safetensors").read_bytes() for run in (whole, cut)]
     assert files[0] == files[1]
-    assert read_judged(whole) == read_judged(cut)
+    assert read_dev_predictions(whole) == read_dev_predictions(cut)
 
 
 def test_several_labels_are_learnt_as_by_transformers(world: Path, tmp_path: Path) -> None:
@@ -59,7 +60,8 @@ def test_several_labels_are_learnt_as_by_transformers(world: Path, tmp_path: Pat
     model = load_folder(tmp_path).model.eval()
     chosen = [["red"], [], ["green", "none"], ["red", "green", "blue", "none"]]
     rows = [Row(f"the list of {'files ' * i}", None, names, "") for i, names in enumerate(chosen)]
-    batch = encode(rows, tokenizer, Limits(24), HeadConfig("multi", labels), labelled=True).examples.batch(np.arange(4))
+    head = HeadConfig("multi", labels)
+    batch = KINDS["multi"].encode(rows, tokenizer, Limits(24), head, labelled=True).examples.batch(np.arange(4))
     texts = tokenizer.encode([row.text for row in rows], special=True)
     longest = max(map(len, texts))
     tokens = torch.tensor([ids + [0] * (longest - len(ids)) for ids in texts])
@@ -72,7 +74,7 @@ def test_several_labels_are_learnt_as_by_transformers(world: Path, tmp_path: Pat
     torch.testing.assert_close(model.head.output.weight.grad, -theirs.classifier.weight.grad, atol=1e-5, rtol=1e-4)
     for scores, row in zip(output.logits.detach().numpy(), rows, strict=True):
         above = [name for name, score in zip(labels, scores, strict=True) if 1 / (1 + np.exp(-score)) >= 0.5]
-        assert answer(scores, HeadConfig("multi", labels))["labels"] == above, row
+        assert predict_labels(scores, head)["labels"] == above, row
 
 
 def test_windows_without_overlap_are_told() -> None:

@@ -19,7 +19,7 @@ from bertsmith.inference.files import evaluate, fill, predict
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.by_class import by_class
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.prediction_files import score_file
 
 WORDS = "quick brown fox jumps over lazy dog and barks at foxes".split()  # no articles: the scripts drop them
@@ -111,13 +111,15 @@ def test_without_a_threshold_both_are_silent_above_zero(model, tmp_path: Path) -
 def test_scores_of_classes() -> None:
     head = HeadConfig("single", ("a", "b", "c"))
     rows = [Row("", None, label, "") for label in "aab"]
-    found = by_class(head, rows, [{"label": label} for label in "aba"])
+    found = KINDS["single"].by_class(head, rows, [{"label": label} for label in "aba"])
     assert found["a"] == {"precision": 50.0, "recall": 50.0, "f1": 50.0, "rows": 2}
     assert found["b"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1}
     assert found["c"] == {"precision": None, "recall": None, "f1": None, "rows": 0}  # no gold row
-    several = by_class(HeadConfig("multi", ("a", "b")), [Row("", None, ["a", "b"], "")], [{"labels": ["b"]}])
+    several = KINDS["multi"].by_class(
+        HeadConfig("multi", ("a", "b")), [Row("", None, ["a", "b"], "")], [{"labels": ["b"]}]
+    )
     assert [several[name]["recall"] for name in "ab"] == [0.0, 100.0]
-    assert by_class(HeadConfig("regression"), rows, []) == {}
+    assert KINDS["regression"].by_class(HeadConfig("regression"), rows, []) == {}
 
 
 def test_scores_of_entities_are_those_of_seqeval() -> None:
@@ -125,7 +127,7 @@ def test_scores_of_entities_are_those_of_seqeval() -> None:
     draw = random.Random(2)
     gold, predicted = ([draw.choices(TAGS, k=6) for _ in range(200)] for _ in range(2))
     rows = [Row("", None, tags, "", parts=("x",) * 6) for tags in gold]
-    found = by_class(HeadConfig("tags", TAGS), rows, [{"tags": tags} for tags in predicted])
+    found = KINDS["tags"].by_class(HeadConfig("tags", TAGS), rows, [{"tags": tags} for tags in predicted])
     expected = metrics.classification_report(gold, predicted, output_dict=True)
     for kind in ("PER", "LOC"):
         figures = [100 * expected[kind][name] for name in ("precision", "recall", "f1-score")]

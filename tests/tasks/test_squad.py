@@ -14,9 +14,10 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks import spans
+from bertsmith.tasks.description import Limits
 from bertsmith.tasks.prediction_files import score_file
 from bertsmith.tasks.reading import read_task, training_rows
-from bertsmith.tasks.task import Limits, find_task
+from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 
 SPAN = HeadConfig("span")

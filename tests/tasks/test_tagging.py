@@ -23,9 +23,10 @@ from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.rows.conll import read_conll, to_bio
 from bertsmith.tasks import tagging
+from bertsmith.tasks.description import Limits
 from bertsmith.tasks.prediction_files import score_file
 from bertsmith.tasks.reading import read_task
-from bertsmith.tasks.task import Limits, find_task
+from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 
 CONLL = """-DOCSTART- -X- -X- O

@@ -5,9 +5,10 @@ import pytest
 
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
+from bertsmith.tasks.description import Limits
 from bertsmith.tasks.examples import shorten
-from bertsmith.tasks.sequences import answer, encode
-from bertsmith.tasks.task import Limits
+from bertsmith.tasks.kinds import KINDS
+from bertsmith.tasks.sequences import predict_label, predict_labels
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -28,7 +29,7 @@ def test_the_longer_text_of_a_pair_is_cut(room: int) -> None:
 def test_pairs_are_encoded_in_two_segments(world) -> None:
     tokenizer = Tokenizer.load(world / "tok")
     rows = [Row("a list of numbers", "the file", None, ""), Row("a list " * 40, None, None, "")]
-    encoded = encode(rows, tokenizer, Limits(16), HeadConfig("regression"), labelled=False)
+    encoded = KINDS["regression"].encode(rows, tokenizer, Limits(16), HeadConfig("regression"), labelled=False)
     pair, single = encoded.examples
     first, second = tokenizer.encode(["a list of numbers", "the file"])
     cls_id, sep_id = tokenizer.id("[CLS]"), tokenizer.id("[SEP]")
@@ -54,14 +55,14 @@ def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_tim
 def test_an_answer_has_every_label_that_is_likelier_than_not() -> None:
     """A score of its own for each label: they need not add up to 1, and none may be right."""
     head = HeadConfig("multi", ("a", "b", "c"))
-    found = answer(np.array([0.01, -0.01, 3.0], dtype=np.float32), head)
+    found = predict_labels(np.array([0.01, -0.01, 3.0], dtype=np.float32), head)
     assert found["labels"] == ["a", "c"]
     assert list(found["scores"].values()) == pytest.approx([1 / (1 + np.exp(-x)) for x in (0.01, -0.01, 3.0)], abs=1e-6)
-    assert answer(np.full(3, -1.0, dtype=np.float32), head)["labels"] == []
+    assert predict_labels(np.full(3, -1.0, dtype=np.float32), head)["labels"] == []
 
 
 def test_one_label_has_the_softmax_of_the_scores() -> None:
-    found = answer(np.array([1.0, 2.0, 0.0], dtype=np.float32), HeadConfig("single", ("a", "b", "c")))
+    found = predict_label(np.array([1.0, 2.0, 0.0], dtype=np.float32), HeadConfig("single", ("a", "b", "c")))
     chances = np.exp([1, 2, 0]) / np.exp([1, 2, 0]).sum()
     assert (found["label"], found["score"]) == ("b", pytest.approx(chances[1]))
     assert found["scores"] == {name: pytest.approx(chance) for name, chance in zip("abc", chances, strict=True)}

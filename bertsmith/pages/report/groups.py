@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from bertsmith.pages.report.runs import DEV, Run, flatten, inside, keys, labels_of_paths, lower_is_better
-from bertsmith.tasks.judged import Line, read_judged
+from bertsmith.tasks.comparison import Comparison
+from bertsmith.tasks.dev_predictions import read_dev_predictions
 from bertsmith.tasks.published import PAPER, PaperScore, shortfall
 from bertsmith.tasks.task import TASKS
 from bertsmith.training.runlog import is_score
@@ -53,9 +54,9 @@ class Group:
         return max(self.runs, key=lambda run: sign * (run.last(DEV + self.goal) or 0.0))
 
     @cached_property
-    def judged(self) -> tuple[dict[str, object], list[Line]] | None:
+    def judged(self) -> tuple[dict[str, object], list[Comparison]] | None:
         """The dev rows with the best run's answers."""
-        return read_judged(self.best_run.folder)
+        return read_dev_predictions(self.best_run.folder)
 
     @cached_property
     def remarks(self) -> list[str]:

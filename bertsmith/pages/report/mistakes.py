@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from bertsmith.pages import page
 from bertsmith.pages.page import GREY, Html
 from bertsmith.pages.report.groups import Group
-from bertsmith.tasks.judged import Line
+from bertsmith.tasks.comparison import Comparison
 from bertsmith.tasks.tagging import find_entities
 
 WORST = 10  # rows that are shown
@@ -40,7 +40,7 @@ def mistakes(group: Group) -> str:
     return "".join([page.paragraph(words, "note"), *(part for part in _parts(kind, labels, lines) if part)])
 
 
-def _parts(kind: str, labels: Sequence[str], lines: Sequence[Line]) -> list[str]:
+def _parts(kind: str, labels: Sequence[str], lines: Sequence[Comparison]) -> list[str]:
     if kind == "regression":
         return [page.figures([_scatter(lines)]), _worst_numbers(lines)]
     if kind == "tags":
@@ -121,7 +121,7 @@ def calibration_error(
     return sum(abs(place - share) * count for place, share, count in found) / len(chances), found
 
 
-def _scatter(lines: Sequence[Line]) -> str:
+def _scatter(lines: Sequence[Comparison]) -> str:
     gold, predicted = _numbers(lines)
     kept = np.linspace(0, len(gold) - 1, min(len(gold), POINTS)).astype(int)
     ends = [float(min(gold.min(), predicted.min())), float(max(gold.max(), predicted.max()))]
@@ -130,23 +130,23 @@ def _scatter(lines: Sequence[Line]) -> str:
     return page.chart("Predicted beside gold", [diagonal, points], x_label="gold", y_label="predicted")
 
 
-def _numbers(lines: Sequence[Line]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _numbers(lines: Sequence[Comparison]) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.array([float(line["gold"][0]) for line in lines]), np.array([line["scores"][0] for line in lines])
 
 
 # How sure the model was
 
 
-def _sure_tags(lines: Sequence[Line]) -> Sure:
+def _sure_tags(lines: Sequence[Comparison]) -> Sure:
     right = [g == p for line in lines for g, p in zip(line["gold"], line["predicted"], strict=True)]
     return [score for line in lines for score in line["scores"]], right
 
 
-def _sure_answers(lines: Sequence[Line]) -> Sure:
+def _sure_answers(lines: Sequence[Comparison]) -> Sure:
     return [line["probability"] for line in lines], [line["scores"][0] == 100.0 for line in lines]
 
 
-def _sure_labels(labels: Sequence[str], lines: Sequence[Line]) -> Sure:
+def _sure_labels(labels: Sequence[str], lines: Sequence[Comparison]) -> Sure:
     """Every label of every row is a decision of its own."""
     sure, right = [], []
     for line in lines:
@@ -159,14 +159,14 @@ def _sure_labels(labels: Sequence[str], lines: Sequence[Line]) -> Sure:
 # Tables
 
 
-def _entities(lines: Sequence[Line]) -> str:
+def _entities(lines: Sequence[Comparison]) -> str:
     """Precision, recall and F1 of each type of entity; of tags that are no entities, of each tag."""
     rows = [(name, *counts_and_scores(*counts)) for name, counts in entity_counts(lines).items()]
     header = ["type", "gold", "predicted", "precision", "recall", "F1"]
     return page.captioned("Entities by type", page.table(header, rows)) if rows else ""
 
 
-def entity_counts(lines: Sequence[Line]) -> dict[str, tuple[int, int, int]]:
+def entity_counts(lines: Sequence[Comparison]) -> dict[str, tuple[int, int, int]]:
     """How many entities of each type there are, were predicted, and are right."""
     gold, predicted = ([_found(line, side) for line in lines] for side in ("gold", "predicted"))
     there = Counter(kind for row in gold for kind, *_ in row)
@@ -175,7 +175,7 @@ def entity_counts(lines: Sequence[Line]) -> dict[str, tuple[int, int, int]]:
     return {kind: (there[kind], said[kind], hits[kind]) for kind in sorted({*there, *said})}
 
 
-def _found(line: Line, side: str) -> set[tuple[str, int, int]]:
+def _found(line: Comparison, side: str) -> set[tuple[str, int, int]]:
     places = [(number, number + 1) for number in range(len(line[side]))]
     return {(e["type"], e["start"], e["end"]) for e in find_entities("", places, line[side])}
 
@@ -186,7 +186,7 @@ def counts_and_scores(gold: int, predicted: int, right: int) -> tuple[str, str, 
     return f"{gold:,}", f"{predicted:,}", *(f"{100 * share:.1f}" for share in shares)  # type: ignore[return-value]
 
 
-def _by_label(labels: Sequence[str], lines: Sequence[Line]) -> str:
+def _by_label(labels: Sequence[str], lines: Sequence[Comparison]) -> str:
     rows = []
     for name in labels:
         there, said = ([name in line[side] for line in lines] for side in ("gold", "predicted"))
@@ -196,7 +196,7 @@ def _by_label(labels: Sequence[str], lines: Sequence[Line]) -> str:
     return page.captioned("Labels", page.table(header, rows))
 
 
-def _silence(lines: Sequence[Line]) -> str:
+def _silence(lines: Sequence[Comparison]) -> str:
     """Whether there is an answer, against whether one was given; nothing where every question has one."""
     if all(line["gold"] for line in lines):
         return ""
@@ -205,21 +205,23 @@ def _silence(lines: Sequence[Line]) -> str:
     return confusion(names, pairs)
 
 
-def _worst(title: str, header: Sequence[str], lines: Sequence[Line], row: Callable[[Line], Sequence[str]]) -> str:
+def _worst(
+    title: str, header: Sequence[str], lines: Sequence[Comparison], row: Callable[[Comparison], Sequence[str]]
+) -> str:
     if not lines:
         return page.section(title, 3) + page.paragraph("There are none.")
     return page.section(title, 3) + page.table(header, [row(line) for line in lines[:WORST]])
 
 
-def _wrong(lines: Sequence[Line]) -> list[Line]:
+def _wrong(lines: Sequence[Comparison]) -> list[Comparison]:
     """The rows with a wrong label, the highest loss first."""
     return sorted((line for line in lines if line["gold"] != line["predicted"]), key=lambda line: -line["loss"])
 
 
-def _worst_texts(lines: Sequence[Line]) -> str:
+def _worst_texts(lines: Sequence[Comparison]) -> str:
     header = ["text", "gold", "predicted", "probability of it", "loss"]
 
-    def row(line: Line) -> list[str]:
+    def row(line: Comparison) -> list[str]:
         chance = f"{100 * line['probability']:.1f}{PERCENT}" if line["probability"] is not None else "–"
         return [
             _text(line),
@@ -232,10 +234,10 @@ def _worst_texts(lines: Sequence[Line]) -> str:
     return _worst("Errors with the highest loss", header, _wrong(lines), row)
 
 
-def _worst_endings(lines: Sequence[Line]) -> str:
+def _worst_endings(lines: Sequence[Comparison]) -> str:
     header = ["text", "gold ending", "chosen ending", "probability of it", "loss"]
 
-    def row(line: Line) -> list[str]:
+    def row(line: Comparison) -> list[str]:
         gold, chosen = (line["parts"][int(line[side][0])] for side in ("gold", "predicted"))
         return [
             _text(line),
@@ -248,23 +250,23 @@ def _worst_endings(lines: Sequence[Line]) -> str:
     return _worst("Errors with the highest loss", header, _wrong(lines), row)
 
 
-def _worst_numbers(lines: Sequence[Line]) -> str:
+def _worst_numbers(lines: Sequence[Comparison]) -> str:
     furthest = sorted(lines, key=lambda line: -line["loss"])
 
-    def row(line: Line) -> list[str]:
+    def row(line: Comparison) -> list[str]:
         return [_text(line), f"{float(line['gold'][0]):.2f}", f"{line['scores'][0]:.2f}", f"{line['loss'] ** 0.5:.2f}"]
 
     return _worst("Rows furthest from their number", ["text", "gold", "predicted", "distance"], furthest, row)
 
 
-def _worst_sentences(lines: Sequence[Line]) -> str:
+def _worst_sentences(lines: Sequence[Comparison]) -> str:
     """The sentences with a wrong tag that the model was surest of."""
 
-    def surest(line: Line) -> float:
+    def surest(line: Comparison) -> float:
         triples = zip(line["gold"], line["predicted"], line["scores"], strict=True)
         return max((score for gold, said, score in triples if gold != said), default=0.0)
 
-    def row(line: Line) -> list[str]:
+    def row(line: Comparison) -> list[str]:
         words = []
         for word, gold, said in zip(line["parts"], line["gold"], line["predicted"], strict=True):
             tags = f"<small>{html.escape(gold)} → {html.escape(said)}</small>"
@@ -275,12 +277,12 @@ def _worst_sentences(lines: Sequence[Line]) -> str:
     return _worst("Wrong tags that the model was surest of", ["sentence: gold → predicted", "sure"], wrong, row)
 
 
-def _worst_answers(lines: Sequence[Line]) -> str:
+def _worst_answers(lines: Sequence[Comparison]) -> str:
     """The questions whose answer has least of a gold one, the surest first."""
     wrong = [line for line in lines if line["scores"][1] < 100.0]
     wrong.sort(key=lambda line: (line["scores"][1], -line["probability"]))
 
-    def row(line: Line) -> list[str]:
+    def row(line: Comparison) -> list[str]:
         gold, said = _listed(line["gold"]) or "no answer", line["predicted"][0] or "no answer"
         chance, f1 = f"{100 * line['probability']:.1f}{PERCENT}", f"{line['scores'][1]:.0f}"
         return [_cut(line["text"]), _cut(line["pair"] or "", 420), _cut(gold, 120), _cut(said, 120), chance, f1]
@@ -288,7 +290,7 @@ def _worst_answers(lines: Sequence[Line]) -> str:
     return _worst("Worst answers", ["question", "context", "gold", "predicted", "sure", "F1"], wrong, row)
 
 
-def _text(line: Line) -> str:
+def _text(line: Comparison) -> str:
     both = html.escape(_cut(line["text"]))
     return Html(f"{both}<br><small>{html.escape(_cut(line['pair']))}</small>") if line["pair"] else _cut(line["text"])
 
