@@ -192,7 +192,7 @@ def test_squad_without_impossible_questions_always_answers(tmp_path: Path) -> No
     qas = [{"id": "1", "question": "q", "answers": [{"text": "fox", "answer_start": 4}]}]
     (tmp_path / "dev.json").write_text(json.dumps(squad(qas, "the fox")))
     rows = list(read_task(find_task("squad1"), tmp_path / "dev.json", Columns(), labelled=True))
-    assert spans.choose_threshold(find_task("squad1"), rows, []) is None
+    assert spans.tune(find_task("squad1"), rows, []) == {}
     twice = [*rows, *rows]
     with pytest.raises(UserError, match="a second question has the id '1'"):
         spans.gold_texts(twice)
@@ -214,7 +214,7 @@ def test_the_threshold_is_the_one_with_the_best_f1() -> None:
     answers = [("a tall green tree", "green tree", -2.0), ("the old red house", "red house", 1.0), ("", "x", 3.0)]
     rows = [Row("q", gold or "x", [{"text": gold, "answer_start": 0}] if gold else [], "") for gold, _, _ in answers]
     found = [{"text": text, "null_odds": odds, "nbest": [{"text": text}]} for _, text, odds in answers]
-    assert spans.choose_threshold(find_task("squad2"), rows, found) == 1.0
+    assert spans.tune(find_task("squad2"), rows, found) == {"threshold": 1.0}
     scores = spans.score(find_task("squad2"), rows, found, SPAN, Limits(threshold=1.0))
     assert (scores["best_exact_thresh"], scores["best_f1_thresh"]) == (0.0, 1.0)
     assert scores["f1"] == scores["best_f1"] == pytest.approx(100 * (2 * 0.8 + 1) / 3, abs=10)

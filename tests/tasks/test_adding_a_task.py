@@ -1,0 +1,94 @@
+"""Adding a task, by the steps of docs/design.md: a new task on an existing kind is one row of the table of tasks."""
+
+import ast
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import bertsmith
+from bertsmith.config import override
+from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.inference.files import evaluate
+from bertsmith.rows.columns import Columns
+from bertsmith.tasks.description import DEV, Task
+from bertsmith.tasks.kinds import KINDS
+from bertsmith.tasks.prediction_files import score_file
+from bertsmith.tasks.reading import read_task
+from bertsmith.tasks.task import TASKS, find_task
+
+BOOLQ = Task(
+    "boolq",
+    "single",
+    ("accuracy",),
+    {"text": ("question",), "pair": ("passage",), "label": ("answer", "label"), "key": ("idx",)},
+    dev={"": DEV},
+    test={"BoolQ": ("test",)},
+    labels=("False", "True"),
+    max_length=32,
+)
+
+
+@pytest.fixture
+def boolq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The row of the table, and a folder with the files of the data set."""
+    monkeypatch.setitem(TASKS, BOOLQ.name, BOOLQ)
+    draw = random.Random(1)
+    for split, count in (("train", 96), ("validation", 16), ("test", 4)):
+        rows = []
+        for number in range(count):
+            answer = draw.random() < 0.5
+            words = {"question": f"is it a file {number}", "passage": "the list is a file" if answer else "numbers of"}
+            rows.append({**words, "idx": number} | ({} if split == "test" else {"answer": str(answer)}))
+        (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return tmp_path
+
+
+def test_a_task_is_read_fine_tuned_evaluated_and_predicted_by_one_row_of_the_table(world: Path, boolq: Path) -> None:
+    rows = list(read_task(find_task("boolq"), boolq / "train.jsonl", Columns(), labelled=True))
+    assert rows[0].text == "is it a file 0"
+    assert rows[0].pair is not None
+    assert {row.label for row in rows} == {"False", "True"}
+
+    settings = ["train.steps=30", "train.batch_size=16", "train.learning_rate=3e-3"]
+    config = override(FinetuneConfig("boolq"), settings)
+    scores = bertsmith.finetune(config, world / "run", boolq, boolq / "run", device="cpu")
+    assert scores["accuracy"] == 100.0
+
+    found = evaluate(boolq / "run", boolq / "validation.jsonl", device="cpu")
+    assert found["accuracy"] == 100.0
+    assert set(found["per_class"]) == {"False", "True"}
+
+    predictor = bertsmith.Predictor.load(boolq / "run", device="cpu")
+    assert next(predictor.predict([("is it a file 5", "the list is a file")]))["label"] == "True"
+
+    official = boolq / "run" / "predictions" / "BoolQ.tsv"
+    lines = official.read_text().splitlines()
+    assert lines[0] == "index\tprediction"
+    assert len(lines) == 1 + 4
+    dev = boolq / "dev.tsv"
+    dev.write_text("index\tprediction\n" + "".join(f"{n}\tTrue\n" for n in range(16)))
+    assert 0 < score_file(dev, "boolq", boolq / "validation.jsonl")["accuracy"] < 100
+
+
+def test_numbers_are_the_labels_of_the_task_in_its_order(boolq: Path) -> None:
+    data = boolq / "numbers.jsonl"
+    data.write_text("".join(json.dumps({"question": "q", "passage": "p", "label": n}) + "\n" for n in (1, 0)))
+    assert [row.label for row in read_task(BOOLQ, data, Columns(), labelled=True)] == ["True", "False"]
+
+
+def test_kinds_differ_in_one_table_only() -> None:
+    """A new kind is a row of `KINDS`: no other module compares the kind of a head with a name."""
+    package = Path(bertsmith.__file__).parent
+    found = []
+    for path in (p for room in ("rows", "tasks", "finetuning") for p in (package / room).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+                if isinstance(node, ast.Compare)
+                else ()
+            )
+            if any(name in KINDS for name in names):
+                found.append(f"{path.relative_to(package)}:{node.lineno}")
+    assert not found
