@@ -83,12 +83,23 @@ def test_kinds_differ_in_one_table_only() -> None:
     package = Path(bertsmith.__file__).parent
     found = []
     for path in (p for room in ("rows", "tasks", "finetuning") for p in (package / room).glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = (
-                {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
-                if isinstance(node, ast.Compare)
-                else ()
-            )
-            if any(name in KINDS for name in names):
-                found.append(f"{path.relative_to(package)}:{node.lineno}")
+        comparisons = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Compare))
+        found += [f"{path.relative_to(package)}:{node.lineno}" for node in comparisons if names_a_kind(node)]
     assert not found
+
+
+def names_a_kind(comparison: ast.Compare) -> bool:
+    sides = [part for side in (comparison.left, *comparison.comparators) for part in ast.walk(side)]
+    is_kind = any(isinstance(side, ast.Attribute) and side.attr in ("kind", "head") for side in sides)
+    return is_kind and any(isinstance(side, ast.Constant) and side.value in KINDS for side in sides)
+
+
+def test_a_comparison_with_a_kind_is_found() -> None:
+    for text, expected in (
+        ('head.kind in ("tags", "span")', True),
+        ('task.head == "span"', True),
+        ("a.kind == b", False),
+    ):
+        comparison = ast.parse(text, mode="eval").body
+        assert isinstance(comparison, ast.Compare)
+        assert names_a_kind(comparison) == expected
