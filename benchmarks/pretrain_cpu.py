@@ -28,8 +28,8 @@ from bertsmith.formats.saved_config import config_out
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining.loader import Loader
-from bertsmith.pretraining.run import PretrainConfig
 from bertsmith.pretraining.segments import segment_source
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.optim import make_optimizers

@@ -61,9 +61,11 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import choose, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining import held_out
 from bertsmith.pretraining.loader import MASKED, PAIR, TARGET, split_documents
-from bertsmith.pretraining.run import PretrainConfig, pretrain
+from bertsmith.pretraining.run import pretrain
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.tasks.examples import TARGET as CLASS
 from bertsmith.text.tokenizer import Tokenizer
@@ -194,7 +196,7 @@ def muon(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("adamw", "muon", "adamw", "muon"):
         # Rates that leave the weights as they are: products of wild numbers take another time.
         train = dataclasses.replace(speedrun.train, optimizer=name, learning_rate=1e-6, rest_learning_rate=1e-6)
-        model = MaskedLM(Encoder(speedrun.model), next_sentence=False).to(DEVICE)
+        model = MaskedLM(Encoder(speedrun.model), MaskedLMConfig(next_sentence=False)).to(DEVICE)
         batch = dataclasses.replace(batch, counts={"mlm": batch.counts["mlm"]})
         milliseconds = 1000 * measure(our_steps(model, [batch], train), 20)["seconds"]
         found[name] = round(min(milliseconds, found.get(name, 1e9)), 2)

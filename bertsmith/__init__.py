@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from bertsmith.pages.report.page_of_runs import report as report
     from bertsmith.pages.view import view as view
     from bertsmith.paper.reproduce import reproduce as reproduce
-    from bertsmith.pretraining.run import PretrainConfig as PretrainConfig
     from bertsmith.pretraining.run import pretrain as pretrain
+    from bertsmith.pretraining.settings import PretrainConfig as PretrainConfig
     from bertsmith.recipes import recipe as recipe
     from bertsmith.text.tokenizer import Tokenizer as Tokenizer
     from bertsmith.training.settings import TrainConfig as TrainConfig
@@ -48,7 +48,7 @@ _MODULES = {
     "Features": "formats.feature_store",
     "FinetuneConfig": "finetuning.settings",
     "Predictor": "inference.predictor",
-    "PretrainConfig": "pretraining.run",
+    "PretrainConfig": "pretraining.settings",
     "Tokenizer": "text.tokenizer",
     "TrainConfig": "training.settings",
     "UserError": "errors",

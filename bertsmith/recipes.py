@@ -10,11 +10,12 @@ from pathlib import Path
 from bertsmith import config as configs
 from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.settings import FinetuneConfig
-from bertsmith.model.config import SIZES, encoder_config
+from bertsmith.model.config import SIZES, Direction, encoder_config
 from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig
 from bertsmith.pretraining.loader import DataConfig
 from bertsmith.pretraining.masking import MaskPolicy
-from bertsmith.pretraining.run import PretrainConfig
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.training.settings import TrainConfig
 
 
@@ -30,19 +31,23 @@ def bert(size: str) -> PretrainConfig:
 
 def no_nsp(size: str) -> PretrainConfig:
     """Table 5, row 2: BERT without the next-sentence loss, on the same pairs."""
-    return replace(bert(size), recipe=f"bert-{size}-no-nsp", next_sentence=False)
+    return replace(bert(size), recipe=f"bert-{size}-no-nsp", objective=MaskedLMConfig(next_sentence=False))
 
 
 def left_to_right(size: str) -> PretrainConfig:
     """Table 5, row 3: the same without NSP, left to right: a token sees those up to itself and predicts the next."""
-    base = no_nsp(size)
-    return replace(base, recipe=f"bert-{size}-left-to-right", model=replace(base.model, direction="left-to-right"))
+    return _one_direction(size, "left-to-right")
 
 
 def right_to_left(size: str) -> PretrainConfig:
-    """The mirror image of left-to-right, to stand beside it in fine-tuning (section 5.1)."""
-    base = no_nsp(size)
-    return replace(base, recipe=f"bert-{size}-right-to-left", model=replace(base.model, direction="right-to-left"))
+    """The mirror image of left-to-right, to be fine-tuned together with it (section 5.1)."""
+    return _one_direction(size, "right-to-left")
+
+
+def _one_direction(size: str, direction: Direction) -> PretrainConfig:
+    base = bert(size)
+    model = replace(base.model, direction=direction)
+    return replace(base, recipe=f"bert-{size}-{direction}", model=model, objective=CausalLMConfig())
 
 
 def sized(layers: int, hidden: int, heads: int) -> PretrainConfig:
@@ -59,11 +64,6 @@ def masked(mask: int, same: int, random: int, size: str = "base") -> PretrainCon
         raise UserError(f"masking shares {mask}, {same} and {random} add up to {mask + same + random}, not to 100")
     policy = replace(base.data.masking, mask_share=mask / 100, random_share=random / 100)
     return replace(base, recipe=f"bert-{size}-mask-{mask}-{same}-{random}", data=replace(base.data, masking=policy))
-
-
-def on_top(task: str) -> FinetuneConfig:
-    """Table 5, row 4: a BiLSTM that starts at random on top of the left-to-right model, trained with it."""
-    return FinetuneConfig(task, bilstm_layers=1)
 
 
 def speedrun() -> PretrainConfig:
@@ -94,7 +94,7 @@ def speedrun() -> PretrainConfig:
             beta2=0.98,
             evaluate_every=0.05,
         ),
-        next_sentence=False,
+        objective=MaskedLMConfig(next_sentence=False),
     )
 
 

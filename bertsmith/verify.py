@@ -34,9 +34,8 @@ from bertsmith.formats.onnx import Exported, open_onnx, session
 from bertsmith.formats.saved_config import CONFIG, pools_last, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Trace
-from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.pretraining.run import PretrainConfig
+from bertsmith.objectives.objective import Objective
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import progress_bar
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import checkpoints
@@ -242,7 +241,7 @@ def _random_batch(config: EncoderConfig, packed: bool) -> Batch:
 def _scores(loaded: Loaded) -> dict[str, Tensor]:
     """Our scores through the packed layout, which the table of layers does not use: a row a token or a sequence."""
     batch = _random_batch(loaded.model.encoder.config, packed=True)
-    if isinstance(loaded.model, (MaskedLM, CausalLM)):
+    if isinstance(loaded.model, Objective):
         batch.labels["masked"] = torch.arange(batch.num_tokens)
         return loaded.model.logits(batch)
     scores = loaded.model.logits(batch)
@@ -252,13 +251,11 @@ def _scores(loaded: Loaded) -> dict[str, Tensor]:
 
 def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mask: Tensor) -> dict[str, Tensor]:
     """Their scores under our names, in our form."""
-    if isinstance(loaded.model, MaskedLM):
-        outputs = reference(**inputs)
+    if isinstance(loaded.model, Objective):
+        outputs, name = reference(**inputs), loaded.model.token_loss
         if "prediction_logits" in outputs:
-            return {"mlm": outputs.prediction_logits[mask], "nsp": outputs.seq_relationship_logits}
-        return {"mlm": outputs.logits[mask]} if "logits" in outputs else {}
-    if isinstance(loaded.model, CausalLM):
-        return {"lm": reference(**inputs).logits[mask]}
+            return {name: outputs.prediction_logits[mask], "nsp": outputs.seq_relationship_logits}
+        return {name: outputs.logits[mask]} if "logits" in outputs else {}
     head = loaded.model.head_config
     if head.kind == "choice":
         inputs = {name: value.unflatten(0, (-1, head.num_choices or len(value))) for name, value in inputs.items()}

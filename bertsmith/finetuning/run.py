@@ -26,7 +26,7 @@ from bertsmith.formats.hub import find_model, hub_name
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
-from bertsmith.pretraining.run import check_length
+from bertsmith.pretraining.checks import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.description import Encoded, Limits
 from bertsmith.tasks.examples import Examples

@@ -36,8 +36,9 @@ from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.encoder import Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.kinds import build_objective
+from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig, ObjectiveConfig
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -102,12 +103,12 @@ def load_folder(
     folder: str | Path,
     head: HeadConfig | None = None,
     *,
-    next_sentence: bool | None = None,
+    objective: ObjectiveConfig | None = None,
     dropout: float | None = None,
 ) -> Loaded:
     """Open a model folder as what it was saved as, or with another head on its encoder.
 
-    `head` puts a new output layer on the encoder; `next_sentence` opens the folder for pre-training; `dropout` is taken
+    `head` puts a new output layer on the encoder; `objective` opens the folder for pre-training; `dropout` is taken
     instead of what the folder says.
     """
     folder = Path(folder)
@@ -126,17 +127,16 @@ def load_folder(
         names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(HEAD_NAMES)}
     pair_head = names.get("next_sentence.output.weight")
     has_pair_head = pair_head is not None and bool(pair_head.found_in(weights))
+    saved_objective = MaskedLMConfig(next_sentence=has_pair_head) if config.direction == "both" else CausalLMConfig()
     with torch.device("meta"):  # no memory and no random numbers: the weights come from the folder
         encoder = Encoder(config)
         model: Model
-        if head is not None and next_sentence is None:
+        if head is not None and objective is None:
             if head.dropout is None and dropout is None:
                 head = replace(head, dropout=dropout_in(values, folder))
             model = TaskModel(encoder, head)
-        elif config.direction != "both":
-            model = CausalLM(encoder)
         else:
-            model = MaskedLM(encoder, has_pair_head if next_sentence is None else next_sentence)
+            model = build_objective(encoder, objective or saved_objective)
     missing = _fill(model, weights, names, folder)
     if head == saved and pools_last(model) and "transformers_version" in values:  # which we do not write
         say(f"note: {folder} was saved by transformers, whose class pools the first token; here the last one is pooled")
@@ -225,10 +225,8 @@ def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Store
             init_parameter(ours, tensors[ours], config.init_std)
             missing.append(ours)
     model.load_state_dict(tensors, strict=False, assign=True)
-    if isinstance(model, MaskedLM):
-        model.masked_lm.tie(model.encoder.embeddings.tokens)
-    elif isinstance(model, CausalLM):
-        model.causal_lm.tie(model.encoder.embeddings.tokens)
+    if isinstance(model, Objective):
+        model.tie_weights()
     assert not any(parameter.is_meta for parameter in model.parameters())
     return tuple(missing)
 

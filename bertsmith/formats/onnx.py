@@ -31,7 +31,6 @@ from bertsmith.formats.hf import Loaded, Notes, fitting_tokenizer, read_notes, w
 from bertsmith.formats.saved_config import CONFIG, Model, config_in, config_out, head_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.text.tokenizer import Tokenizer
 
 REPORT = "onnx.json"
@@ -66,8 +65,7 @@ class Flat(nn.Module):
             return ("last_hidden_state",)
         if isinstance(self.model, TaskModel):
             return ("logits",)
-        pairs = isinstance(self.model, MaskedLM) and self.model.next_sentence is not None
-        return ("mlm_logits", "nsp_logits") if pairs else ("mlm_logits",)
+        return tuple(f"{name}_logits" for name in self.model.counts(self.model.config))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
@@ -75,11 +73,9 @@ class Flat(nn.Module):
         if isinstance(self.model, TaskModel) and not self.encoder_alone:
             return (self.model.logits(batch),)
         hidden = self.model.encoder(batch)
-        if self.encoder_alone or not isinstance(self.model, MaskedLM):
+        if self.encoder_alone or isinstance(self.model, TaskModel):
             return (hidden,)
-        words = self.model.masked_lm(hidden)  # (B, L, V): a graph has no list of the masked places
-        pair = self.model.next_sentence
-        return (words,) if pair is None else (words, pair(hidden[:, 0]))
+        return tuple(self.model.dense_logits(hidden).values())  # a graph has no list of the masked positions
 
 
 def export_onnx(
@@ -93,7 +89,7 @@ def export_onnx(
     if isinstance(loaded.model, TaskModel) and not encoder_alone:
         if lacking := [name for name in loaded.missing if name.startswith("head.")]:
             raise UserError(f"{loaded.folder} has no weights for {', '.join(lacking)}; fine-tune it first")
-    elif any(name.startswith("masked_lm.") for name in loaded.missing):
+    elif not isinstance(loaded.model, TaskModel) and loaded.model.lacks_token_head(loaded.missing):
         encoder_alone = True
     model = loaded.model.cpu().float().eval()
     flat = Flat(model, encoder_alone).eval()

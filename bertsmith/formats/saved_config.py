@@ -15,10 +15,9 @@ from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.objective import Objective
 
-Model = MaskedLM | CausalLM | TaskModel
+Model = Objective | TaskModel
 CONFIG = "config.json"
 LARGEST_COUNT = 1_000_000  # labels or layers of a head
 PROBLEM_TYPES: dict[str, HeadKind] = {
@@ -175,10 +174,8 @@ def architecture_of(model: Model) -> str:
 
 def output_of(model: Model) -> Output:
     """What the model's family calls its objective or its head."""
-    if isinstance(model, MaskedLM):
-        kind = "masked_lm" if model.next_sentence is None else "masked_lm+next_sentence"
-    elif isinstance(model, CausalLM):
-        kind = "causal_lm"
+    if isinstance(model, Objective):
+        kind = f"{model.token_head}+next_sentence" if model.learns_pairs else model.token_head
     else:
         kind = "single" if model.head_config.kind in PROBLEM_TYPES.values() else model.head_config.kind
     family = family_of(model.encoder.config)

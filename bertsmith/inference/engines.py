@@ -96,7 +96,7 @@ class TorchEngine:
         with torch.inference_mode(), threads_of(self.threads):
             batch = collate([_bare(example)], packed=True)
             batch.labels["masked"] = torch.from_numpy(places)
-            return self.model.logits(batch.to(self.device))["mlm"].cpu().numpy()
+            return self.model.logits(batch.to(self.device))[self.model.token_loss].cpu().numpy()
 
 
 class OnnxEngine:

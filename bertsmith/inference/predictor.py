@@ -31,7 +31,7 @@ from bertsmith.inference.engines import (
     refuse_not_finite,
 )
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.objective import Objective
 from bertsmith.progress import Advance
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks.description import Encoded, Limits, Task
@@ -81,7 +81,8 @@ class Predictor:
             self.engine = TorchEngine(loaded.model, where, threads, precision or "float32")
             self.missing, self.config = loaded.missing, loaded.model.encoder.config
             self._head = loaded.model.head_config if isinstance(loaded.model, TaskModel) else None
-            self._fills = isinstance(loaded.model, MaskedLM)
+            objective = loaded.model if isinstance(loaded.model, Objective) else None
+            self._fills = bool(objective and objective.fills_masks and not objective.lacks_token_head(self.missing))
         self.positions = self.config.max_positions
         self.max_length = min(loaded.notes.max_length or self.positions, self.positions)
         self.shortened = 0
@@ -255,7 +256,7 @@ class Predictor:
         """The likeliest words for each mask (`[MASK]` for BERT) of a text, with their probabilities."""
         if top < 1:
             raise UserError(f"--top {top} must be at least 1")
-        if not self._fills or any(name.startswith("masked_lm.") for name in self.missing):
+        if not self._fills:
             why = ""
             if self._head is not None:
                 why = f" (it was fine-tuned for {self.task.name})"

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLMHead
+from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.settings import CAUSAL_LM, CausalLMConfig
 
 
-class CausalLM(nn.Module):
+class CausalLM(Objective):
     """Predicts at every position the next token; with an encoder that reads right to left, the one before.
 
-    The batch names the positions (`masked`: here nothing is hidden) and what is to be predicted there (`targets`). The
-    output layer is the masked language model's, so that the two differ in what they see and in nothing else.
+    The batch names the positions (label `masked`, although nothing is masked) and the tokens to predict there (label
+    `targets`). The output layer is the masked language model's: the two objectives differ only in what a token sees.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    targets = "next"
+    token_loss = "lm"
+    token_head = "causal_lm"
+
+    def __init__(self, encoder: Encoder, config: CausalLMConfig = CAUSAL_LM) -> None:
         super().__init__()
         if encoder.config.direction == "both":
             raise UserError("an encoder that sees both directions would see what it predicts: set model.direction")
+        self.config = config
         self.encoder = encoder
         self.causal_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens)
 
-    @property
-    def encoders(self) -> list[Encoder]:
-        """The encoder, whose layers training treats one by one."""
-        return [self.encoder]
+    @staticmethod
+    def counts(config: CausalLMConfig) -> dict[str, str]:
+        return {"lm": "targets"}
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """Scores (M, V) at the positions that predict."""
+        """Logits (M, V) at the positions that predict."""
         return {"lm": self.causal_lm(self._states(batch)).float()}
 
+    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
+        return {"lm": self.causal_lm(hidden)}  # (B, L, V)
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The summed loss `lm`, and how many were right."""
+        """The summed loss `lm`, and the number of correct predictions."""
         states, fused = self._states(batch), self.encoder.choice(batch).fused
         loss, right = self.causal_lm.losses(states, batch.labels["targets"], fused)
         return {"lm": loss, "lm_accuracy": right}

@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith.batch import Batch
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLMHead, NextSentenceHead, loss_and_correct
+from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.settings import MASKED_LM, MaskedLMConfig
 
 
-class MaskedLM(nn.Module):
+class MaskedLM(Objective):
     """Predicts the masked words and, unless it is switched off, whether the second segment follows the first."""
 
-    def __init__(self, encoder: Encoder, next_sentence: bool = True) -> None:
+    targets = "masked"
+    token_loss = "mlm"
+    token_head = "masked_lm"
+
+    def __init__(self, encoder: Encoder, config: MaskedLMConfig = MASKED_LM) -> None:
         super().__init__()
+        self.config = config
         self.encoder = encoder
         self.masked_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens)
-        self.next_sentence = NextSentenceHead(encoder.config) if next_sentence else None
+        self.next_sentence = NextSentenceHead(encoder.config) if config.next_sentence else None
 
-    @property
-    def encoders(self) -> list[Encoder]:
-        """The encoder, whose layers training treats one by one."""
-        return [self.encoder]
+    @staticmethod
+    def counts(config: MaskedLMConfig) -> dict[str, str]:
+        return {"mlm": "targets", **({"nsp": "next"} if config.next_sentence else {})}
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """Scores (M, V) at the masked positions only, and (B, 2) for the pair."""
+        """Logits (M, V) at the masked positions only, and (B, 2) for the pair."""
         masked, first = self._states(batch)
         scores = {"mlm": self.masked_lm(masked).float()}
         if self.next_sentence is not None:
             scores["nsp"] = self.next_sentence(first).float()
         return scores
 
+    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
+        scores = {"mlm": self.masked_lm(hidden)}  # (B, L, V)
+        if self.next_sentence is not None:
+            scores["nsp"] = self.next_sentence(hidden[:, 0])  # (B, 2)
+        return scores
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Summed losses, `mlm` over the masked positions and `nsp` over the pairs, and how many were right."""
+        """Summed losses, `mlm` over the masked positions and `nsp` over the pairs, and the correct predictions."""
         masked, first = self._states(batch)
         found = {"mlm": self.masked_lm.losses(masked, batch.labels["targets"], self.encoder.choice(batch).fused)}
         if self.next_sentence is not None:
@@ -42,7 +54,7 @@ class MaskedLM(nn.Module):
         return {**losses, **{f"{name}_accuracy": right for name, (_, right) in found.items()}}
 
     def _states(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What the losses need: the states of the masked positions (M, H) and of every `[CLS]` (B, H)."""
+        """The states that the losses need: of the masked positions (M, H) and of every `[CLS]` (B, H)."""
         masked = batch.labels["masked"]
         if self.next_sentence is None:
             return self.encoder(batch, rows=masked), masked[:0]

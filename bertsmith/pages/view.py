@@ -21,8 +21,7 @@ from bertsmith.inference.engines import batch_tokens, batches
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import TaskModel
-from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.objective import Objective
 from bertsmith.pages.page import write_page
 from bertsmith.pages.view_page import answer_parts, body
 from bertsmith.progress import progress_bar
@@ -81,11 +80,11 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     names = [tokenizer.token(number) for number in example.tokens.tolist()]
     continues = tokenizer.continues(example.tokens)
     why = ""
-    if isinstance(model, CausalLM):
-        why = "The model reads in one direction and was not trained to fill masks."
-    elif not isinstance(model, MaskedLM):
+    if not isinstance(model, Objective):
         why = "The model was fine-tuned and has no masked-word head any more; take the model it was started from."
-    elif any(name.startswith("masked_lm.") for name in predictor.missing):
+    elif not model.fills_masks:
+        why = "The model reads in one direction and was not trained to fill masks."
+    elif model.lacks_token_head(predictor.missing):
         why = "The folder has no weights for a masked-word head."
     return {
         "tokens": names,
@@ -105,7 +104,7 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
 def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> list[dict[str, Any] | None]:
     """For each token: the likeliest words in its place, how likely it is itself, and which place it takes."""
     model, device, tokenizer = predictor.torch_engine.model, predictor.torch_engine.device, predictor.tokenizer
-    assert isinstance(model, MaskedLM)
+    assert isinstance(model, Objective)
     examples = []
     for place in places:
         tokens = example.tokens.copy()
@@ -118,7 +117,7 @@ def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> li
             batch = collate([examples[i] for i in chosen], packed=True)
             starts = np.arange(len(chosen)) * len(example.tokens)
             batch.labels["masked"] = torch.from_numpy(starts + np.array(places)[chosen])
-            chances = model.logits(batch.to(device))["mlm"].float().softmax(-1)  # (chosen, V)
+            chances = model.logits(batch.to(device))[model.token_loss].float().softmax(-1)  # (chosen, V)
             for row, i in zip(chances, chosen, strict=True):
                 own = row[int(example.tokens[places[i]])]
                 rank = int((row > own).sum()) + 1

@@ -11,7 +11,7 @@ from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.cost import training_flops
 from bertsmith.paper.tables import Row, Table
 from bertsmith.paper.work import DEMO_WORDS, SCORES, Data, Work
-from bertsmith.pretraining.run import PretrainConfig
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.rows.columns import Columns
 from bertsmith.rows.columns import Row as TaskRow
 from bertsmith.tasks.published import SIZES
@@ -68,13 +68,13 @@ def pretraining_flops(config: PretrainConfig, vocab_size: int) -> float:
     """The operations of a whole run, its sequences taken to be full."""
     data, steps = config.data, config.train.steps or 0
     model = replace(config.model, vocab_size=vocab_size)
-    rate = data.masking.rate if model.direction == "both" else 1.0
     shares = [(1.0, data.max_length)]
     if data.long_length is not None:
         shares = [(1 - data.long_share, data.max_length), (data.long_share, data.long_length)]
     size = config.train.batch_size
     return sum(
-        share * steps * training_flops(model, [length] * size, int(rate * size * length)) for share, length in shares
+        share * steps * training_flops(model, [length] * size, int(config.predicted_share * size * length))
+        for share, length in shares
     )
 
 

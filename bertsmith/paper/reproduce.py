@@ -17,7 +17,7 @@ from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table, only_of
 from bertsmith.paper.work import SCORES, Data, Work
-from bertsmith.pretraining.run import not_learnt
+from bertsmith.pretraining.checks import unlearnt_positions
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.reading import find_splits, read_task
 from bertsmith.tasks.task import find_task
@@ -142,7 +142,7 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
             continue
         facts = work.pretrained(row.start)
         result |= {**work.seen(row), "series": row.series}
-        if facts and (words := not_learnt(work.config(row.start).data, facts)):
+        if facts and (words := unlearnt_positions(work.config(row.start).data, facts)):
             missed[row.start.recipe] = f"{row.start.recipe}: {words}."
         for column in table.columns:
             data = found.get(column.task)

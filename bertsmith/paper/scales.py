@@ -9,7 +9,7 @@ from bertsmith.finetuning.protocols import GLUE, SINGLE
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.config import EncoderConfig
 from bertsmith.pretraining.loader import DataConfig
-from bertsmith.pretraining.run import PretrainConfig
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import feature_based
 from bertsmith.tasks.glue_average import LEADERBOARD
 from bertsmith.training.settings import TrainConfig

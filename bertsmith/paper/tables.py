@@ -6,7 +6,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
 from bertsmith.model.recurrent import VARIANTS
-from bertsmith.pretraining.run import PretrainConfig
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import TABLE_6, TABLE_8, bert, left_to_right, masked, no_nsp, right_to_left, sized
 
 Figures = tuple[float | None, ...]

@@ -30,7 +30,8 @@ from bertsmith.inference.files import evaluate
 from bertsmith.model.config import EncoderConfig
 from bertsmith.paper.scales import CHECKPOINTS, Scale
 from bertsmith.paper.tables import SHARES, Column, Row, Table
-from bertsmith.pretraining.run import PretrainConfig, pretrain
+from bertsmith.pretraining.run import pretrain
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import say
 from bertsmith.recipes import bert, left_to_right
 from bertsmith.tasks.dev_predictions import read_dev_predictions

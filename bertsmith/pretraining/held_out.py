@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,7 @@ import torch.nn.functional as F
 from bertsmith import draws
 from bertsmith.batch import Example, collate
 from bertsmith.corpus.shards import Corpus
-from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining.loader import Loader
 from bertsmith.text.frame import SHOWN_MASK
 from bertsmith.text.tokenizer import Tokenizer
@@ -36,33 +36,35 @@ class Sample:
 
 @torch.inference_mode()
 def evaluate(
-    objective: MaskedLM | CausalLM, loader: Loader, samples: list[Sample], dtype: torch.dtype | None = None
+    objective: Objective, loader: Loader, samples: list[Sample], dtype: torch.dtype | None = None
 ) -> dict[str, Any]:
-    """Loss, perplexity and accuracy of the masked or next words, accuracy of the pairs, and the samples filled in."""
+    """Loss and perplexity of the predicted tokens, the accuracy of every loss, and the samples with predictions."""
     objective.eval()
-    device = next(objective.parameters()).device
+    device, labels = next(objective.parameters()).device, objective.counts(objective.config)
+    loss, right, counts = 0.0, dict.fromkeys(labels, 0.0), dict.fromkeys(labels, 0)
+    with torch.autocast(device.type, dtype, enabled=dtype is not None):
+        for indices in _batches(loader):
+            batch = loader.batch(np.zeros_like(indices), indices).to(device)
+            logits = objective.logits(batch)
+            tokens = logits[objective.token_loss]
+            loss += F.cross_entropy(tokens, batch.labels["targets"], reduction="sum").item()
+            for name, label in labels.items():
+                right[name] += (logits[name].argmax(-1) == batch.labels[label]).sum().item()
+                counts[name] += len(batch.labels[label])
+        filled = [_fill(objective, s, loader.tokenizer) for s in samples] if objective.fills_masks else []
+    mean = loss / counts[objective.token_loss]
+    result: dict[str, Any] = {f"{objective.token_loss}_loss": mean}
+    result[f"{objective.token_loss}_perplexity"] = float(np.exp(min(mean, 700.0)))
+    result |= {f"{name}_accuracy": 100.0 * right[name] / counts[name] for name in labels}
+    return {**result, **({"samples": filled} if filled else {})}
+
+
+def _batches(loader: Loader) -> Iterator[np.ndarray[Any, Any]]:
+    """The indices of the held-out sequences that are evaluated, batch by batch: the same ones every time."""
     length = loader.source.max_length
     count, at_once = min(len(loader.source), SEQUENCES, max(1, TOKENS // length)), max(1, AT_ONCE // length)
-    name = "mlm" if isinstance(objective, MaskedLM) else "lm"
-    sums = {"loss": 0.0, "right": 0.0, "words": 0.0, "nsp_right": 0.0, "pairs": 0.0}
-    with torch.autocast(device.type, dtype, enabled=dtype is not None):
-        for begin in range(0, count, at_once):
-            indices = draws.permute(np.arange(begin, min(begin + at_once, count)), len(loader.source), 0)
-            batch = loader.batch(np.zeros_like(indices), indices).to(device)
-            scores, targets = objective.logits(batch), batch.labels["targets"]
-            sums["loss"] += F.cross_entropy(scores[name], targets, reduction="sum").item()
-            sums["right"] += (scores[name].argmax(-1) == targets).sum().item()
-            sums["words"] += len(targets)
-            if "nsp" in scores:
-                sums["nsp_right"] += (scores["nsp"].argmax(-1) == batch.labels["next"]).sum().item()
-                sums["pairs"] += len(indices)
-        filled = [_fill(objective, s, loader.tokenizer) for s in samples] if isinstance(objective, MaskedLM) else []
-    loss = sums["loss"] / sums["words"]
-    result: dict[str, Any] = {f"{name}_loss": loss, f"{name}_perplexity": float(np.exp(min(loss, 700.0)))}
-    result[f"{name}_accuracy"] = 100.0 * sums["right"] / sums["words"]
-    if sums["pairs"]:
-        result["nsp_accuracy"] = 100.0 * sums["nsp_right"] / sums["pairs"]
-    return {**result, **({"samples": filled} if filled else {})}
+    for begin in range(0, count, at_once):
+        yield draws.permute(np.arange(begin, min(begin + at_once, count)), len(loader.source), 0)
 
 
 def choose_samples(corpus: Corpus, documents: np.ndarray[Any, Any], tokenizer: Tokenizer) -> list[Sample]:
@@ -92,10 +94,10 @@ def _sample(sentence: np.ndarray[Any, Any], number: int, tokenizer: Tokenizer) -
     return Sample(Example(ids, joined.segments), masked, answers)
 
 
-def _fill(objective: MaskedLM, sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
+def _fill(objective: Objective, sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
     batch = collate([sample.example], packed=True)
     batch.labels["masked"] = torch.tensor(sample.masked)
-    scores = objective.logits(batch.to(next(objective.parameters()).device))["mlm"]
+    scores = objective.logits(batch.to(next(objective.parameters()).device))[objective.token_loss]
     best = scores.float().softmax(-1).topk(CANDIDATES)
     guesses = [
         [[tokenizer.token(i), round(p, 4)] for p, i in zip(ps, ids, strict=True)]

@@ -13,6 +13,9 @@ from bertsmith.batch import IGNORE, Batch, Label, LabelKind, lay_out, split_for_
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 from bertsmith.model.config import Direction
+from bertsmith.objectives.kinds import objective_class
+from bertsmith.objectives.objective import PAIR_LABEL
+from bertsmith.objectives.settings import MASKED_LM, ObjectiveConfig
 from bertsmith.pretraining.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.pretraining.segments import PairKind, SegmentSource
 from bertsmith.text.tokenizer import Tokenizer
@@ -65,13 +68,14 @@ class DataConfig:
 
 @dataclass(frozen=True, eq=False)
 class Loader:
-    """Draws batches of masked sequences, or of whole ones for an encoder that reads in one direction."""
+    """Draws the batches that an objective needs: masked sequences, or whole ones whose tokens predict the next one."""
 
     source: SegmentSource
     tokenizer: Tokenizer
     config: DataConfig
     vocabulary: Vocabulary
     packed: bool = True
+    objective: ObjectiveConfig = MASKED_LM
     direction: Direction = "both"
 
     @classmethod
@@ -81,9 +85,10 @@ class Loader:
         tokenizer: Tokenizer,
         config: DataConfig,
         packed: bool = True,
+        objective: ObjectiveConfig = MASKED_LM,
         direction: Direction = "both",
     ) -> Loader:
-        return cls(source, tokenizer, config, Vocabulary.of(tokenizer), packed, direction)
+        return cls(source, tokenizer, config, Vocabulary.of(tokenizer), packed, objective, direction)
 
     def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
         """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
@@ -112,19 +117,19 @@ class Loader:
         numbers = [len(sample.parts) for sample in samples]
         joined = self.tokenizer.joiner.join_many(tokens, [len(part) for part in parts], numbers, segments)
         tokens, lengths = joined.tokens, joined.lengths
-        if self.direction == "both":
+        objective = objective_class(self.objective)
+        if objective.targets == "masked":
             keys = draws.key(self.source.seed, copies, indices, MASKING)
             masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
         else:
             masked = next_tokens(tokens, lengths, self.direction)
         batch = lay_out(masked.tokens, joined.segments, lengths, packed=self.packed, pad=self.tokenizer.pad_id)
-        loss = "mlm" if self.direction == "both" else "lm"
-        targets = Label(masked.targets, replace(TARGET, loss=loss))
-        labels = {"masked": Label(masked.positions, MASKED), "targets": targets}
-        pair_labels = [s.label for s in samples if s.label is not None]
-        if pair_labels and self.direction == "both":
-            labels["next"] = Label(pair_labels, PAIR)
-        return replace(batch.with_labels(labels), indices=indices)
+        labels = {"masked": Label(masked.positions, MASKED), "targets": Label(masked.targets, TARGET)}
+        losses = objective.counts(self.objective)
+        if PAIR_LABEL in losses.values():
+            labels[PAIR_LABEL] = Label([s.label for s in samples], PAIR)
+        counts = {loss: len(labels[label].values) for loss, label in losses.items()}
+        return replace(batch.with_labels(labels), counts=counts, indices=indices)
 
 
 def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction: Direction) -> Masked:

@@ -15,6 +15,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.settings import MaskedLMConfig
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -26,7 +27,7 @@ def make(kind: str, tokenizer, **changes) -> Loaded:
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 48}
     encoder = Encoder(EncoderConfig(**{"vocab_size": tokenizer.vocab_size, **sizes, **changes}))
     if kind in ("mlm", "mlm+nsp"):
-        model = MaskedLM(encoder, kind == "mlm+nsp")
+        model = MaskedLM(encoder, MaskedLMConfig(next_sentence=kind == "mlm+nsp"))
     else:
         labels = ("red", "green", "blue") if kind in ("single", "multi", "tags") else ()
         model = TaskModel(encoder, HeadConfig(kind, labels, 4 if kind == "choice" else 0))

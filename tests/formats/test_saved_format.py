@@ -20,6 +20,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,7 +50,11 @@ theirs_of_all = pytest.mark.parametrize(("variant", "kind"), their_cases(KINDS))
 
 def make_model(kind: str, vocab_size: int, variant: str = "bert"):
     encoder = Encoder(EncoderConfig(vocab_size, 64, 2, 4, 128, max_positions=32, **VARIANTS[variant].ours))
-    model = TaskModel(encoder, HEADS[kind]) if kind in HEADS else MaskedLM(encoder, next_sentence=kind == "mlm+nsp")
+    model = (
+        TaskModel(encoder, HEADS[kind])
+        if kind in HEADS
+        else MaskedLM(encoder, MaskedLMConfig(next_sentence=kind == "mlm+nsp"))
+    )
     return randomise(model).eval()
 
 
@@ -287,8 +292,8 @@ def test_damaged_folders_are_refused(damage, their_folder):
     ("options", "missing"),
     [
         ({}, MASKED_LM),
-        ({"next_sentence": False}, MASKED_LM),
-        ({"next_sentence": True}, (*MASKED_LM, "next_sentence.output.weight", "next_sentence.output.bias")),
+        ({"objective": MaskedLMConfig(next_sentence=False)}, MASKED_LM),
+        ({"objective": MaskedLMConfig()}, (*MASKED_LM, "next_sentence.output.weight", "next_sentence.output.bias")),
         *[({"head": head}, CLASSIFIER) for head in HEADS.values()],
     ],
     ids=["as it is", "mlm", "mlm+nsp", *HEADS],
@@ -325,7 +330,7 @@ def test_the_pooler_comes_along_whatever_stands_on_it(saved, variant, tmp_path, 
     model = make_model(saved, tiny_tokenizer.vocab_size, variant)
     save_folder(tmp_path, model, tiny_tokenizer, Notes())
     pooler = model.next_sentence.pooler if saved == "mlm+nsp" else model.head.pooler
-    pretraining = load_folder(tmp_path, next_sentence=True).model.next_sentence.pooler
+    pretraining = load_folder(tmp_path, objective=MaskedLMConfig()).model.next_sentence.pooler
     fresh = load_folder(tmp_path, HeadConfig("multi", ("a", "b"))).model.head.pooler
     assert_close(pretraining.state_dict(), pooler.state_dict())
     assert_close(fresh.state_dict(), pooler.state_dict())
@@ -417,7 +422,7 @@ def test_the_seed_decides_what_the_folder_lacks(their_folder):
     states = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        states.append(load_folder(folder, next_sentence=True).model.state_dict())
+        states.append(load_folder(folder, objective=MaskedLMConfig()).model.state_dict())
     first, again, other = states
     assert_close(first, again, atol=0, rtol=0)
     drawn = {name for name in first if not torch.equal(first[name], other[name])}

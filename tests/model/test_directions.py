@@ -21,6 +21,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
+from bertsmith.objectives.settings import CausalLMConfig
 from bertsmith.pretraining.loader import next_tokens
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import TABLE_6, TABLE_8, bert, left_to_right, masked, no_nsp, recipe, right_to_left, sized
@@ -307,9 +308,10 @@ def test_beside_is_the_mirror_image(world, pretrained, tmp_path):
 
 def test_ablations_differ_in_a_line():
     base = bert("base")
-    assert replace(no_nsp("base"), next_sentence=True, recipe=base.recipe) == base
+    assert replace(no_nsp("base"), objective=base.objective, recipe=base.recipe) == base
     ltr = left_to_right("base")
-    assert replace(ltr, model=base.model, recipe="") == replace(no_nsp("base"), recipe="")
+    assert ltr.objective == CausalLMConfig()
+    assert replace(ltr, model=base.model, objective=base.objective, recipe=base.recipe) == base
     assert ltr.model == replace(base.model, direction="left-to-right")
     assert sized(12, 768, 12).model == base.model
     assert [recipe(f"bert-{a}-{b}-{c}").model.num_heads for a, b, c in TABLE_6] == [12, 3, 12, 12, 16, 16]
@@ -320,7 +322,9 @@ def test_ablations_differ_in_a_line():
     ]  # fmt: skip
     with pytest.raises(UserError, match="add up to 90"):
         masked(80, 10, 0)
-    with pytest.raises(UserError, match="next_sentence=false"):
+    with pytest.raises(UserError, match=r"model\.direction is left-to-right: set objective\.kind=causal-lm"):
         override(bert("tiny"), ["model.direction=left-to-right"])
+    with pytest.raises(UserError, match=r"predicts the next token, .* set model\.direction=left-to-right"):
+        override(bert("tiny"), ["objective.kind=causal-lm"])
     with pytest.raises(UserError, match="'left_to_right' is not one of"):
         override(no_nsp("tiny"), ["model.direction=left_to_right"])

@@ -152,7 +152,7 @@ def test_scales_keep_what_a_row_is_about() -> None:
         (1500, None)  # as long for every task
     }
     ltr = SCALES["tiny"].pretraining(left_to_right("base"))
-    assert (ltr.model.direction, ltr.next_sentence, ltr.model.hidden_size) == ("left-to-right", False, 64)
+    assert (ltr.model.direction, ltr.objective.kind, ltr.model.hidden_size) == ("left-to-right", "causal-lm", 64)
     assert [c.train.learning_rate for c in paper.finetuning("rte")] == [5e-5, 4e-5, 3e-5, 2e-5]
     (squad2,) = paper.finetuning("squad2")
     assert (squad2.train.batch_size, squad2.train.epochs, squad2.train.learning_rate) == (48, 2, 5e-5)
@@ -222,7 +222,7 @@ def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, worl
     assert base["ours"].keys() == {"MNLI-m", "MNLI-mm", "SST-2", "CoLA", "STS-B", "MRPC", "RTE"}
     assert set(result["absent"]) == {"QQP", "QNLI", "average"}
     assert not [note for note in result["notes"] if "not learnt" in note]
-    monkeypatch.setattr("bertsmith.pretraining.run.NOT_LEARNT", -9.0)
+    monkeypatch.setattr("bertsmith.pretraining.checks.WORSE", -9.0)
     (result,) = run("table1", folder, tasks, world)
     assert [note.split(":")[0] for note in result["notes"] if "not learnt" in note] == ["bert-base", "bert-large"]
     assert done == ["stsb", "mnli", "sst2", "cola", "stsb", "mrpc", "rte"]  # of Base, then of Large

@@ -12,8 +12,9 @@ from bertsmith.config import override
 from bertsmith.corpus.shards import Corpus
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.kinds import build_objective
+from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.settings import CAUSAL_LM, MASKED_LM
 from bertsmith.pretraining import held_out
 from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
 from bertsmith.pretraining.run import pretrain
@@ -23,29 +24,32 @@ from bertsmith.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 24
+OBJECTIVE = {"both": MASKED_LM, "left-to-right": CAUSAL_LM}
 
 
 def loader_of(world: Path, documents: np.ndarray, direction: str = "both") -> Loader:
     corpus = Corpus.open(world / "shards")
     source = segment_source("next", corpus, documents, LENGTH, 0.1, seed=3)
-    return Loader.of(source, Tokenizer.load(world / "tok"), DataConfig(LENGTH), direction=direction)
+    return Loader.of(
+        source, Tokenizer.load(world / "tok"), DataConfig(LENGTH), objective=OBJECTIVE[direction], direction=direction
+    )
 
 
-def objective_of(loader: Loader, direction: str = "both") -> MaskedLM | CausalLM:
+def objective_of(loader: Loader, direction: str = "both") -> Objective:
     config = EncoderConfig(
         loader.tokenizer.vocab_size, 16, num_layers=1, num_heads=2, intermediate_size=32, direction=direction
     )
-    encoder = Encoder(config)
-    objective = randomise(MaskedLM(encoder) if direction == "both" else CausalLM(encoder)).train()
-    head = objective.masked_lm if direction == "both" else objective.causal_lm
+    objective = randomise(build_objective(Encoder(config), OBJECTIVE[direction])).train()
     with torch.no_grad():
-        head.decoder.bias[loader.tokenizer.id(".")] += 3.0  # so that some guesses are right
+        objective.get_submodule(objective.token_head).decoder.bias[loader.tokenizer.id(".")] += (
+            3.0  # so that some guesses are right
+        )
     return objective
 
 
-def plain_figures(objective: MaskedLM | CausalLM, loader: Loader, indices: np.ndarray) -> dict[str, float]:
+def plain_figures(objective: Objective, loader: Loader, indices: np.ndarray) -> dict[str, float]:
     """The same figures, one sequence at a time and word by word."""
-    name = "mlm" if isinstance(objective, MaskedLM) else "lm"
+    name = objective.token_loss
     losses, right, pairs = [], [], []
     for index in indices:
         batch = loader.batch(np.array([0]), np.array([index]))

@@ -84,7 +84,7 @@ def test_the_process_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPat
 
 UNEQUAL = """
 import os
-from bertsmith import micro_batches
+from bertsmith.pretraining import memory
 from bertsmith.cli import main
 memory.free_memory = lambda device: 2.5e6 if os.environ["RANK"] == "1" else 1e12
 main()
@@ -136,7 +136,13 @@ def test_the_largest_id() -> None:
 
 
 def test_pairs_need_a_model_with_two_segments(world: Path, tmp_path: Path) -> None:
-    one = ["model.num_segments=1", "data.pairs=full", "next_sentence=false", "train.steps=2", "data.long_length=null"]
+    one = [
+        "model.num_segments=1",
+        "data.pairs=full",
+        "objective.next_sentence=false",
+        "train.steps=2",
+        "data.long_length=null",
+    ]
     pretrain(settings(*one), world / "shards", tmp_path / "one", device="cpu")
     (tmp_path / "pairs.csv").write_text("text,pair,label\n" + "a file,a number,yes\nthe list,it,no\n" * 8)
     with pytest.raises(

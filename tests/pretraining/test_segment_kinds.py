@@ -14,10 +14,13 @@ from tokenizers import models
 
 from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining.loader import DataConfig, Loader
 from bertsmith.pretraining.segments import FullSource, Pair, PairSource, Sample, segment_source
 from bertsmith.text.frame import ROBERTA, WORDPIECE
 from bertsmith.text.tokenizer import Tokenizer
+
+NO_PAIRS = MaskedLMConfig(next_sentence=False)
 
 
 def digest(*arrays) -> str:
@@ -315,7 +318,7 @@ def test_full_sentences_need_a_document_and_room(corpus):
 @pytest.mark.parametrize("packed", [True, False])
 def test_batches_of_full_sentences(corpus, tokenizer, packed):
     source = full_of(corpus)
-    loader = Loader.of(source, tokenizer, DataConfig(max_length=64, pairs="full"), packed=packed)
+    loader = Loader.of(source, tokenizer, DataConfig(max_length=64, pairs="full"), packed, NO_PAIRS)
     batch = loader.batch(np.zeros(12, dtype=np.int64), np.arange(12))
     tokens = batch.layout.flat(batch.tokens).clone()
     tokens[batch.labels["masked"]] = batch.labels["targets"]
@@ -364,7 +367,7 @@ def test_a_run_with_another_kind(world, tmp_path, pairs, unit):
     from bertsmith.recipes import recipe
 
     changes = [*TINY, "train.steps=2", "train.batch_size=8", "data.max_length=32", f"data.pairs={pairs}"]
-    changes.append(f"next_sentence={str(pairs != 'full').lower()}")
+    changes.append(f"objective.next_sentence={str(pairs != 'full').lower()}")
     config = override(recipe("bert-tiny"), [*changes, f"data.masking.unit={unit}"])
     scores = pretrain(config, world / "shards", tmp_path / "run", device="cpu")
     assert ("nsp_accuracy" in scores) == (pairs == "order")

@@ -16,7 +16,8 @@ from bertsmith.errors import UserError
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.pretraining import memory
 from bertsmith.pretraining.memory import MicroBatches
-from bertsmith.pretraining.run import PretrainConfig, pretrain
+from bertsmith.pretraining.run import pretrain
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.training.settings import pick_device
 
@@ -48,7 +49,7 @@ REFUSED = [
     (["data.long_length=64", "data.long_share=0"], "data.long_share must be above 0 and under 1"),
     (["data.long_length=64", "data.long_share=1"], "data.long_share must be above 0 and under 1"),
     (["train.batch_size=100000"], r"the corpus gives \d+ sequences of 32 tokens, fewer than a batch: set train.batch"),
-    (["data.pairs=full"], "data.pairs=full has no pairs to learn from: set next_sentence=false"),
+    (["data.pairs=full"], "data.pairs=full has no pairs to learn from: set objective.next_sentence=false"),
     (["data.held_out=1"], "data.held_out must be at least 0 and under 1"),
     (["model.num_heads=5"], "num_heads"),
     (["model.num_heads=0"], "num_heads must be at least 1, not 0"),

@@ -207,7 +207,7 @@ def test_long_sequences_are_evaluated_as_soon_as_there_are_any(
     assert ["dev_long_mlm_loss" in evaluated[step] for step in (2, 4, 6, 8, 10)] == [False] * 3 + [True] * 2
     assert scores["long_mlm_loss"] != scores["mlm_loss"]
     assert "not learnt" not in capfd.readouterr().err
-    monkeypatch.setattr("bertsmith.pretraining.run.NOT_LEARNT", scores["long_mlm_loss"] - scores["mlm_loss"] - 0.01)
+    monkeypatch.setattr("bertsmith.pretraining.checks.WORSE", scores["long_mlm_loss"] - scores["mlm_loss"] - 0.01)
     pretrain(config, world / "shards", tmp_path / "again", device="cpu")
     said = capfd.readouterr().err
     assert f"held-out sequences of 48 tokens have a loss of {scores['long_mlm_loss']:.2f}" in said

@@ -229,7 +229,7 @@ def test_continued_pre_training_starts_from_the_weights(world: Path, tmp_path: P
 
 def test_without_next_sentence_the_pair_head_is_gone(world: Path, tmp_path: Path) -> None:
     scores = pretrain(
-        settings("train.steps=2", "next_sentence=false"), world / "shards", tmp_path / "run", device="cpu"
+        settings("train.steps=2", "objective.next_sentence=false"), world / "shards", tmp_path / "run", device="cpu"
     )
     assert "nsp_accuracy" not in scores
     assert json.loads((tmp_path / "run/model/config.json").read_text())["architectures"] == ["BertForMaskedLM"]

@@ -176,8 +176,9 @@ def _subject(run: Run) -> str:
     size = _counts(*sizes, (run.fact("model", "parameters"), "parameters"))
     documents, tokens = (_counts((run.fact("corpus", name), name)) for name in ("documents", "tokens"))
     text = f"{documents} ({tokens})" if documents and tokens else documents or tokens or "a corpus"
-    pairs = " and to tell whether sentences follow each other" if run.setting("next_sentence") else ""
-    learned = f"learned to guess masked words{pairs} from {text}"
+    pairs = " and to tell whether sentences follow each other" if run.setting("objective", "next_sentence") else ""
+    words = "the next word" if run.setting("objective", "kind") == "causal-lm" else "masked words"
+    learned = f"learned to guess {words}{pairs} from {text}"
     return f"{run.name}{f' ({size})' if size else ''} {learned}{start}"
 
 

@@ -19,6 +19,7 @@ from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.pages.page import short
 from bertsmith.pretraining.held_out import LONG
+from bertsmith.pretraining.settings import upgrade
 from bertsmith.training import runlog
 from bertsmith.training.run import CONFIG, FACTS, is_finished
 
@@ -138,7 +139,7 @@ def _read(folder: Path, label: str) -> Run:
         )
     facts = read_json(folder / FACTS) if (folder / FACTS).is_file() else {}
     records = [r for r in runlog.read(folder) if isinstance(r, dict)]
-    return Run(folder, label, read_json(folder / CONFIG), facts, records, is_finished(folder))
+    return Run(folder, label, dict(upgrade(read_json(folder / CONFIG))), facts, records, is_finished(folder))
 
 
 def _is_run(folder: Path) -> bool:

@@ -1,0 +1,73 @@
+"""What every pre-training objective has: an encoder, named losses, and what the rest of the package may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from bertsmith.batch import Batch
+from bertsmith.model.encoder import Encoder
+
+PAIR_LABEL = "next"  # the label of a batch that says whether a segment pair is in its order
+
+
+class Objective(nn.Module):
+    """A module that owns an encoder and maps a batch to named losses.
+
+    A kind of objective is a subclass that is built from an encoder and its section of the configuration, and a row of
+    `kinds.OBJECTIVES`. The class attributes say how it differs from the other kinds.
+    """
+
+    targets: ClassVar[Literal["masked", "next"]]  # which tokens the loader makes targets: masked ones, or the next ones
+    token_loss: ClassVar[str]  # the name of the loss over the vocabulary, and of its logits
+    token_head: ClassVar[str]  # the submodule that computes these logits
+    folders: ClassVar[Mapping[str, str]] = {"": ""}  # folder inside the saved model folder: the submodule saved there
+    config: Any
+    encoder: Encoder
+
+    @staticmethod
+    def counts(config: Any) -> dict[str, str]:
+        """Every loss of this kind with the label of the batch whose entries it is summed over."""
+        raise NotImplementedError
+
+    def logits(self, batch: Batch) -> dict[str, Tensor]:
+        """The logits of every loss at the places that the batch's labels name."""
+        raise NotImplementedError
+
+    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
+        """The logits of every loss out of the hidden states (B, L, H) of a padded batch, at all positions."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The summed losses and, as `<loss>_accuracy`, the numbers of correct predictions."""
+        raise NotImplementedError
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        """The encoders, whose layers training treats one by one."""
+        return [self.encoder]
+
+    @property
+    def goal(self) -> str:
+        """The held-out score that makes a checkpoint the best one; a minus sign means that lower is better."""
+        return f"-{self.token_loss}_loss"
+
+    @property
+    def learns_pairs(self) -> bool:
+        """Whether a loss needs the labels of segment pairs."""
+        return PAIR_LABEL in self.counts(self.config).values()
+
+    @property
+    def fills_masks(self) -> bool:
+        """Whether the token logits at a mask are predictions of the masked word."""
+        return self.targets == "masked"
+
+    def lacks_token_head(self, missing: tuple[str, ...]) -> bool:
+        """Whether the head of the token logits is among the parameters that a folder had no weights for."""
+        return any(name.startswith(f"{self.token_head}.") for name in missing)
+
+    def tie_weights(self) -> None:
+        """Make the output layer over the vocabulary share the token embedding's matrix."""
+        getattr(self, self.token_head).tie(self.encoder.embeddings.tokens)

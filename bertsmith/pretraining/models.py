@@ -1,0 +1,67 @@
+"""The model of a run: how it starts, and the folders that it is saved in and restored from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bertsmith import draws
+from bertsmith.corpus.shards import Corpus
+from bertsmith.formats.hf import Notes, load_folder, save_folder
+from bertsmith.formats.saved_config import Model, config_in, read_config
+from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.kinds import build_objective, objective_class
+from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.settings import ObjectiveConfig
+from bertsmith.pretraining.checks import check_lengths
+from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.progress import say
+from bertsmith.text.tokenizer import Tokenizer
+
+WEIGHTS = 104  # a stream of draws
+
+
+def random_model(config: PretrainConfig, tokenizer: Tokenizer) -> tuple[Objective, PretrainConfig]:
+    """A new model, and the configuration with the tokenizer's vocabulary size."""
+    config = replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
+    check_lengths(config)
+    torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))
+    return build_objective(Encoder(config.model), config.objective), config
+
+
+def saved_model(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[Objective, PretrainConfig]:
+    """A saved model to continue from, and the configuration with its encoder."""
+    config = replace(config, model=config_in(read_config(folder), folder))
+    check_lengths(config)
+    torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))  # for heads that the folder lacks
+    loaded = load_folder(folder, objective=config.objective)
+    corpus.check_tokenizer(loaded.tokenizer.hash, folder)
+    if loaded.missing:
+        parts = sorted({name.split(".")[0] for name in loaded.missing})
+        say(f"note: {folder} has no weights for {', '.join(parts)}; they start at random")
+    return cast(Objective, loaded.model), config
+
+
+def save_model(
+    folder: Path, objective: Objective, tokenizer: Tokenizer, notes: Notes, tensors: Mapping[str, Tensor]
+) -> None:
+    """Write the model folder of an objective, with the folders inside it where the objective saves several models."""
+    for name, part in objective.folders.items():
+        prefix = f"{part}." if part else ""
+        own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        save_folder(folder / name, cast(Model, objective.get_submodule(part)), tokenizer, notes, own)
+
+
+def load_tensors(folder: Path, config: ObjectiveConfig) -> dict[str, Tensor]:
+    """The state of an objective out of the model folder that `save_model` wrote."""
+    tensors: dict[str, Tensor] = {}
+    for name, part in objective_class(config).folders.items():
+        loaded = load_folder(folder / name, objective=None if part else config)
+        prefix = f"{part}." if part else ""
+        tensors |= {f"{prefix}{key}": tensor for key, tensor in loaded.model.state_dict().items()}
+    return tensors
