@@ -26,7 +26,7 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     loaded = load_folder(source, head, dropout=config.dropout)
     model = loaded.model
     assert isinstance(model, TaskModel)
-    _check_layers(config, model.encoder.config)
+    check_layers(config, model.encoder.config)
     if config.beside:
         _load_beside(model, loaded, load_folder(find_model(config.beside), dropout=config.dropout))
     if config.random_start:
@@ -36,12 +36,14 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     return replace(loaded, model=model)
 
 
-def _check_layers(config: FinetuneConfig, encoder: EncoderConfig) -> None:
+def check_layers(config: FinetuneConfig, encoder: EncoderConfig) -> None:
     """Refuse layers that the model does not have on their own, and random layers that would stay frozen."""
     anew, frozen, layers = config.reinit_layers, config.frozen_layers, encoder.num_layers
-    for name, value in (("reinit_layers", anew), ("frozen_layers", frozen)):
+    decay = 0.0 if config.train.layer_decay == 1.0 else config.train.layer_decay
+    for name, value in (("reinit_layers", anew), ("frozen_layers", frozen), ("train.layer_decay", decay)):
         if value and encoder.shared_layers != "none":
             raise UserError(f"{name} is {value}, and the layers of the model share their parameters; leave it out")
+    for name, value in (("reinit_layers", anew), ("frozen_layers", frozen)):
         if (value or 0) > layers:
             raise UserError(f"{name} is {value}, and the model has {layers} layers")
     if frozen is not None and (config.random_start or anew + frozen > layers):

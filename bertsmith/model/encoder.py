@@ -227,6 +227,11 @@ class Encoder(nn.Module):
             trace.hidden.append(x)
         return x
 
+    @property
+    def shares_layers(self) -> bool:
+        """Whether layers have parameters in common."""
+        return self.config.shared_layers != "none"
+
     def _angles(self, positions: Tensor) -> dict[float | None, Rotation]:
         """The rotation of every token, for each base that a layer has; the layers of a base share it."""
         bases = {layer.rotary_base for layer in self.config.layers}

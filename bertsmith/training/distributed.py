@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bertsmith import folders, progress
 from bertsmith.errors import UserError
-from bertsmith.training.parts import layer_stacks, untrained_parameters
+from bertsmith.training.parts import separate_layers, untrained_parameters
 from bertsmith.training.settings import Parallel
 
 TIMEOUT = timedelta(minutes=30)  # the other ranks wait while rank 0 builds an index or writes to a slow disk
@@ -73,9 +73,7 @@ def parallelise(model: nn.Module, parallel: Parallel, device: torch.device) -> n
     if parallel == "ddp":
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     mesh = init_device_mesh(device.type, (world_size(),))
-    for layer in dict.fromkeys(layer for _, layers in layer_stacks(model) for layer in layers):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh, ignored_params=untrained_parameters(model))
+    shard(model, mesh)
     for method in (
         "logits",
         "scores",
@@ -83,6 +81,13 @@ def parallelise(model: nn.Module, parallel: Parallel, device: torch.device) -> n
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)
     return model
+
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard the parameters over the ranks of a mesh (FSDP2): layer by layer where the layers share none."""
+    for layer in separate_layers(model):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=untrained_parameters(model))
 
 
 def no_sync(model: nn.Module, last: bool) -> Any:

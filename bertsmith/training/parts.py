@@ -1,7 +1,8 @@
 """What a model says about its parts: which are its layers, and which are not trained.
 
 A model that `fit` trains may have two attributes. `encoders` are its modules with an attribute `layers`, from bottom to
-top; what an encoder registers before its layers, such as embeddings, is below them. `untrained` are modules that
+top; what an encoder registers before its layers, such as embeddings, is below them. The layers of an encoder whose
+`shares_layers` is true have parameters in common, and are not sharded one by one. `untrained` are modules that
 keep their weights, as a teacher does: they have no gradients and no optimiser state, and stay in evaluation mode.
 """
 
@@ -15,6 +16,12 @@ def layer_stacks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
     frozen = untrained_parameters(model)
     encoders = [encoder for encoder in getattr(model, "encoders", []) if not frozen.issuperset(encoder.parameters())]
     return [(encoder, list(encoder.layers)) for encoder in encoders]
+
+
+def separate_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that are trained and share no parameters with each other."""
+    stacks = [layers for encoder, layers in layer_stacks(model) if not getattr(encoder, "shares_layers", False)]
+    return list(dict.fromkeys(layer for layers in stacks for layer in layers))
 
 
 def untrained(model: nn.Module) -> list[nn.Module]:

@@ -6,14 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 from test_parity import VOCAB, draw_batch, layouts, our_loss, same
+from torch.distributed.device_mesh import init_device_mesh
 from variants import randomise
 
 from bertsmith.batch import Batch
+from bertsmith.errors import UserError
+from bertsmith.inference.engines import quantised
 from bertsmith.model.config import EncoderConfig
+from bertsmith.model.cost import parameter_count
 from bertsmith.model.encoder import Encoder, Trace
-from bertsmith.model.heads import MaskedLMHead
+from bertsmith.model.heads import HeadConfig, MaskedLMHead, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.training.distributed import shard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = EncoderConfig(VOCAB, 32, 4, 4, 48, max_positions=40, hidden_dropout=0.0, attention_dropout=0.0)
@@ -138,6 +143,44 @@ def test_a_shared_parameter_has_the_gradient_of_all_layers() -> None:
     name = "feed_forward.inner.weight"
     expected = sum(separate.get_parameter(f"layers.{i}.{name}").grad for i in range(4))
     same(shared.get_parameter(f"layers.0.{name}").grad, expected)
+
+
+@fields
+def test_the_planned_number_of_parameters_is_that_of_the_model(changes) -> None:
+    config = replace(EncoderConfig(), **changes)
+    with torch.device("meta"):
+        model = MaskedLM(Encoder(config), next_sentence=True)
+    assert parameter_count(config) == pytest.approx(sum(p.numel() for p in model.parameters()), rel=2e-3)
+
+
+def test_quantised_layers_still_share_their_sublayers() -> None:
+    model = TaskModel(encoder_of({"shared_layers": "attention"}), HeadConfig("single", ("a", "b"))).eval()
+    batch = one_segment(draw_batch("single", packed=True))
+    try:
+        quick = quantised(model)
+    except UserError:
+        pytest.skip("no int8 kernels on this CPU")
+    assert quick.encoder.layers[3].attention is quick.encoder.layers[0].attention
+    assert torch.allclose(quick.encoder(batch), model.encoder(batch), atol=0.5)
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("sharing", ["none", "attention", "all"])
+def test_fsdp_shards_an_encoder_whose_layers_share_parameters(sharing, one_rank) -> None:
+    model, batch = model_of({"shared_layers": sharing}), draw_batch("mlm", packed=True)
+    expected = model(batch)["mlm"].detach()
+    shard(model, one_rank)
+    loss = model(batch)["mlm"]
+    same(loss.detach(), expected)
+    loss.backward()
+    assert all(p.grad is not None for p in model.encoder.parameters())
 
 
 def their_states(theirs, batch: Batch, **inputs) -> torch.Tensor:

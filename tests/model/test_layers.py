@@ -10,6 +10,7 @@ from test_distributed import finish, torchrun
 
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
+from bertsmith.finetuning.model import check_layers
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
@@ -129,6 +130,14 @@ def test_what_makes_no_sense_is_refused(world, tmp_path, changes: list[str], say
     with pytest.raises(UserError, match=says):
         tune(world, tmp_path / "out", *changes)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("change", ["reinit_layers=1", "frozen_layers=1", "train.layer_decay=0.9"])
+def test_layers_that_share_parameters_are_not_treated_one_by_one(change: str) -> None:
+    shared = EncoderConfig(shared_layers="all")
+    with pytest.raises(UserError, match=r"is .*, and the layers of the model share their parameters; leave it out"):
+        check_layers(override(FinetuneConfig("classify"), [change]), shared)
+    check_layers(override(FinetuneConfig("classify"), ["frozen_layers=0"]), shared)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
