@@ -191,11 +191,6 @@ class EncoderConfig:
         return self.hidden_size // self.num_heads
 
     @property
-    def reach(self) -> Reach:
-        """Which tokens a token sees in the layers without a window."""
-        return REACHES[self.direction]
-
-    @property
     def table_size(self) -> int:
         """The width of the embedding tables."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size

@@ -15,6 +15,7 @@ from bertsmith.inference.engines import quantised
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import parameter_count
 from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.fused_choice import choose
 from bertsmith.model.heads import HeadConfig, MaskedLMHead, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -22,7 +23,7 @@ from bertsmith.training.distributed import shard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = EncoderConfig(VOCAB, 32, 4, 4, 48, max_positions=40, hidden_dropout=0.0, attention_dropout=0.0)
-LOCAL: dict = {}
+LOCAL = {"window": 8, "global_every": 3}
 ALBERT = {"embedding_size": 16, "shared_layers": "all", "activation": "gelu_tanh"}
 MODERN = {
     "norm_first": True,
@@ -30,6 +31,7 @@ MODERN = {
     "num_segments": 0,
     "positions": "rotary",
     "rotary_base": 160_000.0,
+    "local_rotary_base": 10_000.0,
     "gated": True,
     "first_attention_norm": False,
     "norm_eps": 1e-5,
@@ -40,6 +42,8 @@ FIELDS = {
     "embedding_size of the hidden size": {"embedding_size": 32},
     "no embedding_norm": {"embedding_norm": False},
     "rotary": {"positions": "rotary"},
+    "window": LOCAL,
+    "window and left-to-right": {**LOCAL, "direction": "left-to-right"},
     "gated": {"gated": True, "activation": "silu"},
     "no first_attention_norm": {"norm_first": True, "first_attention_norm": False},
     "share attention": {"shared_layers": "attention"},
@@ -145,6 +149,25 @@ def test_a_shared_parameter_has_the_gradient_of_all_layers() -> None:
     same(shared.get_parameter(f"layers.0.{name}").grad, expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("embedding_size", "projection of the embeddings"),
+        ("no embedding_norm", "embedding_norm is false"),
+        ("rotary", "no rotary positions"),
+        ("gated", "no gated feed-forward"),
+        ("no first_attention_norm", "first_attention_norm is false"),
+        ("no segments", "num_segments is 0"),
+        ("no head_transform", "without a transform"),
+    ],
+)
+def test_plain_kernels_run_what_the_fused_ones_lack(name, reason) -> None:
+    config = replace(EncoderConfig(), **FIELDS[name])
+    choice = choose(config, torch.device("cuda"), torch.bfloat16)
+    assert not choice.fused
+    assert reason in choice.reason
+
+
 @fields
 def test_the_planned_number_of_parameters_is_that_of_the_model(changes) -> None:
     config = replace(EncoderConfig(), **changes)
@@ -183,6 +206,18 @@ def test_fsdp_shards_an_encoder_whose_layers_share_parameters(sharing, one_rank)
     assert all(p.grad is not None for p in model.encoder.parameters())
 
 
+def test_a_window_hides_what_is_further_away() -> None:
+    """With one global layer and three of reach 2, a token sees all; with local layers alone, what is near."""
+    encoder = encoder_of({"window": 4, "global_every": 4})
+    batch = one_segment(draw_batch("single", True, lengths=(31,)))
+    trace = Trace()
+    encoder(batch, trace)
+    assert trace.attention[0][0].min() > 0
+    distance = (torch.arange(31)[:, None] - torch.arange(31)).abs()
+    for weights in trace.attention[1:]:
+        assert torch.equal(weights[0] > 0, (distance <= 2).expand(4, -1, -1))
+
+
 def their_states(theirs, batch: Batch, **inputs) -> torch.Tensor:
     return theirs(input_ids=batch.tokens, attention_mask=batch.layout.mask.long(), **inputs).last_hidden_state
 
@@ -190,6 +225,30 @@ def their_states(theirs, batch: Batch, **inputs) -> torch.Tensor:
 def same_at_tokens(ours: torch.Tensor, theirs: torch.Tensor, padded: Batch, batch: Batch) -> None:
     real = padded.layout.mask
     same(batch.layout.pad(ours)[real], theirs[real])
+
+
+@layouts
+def test_the_modern_encoder_is_modernbert(packed) -> None:
+    from transformers import ModernBertConfig, ModernBertModel
+
+    config = ModernBertConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        max_position_embeddings=40, local_attention=8, global_attn_every_n_layers=3, pad_token_id=0,
+        attn_implementation="eager",
+    )  # fmt: skip
+    theirs, ours = randomise(ModernBertModel(config)).eval(), encoder_of(MODERN)
+    names = {
+        "embeddings.tok_embeddings": "embeddings.tokens",
+        "attn_norm": "attention_norm",
+        "attn.Wqkv": "attention.qkv",
+        "attn.Wo": "attention.output",
+        "mlp_norm": "feed_forward_norm",
+        "mlp.Wi": "feed_forward.inner",
+        "mlp.Wo": "feed_forward.outer",
+    }
+    ours.load_state_dict(renamed(theirs.state_dict(), names))
+    padded, batch = (one_segment(draw_batch("single", form)) for form in (False, packed))
+    same_at_tokens(ours(batch), their_states(theirs, padded), padded, batch)
 
 
 def renamed(state: dict, names: dict[str, str]) -> dict:
