@@ -15,7 +15,6 @@ from bertsmith.inference.engines import quantised
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import parameter_count
 from bertsmith.model.encoder import Encoder, Trace
-from bertsmith.model.fused_choice import choose
 from bertsmith.model.heads import HeadConfig, MaskedLMHead, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -147,25 +146,6 @@ def test_a_shared_parameter_has_the_gradient_of_all_layers() -> None:
     name = "feed_forward.inner.weight"
     expected = sum(separate.get_parameter(f"layers.{i}.{name}").grad for i in range(4))
     same(shared.get_parameter(f"layers.0.{name}").grad, expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("embedding_size", "projection of the embeddings"),
-        ("no embedding_norm", "embedding_norm is false"),
-        ("rotary", "no rotary positions"),
-        ("gated", "no gated feed-forward"),
-        ("no first_attention_norm", "first_attention_norm is false"),
-        ("no segments", "num_segments is 0"),
-        ("no head_transform", "without a transform"),
-    ],
-)
-def test_plain_kernels_run_what_the_fused_ones_lack(name, reason) -> None:
-    config = replace(EncoderConfig(), **FIELDS[name])
-    choice = choose(config, torch.device("cuda"), torch.bfloat16)
-    assert not choice.fused
-    assert reason in choice.reason
 
 
 @fields

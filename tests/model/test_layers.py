@@ -1,4 +1,4 @@
-"""Fine-tuning layer by layer: lower rates below, layers that start anew, layers that stay as they are."""
+"""Fine-tuning layer by layer: lower learning rates in lower layers, reinitialised layers, frozen layers."""
 
 import shutil
 from pathlib import Path
@@ -40,7 +40,7 @@ def same(first: Path, second: Path, part: str) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_rates_fall_layer_by_layer_and_are_lowest_in_the_embeddings(world) -> None:
+def test_learning_rates_decay_layer_by_layer_and_are_lowest_in_the_embeddings(world) -> None:
     model = load_folder(world / "run" / "model", HeadConfig("single", ("a", "b"))).model
     shares = {n: rate_shares(model, 0.5)[p] for n, p in model.named_parameters()}
     assert {shares[n] for n in shares if n.startswith("encoder.embeddings.")} == {0.25}
@@ -57,7 +57,7 @@ def test_rates_fall_layer_by_layer_and_are_lowest_in_the_embeddings(world) -> No
     assert [g["weight_decay"] for g in plain.param_groups] == [0.01, 0.0]
 
 
-def test_dropout_may_be_another_than_in_pretraining(world, tmp_path) -> None:
+def test_dropout_may_differ_from_pre_training(world, tmp_path) -> None:
     head = HeadConfig("single", ("a", "b"), bilstm_layers=2)
     model = load_folder(world / "run" / "model", head, dropout=0.3).model
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.3}
@@ -72,7 +72,7 @@ def test_dropout_may_be_another_than_in_pretraining(world, tmp_path) -> None:
             override(FinetuneConfig("classify"), [f"dropout={value}"])
 
 
-def test_rates_fall_in_both_of_two_encoders() -> None:
+def test_learning_rates_decay_in_both_of_two_encoders() -> None:
     config = EncoderConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=10, direction="left-to-right")
     model = TaskModel(Encoder(config), HeadConfig("single", ("a", "b"), beside=True))
     shares = {n: rate_shares(model, 0.5)[p] for n, p in model.named_parameters()}
@@ -83,7 +83,7 @@ def test_rates_fall_in_both_of_two_encoders() -> None:
     assert {shares[n] for n in shares if n.startswith("head.")} == {1.0}
 
 
-def test_a_step_is_as_long_as_the_layers_rate(world, tmp_path) -> None:
+def test_a_step_is_as_large_as_the_layers_learning_rate(world, tmp_path) -> None:
     settings = ["train.steps=1", "train.weight_decay=0", "train.warmup=0", "train.layer_decay=0.1"]
     start = tune(world, tmp_path / "start", *settings, "train.learning_rate=0")
     moved = tune(world, tmp_path / "moved", *settings)
@@ -93,21 +93,22 @@ def test_a_step_is_as_long_as_the_layers_rate(world, tmp_path) -> None:
         assert largest == pytest.approx(expected, rel=0.01)  # Adam's first step
 
 
-def test_the_top_layers_start_anew(world, tmp_path) -> None:
-    still = ["train.steps=1", "train.learning_rate=0"]
-    plain, anew = tune(world, tmp_path / "plain", *still), tune(world, tmp_path / "anew", *still, "reinit_layers=1")
-    assert same(plain, anew, EMBEDDINGS)
-    assert same(plain, anew, LAYER.format(0))
-    for name, tensor in weights(anew, LAYER.format(1)).items():
+def test_the_top_layers_are_reinitialised(world, tmp_path) -> None:
+    settings = ["train.steps=1", "train.learning_rate=0"]
+    plain = tune(world, tmp_path / "plain", *settings)
+    changed = tune(world, tmp_path / "changed", *settings, "reinit_layers=1")
+    assert same(plain, changed, EMBEDDINGS)
+    assert same(plain, changed, LAYER.format(0))
+    for name, tensor in weights(changed, LAYER.format(1)).items():
         assert not torch.equal(tensor, weights(plain)[name]) or tensor.dim() == 1
         if "LayerNorm.weight" in name:
             assert torch.equal(tensor, torch.ones_like(tensor))
-    assert not same(plain, anew, "bert.pooler.dense.weight")
-    assert same(anew, tune(world, tmp_path / "again", *still, "reinit_layers=1"), "")
+    assert not same(plain, changed, "bert.pooler.dense.weight")
+    assert same(changed, tune(world, tmp_path / "again", *settings, "reinit_layers=1"), "")
 
 
 @pytest.mark.parametrize(("layers", "kept"), [(0, [EMBEDDINGS]), (1, [EMBEDDINGS, LAYER.format(0)])])
-def test_frozen_layers_stay_as_they_are(world, tmp_path, layers: int, kept: list[str]) -> None:
+def test_frozen_layers_keep_their_weights(world, tmp_path, layers: int, kept: list[str]) -> None:
     start = tune(world, tmp_path / "start", "train.steps=1", "train.learning_rate=0")
     frozen = tune(world, tmp_path / "frozen", f"frozen_layers={layers}", "train.gradient_checkpointing=true")
     for part in (EMBEDDINGS, LAYER.format(0), LAYER.format(1), OUTPUT):
@@ -115,7 +116,7 @@ def test_frozen_layers_stay_as_they_are(world, tmp_path, layers: int, kept: list
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         (["reinit_layers=3"], "the model has 2 layers"),
         (["frozen_layers=3"], "the model has 2 layers"),
@@ -126,8 +127,8 @@ def test_frozen_layers_stay_as_they_are(world, tmp_path, layers: int, kept: list
         (["train.layer_decay=1.1"], "above 0 and at most 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(world, tmp_path, changes: list[str], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_contradicting_settings_are_refused(world, tmp_path, changes: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         tune(world, tmp_path / "out", *changes)
     assert not (tmp_path / "out").exists()
 
@@ -141,7 +142,7 @@ def test_layers_that_share_parameters_are_not_treated_one_by_one(change: str) ->
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
-def test_a_resumed_run_is_the_same_to_the_bit(world, tmp_path, optimizer: str) -> None:
+def test_a_resumed_run_is_bit_identical(world, tmp_path, optimizer: str) -> None:
     changes = [
         *("train.save_every=3", "train.layer_decay=0.8", "frozen_layers=1", "reinit_layers=1"),
         f"train.optimizer={optimizer}",
@@ -156,7 +157,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(world, tmp_path, optimizer: str) -
 
 @pytest.mark.slow  # the fast one is in test_distributed_finetuning
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_train_the_same(world, tmp_path, parallel: str) -> None:
+def test_two_ranks_train_the_same_weights(world, tmp_path, parallel: str) -> None:
     changes = [*QUICK, "train.layer_decay=0.8", "frozen_layers=1", "train.micro_batch_size=4", "train.optimizer=adamw"]
     alone = tune(world, tmp_path / "alone", *changes)
     flags = [part for change in [*changes, f"train.parallel={parallel}"] for part in ("--set", change)]

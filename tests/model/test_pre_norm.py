@@ -1,4 +1,4 @@
-"""A pre-norm encoder without biases goes the whole way: pre-training, resuming, fine-tuning, answers."""
+"""A pre-norm encoder without biases: pre-training, resuming, fine-tuning, prediction."""
 
 import json
 
@@ -17,7 +17,7 @@ from bertsmith.recipes import recipe
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_the_whole_way(world, tmp_path):
+def test_from_pre_training_to_prediction(world, tmp_path):
     variant = [
         "model.family=roberta-prelayernorm",
         "model.norm_first=true",
