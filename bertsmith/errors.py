@@ -37,7 +37,7 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     names = list(allowed)
     section, _, last = name.rpartition(".")
     by_part = {each.removeprefix(f"{section}."): each for each in names}
-    words = [each for each in names if name.lower() in re.split(r"[^a-z0-9]+", each.lower())]
+    words = [e for e in names if name.lower() in {*re.split(r"[^a-z0-9]+", e.lower()), *e.lower().split(".")}]
     close = [
         each
         for each in difflib.get_close_matches(last, by_part, n=3, cutoff=0.6)

@@ -72,7 +72,8 @@ def save_checkpoint(
             save(folder, tensors)
             save_file(moments, folder / OPTIMIZER)
             values = asdict(state)
-            sums = {file.name: file_hash(file) for file in sorted(folder.iterdir())}
+            files = sorted(file for file in folder.rglob("*") if file.is_file())
+            sums = {file.relative_to(folder).as_posix(): file_hash(file) for file in files}
             (folder / STATE).write_text(json.dumps({**values, "sha256": {**sums, STATE: sum_of(values)}}) + "\n")
     except (OSError, SafetensorError, UserError) as error:
         say(f"warning: no checkpoint after step {state.step}: {error}; earlier ones are untouched")
