@@ -11,14 +11,14 @@ from bertsmith.pretraining.loader import MASKED, PAIR, TARGET
 from bertsmith.tasks import examples
 
 
-def of_task(label: Any = None, tags: Any = None, read: Any = None, begins: Any = None, states: Any = None) -> Any:
-    """The labels of an example of a task, without those that are None; a sentence begins at the first word read."""
-    begins = read[:1] if begins is None and read is not None else begins
+def of_task(label: Any = None, tags: Any = None, words: Any = None, sentences: Any = None, states: Any = None) -> Any:
+    """The labels of an example of a task, without those that are None; without `sentences` there is one."""
+    sentences = words[:1] if sentences is None and words is not None else sentences
     given = {
         "label": (label, examples.TARGET),
         "tags": (tags, examples.TAG),
-        "read": (read, examples.WORD),
-        "begins": (begins, examples.WORD),
+        "words": (words, examples.WORD),
+        "sentences": (sentences, examples.WORD),
         "states": (states, STATE),
     }
     return {name: Label(values, kind) for name, (values, kind) in given.items() if values is not None}

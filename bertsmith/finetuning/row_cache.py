@@ -130,7 +130,7 @@ def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
         **({} if encoded.sources is None else {"sources": np.asarray(encoded.sources, dtype=np.int64)}),
         **({} if examples.labels is None else {"labels": examples.labels}),
         **({} if examples.tags is None else {"tags": examples.tags}),
-        **({} if examples.read is None else {"read": examples.read}),
+        **({} if examples.word_marks is None else {"read": examples.word_marks}),
         **(_flat_details(encoded.details) if with_details and encoded.details else {}),
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -150,7 +150,7 @@ def _read(path: Path) -> Encoded | None:
         if facts["checksum"] != _checksum(arrays):
             return None
         flat: Any = [arrays.get(name) for name in ("tokens", "segments", "starts", "labels", "tags")]
-        examples = replace(Examples(*flat), step=facts["step"], read=arrays.get("read"))
+        examples = replace(Examples(*flat), step=facts["step"], word_marks=arrays.get("read"))
         found = Encoded(examples, arrays["owners"], _details(arrays), facts["shortened"], arrays.get("sources"))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None

@@ -41,7 +41,7 @@ SHARED: dict[Sharing, tuple[str, ...]] = {
 
 
 def make_norm(size: int, config: EncoderConfig | LayerConfig) -> nn.LayerNorm:
-    """A norm of the encoder."""
+    """Make a layer norm of this size."""
     return nn.LayerNorm(size, eps=config.norm_eps, bias=config.bias)
 
 
@@ -238,7 +238,7 @@ class Encoder(nn.Module):
         return {base: rotation(positions, self.config.head_size, base) for base in bases if base is not None}
 
     def choice(self, batch: Batch) -> Choice:
-        """Which kernels this batch takes, under the autocast of the moment."""
+        """Which kernels this batch takes under the current autocast."""
         return choose_now(self.config, batch.tokens.device, batch.layout)
 
     def _normalise(self, x: Tensor, fused: bool) -> Tensor:

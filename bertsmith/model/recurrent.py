@@ -92,11 +92,11 @@ class RecurrentHead(nn.Module):
         if "states" in batch.labels:
             return self(batch.labels["states"], batch.layout)
         assert isinstance(batch.layout, Packed)
-        words = batch.labels["read"]  # the first token of each word
+        words = batch.labels["words"]  # the first token of each word
         logits = self.output.weight.new_zeros(len(batch.tokens), self.output.out_features)
         if not len(words):
             return logits
-        starts = F.pad(torch.searchsorted(words, batch.labels["begins"]), (0, 1), value=len(words)).int()
+        starts = F.pad(torch.searchsorted(words, batch.labels["sentences"]), (0, 1), value=len(words)).int()
         sentences = Packed(starts, int(starts.diff().max()))
         of_words = self(self.states(encoder, batch)[words], sentences)
         return logits.to(of_words.dtype).index_copy(0, words, of_words)

@@ -20,8 +20,8 @@ AT_ONCE = 16384  # texts in the hands of the tokenizer: what it gives takes much
 
 TARGET = LabelKind("sequence", loss="task")  # `label`: a class, a number, a row of numbers, or a (start, end) span
 TAG = LabelKind("token", fill=IGNORE, loss="task")  # `tags`: a class per token, IGNORE where there is none
-# `read`: the tokens that are predicted, the first of each word, the others being context; `begins`: those of them that
-# begin a sentence.
+# `words`: the first token of each word that is predicted, the other tokens being context; `sentences`: those of them
+# that start a sentence.
 WORD = LabelKind("position", index=True)
 
 
@@ -38,7 +38,7 @@ class Examples(Sequence[Example]):
     labels: NDArray[Any] | None = None  # (n / step, …)
     tags: NDArray[np.int32] | None = None  # (T,)
     step: int = 1
-    read: NDArray[np.uint8] | None = None  # (T,) 1 where a token is asked about, 2 where a sentence begins with it
+    word_marks: NDArray[np.uint8] | None = None  # (T,) 1 at the first token of a word, 2 where it starts a sentence
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -55,7 +55,7 @@ class Examples(Sequence[Example]):
             None if labels is None else np.asarray(labels),
             None if tags is None else joined(tags, np.int32),
             step,
-            joined([_marks(e) for e in examples], np.uint8) if "read" in first.labels else None,
+            joined([_marks(e) for e in examples], np.uint8) if "words" in first.labels else None,
         )
 
     def __len__(self) -> int:
@@ -77,9 +77,9 @@ class Examples(Sequence[Example]):
             labels["label"] = Label(self.labels[number // self.step], TARGET)
         if self.tags is not None:
             labels["tags"] = Label(self.tags[place], TAG)
-        if self.read is not None:
-            marks = self.read[place]
-            labels["read"], labels["begins"] = (Label(np.flatnonzero(marks >= least), WORD) for least in (1, 2))
+        if self.word_marks is not None:
+            marks = self.word_marks[place]
+            labels["words"], labels["sentences"] = (Label(np.flatnonzero(marks >= least), WORD) for least in (1, 2))
         return Example(self.tokens[place], self.segments[place], labels)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
@@ -100,8 +100,8 @@ class Examples(Sequence[Example]):
 
 def _marks(example: Example) -> NDArray[np.uint8]:
     marks = np.zeros(len(example.tokens), dtype=np.uint8)
-    marks[example.labels["read"].values] = 1
-    marks[example.labels["begins"].values] = 2
+    marks[example.labels["words"].values] = 1
+    marks[example.labels["sentences"].values] = 2
     return marks
 
 

@@ -98,21 +98,21 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
             details.append(begins)
             source = places.setdefault(window, len(examples))
             if source < len(examples) and head.features is not None:
-                both = np.intersect1d(begins, examples[source].labels["read"].values)
+                both = np.intersect1d(begins, examples[source].labels["words"].values)
                 source = len(examples) if len(both) else source  # words that a BiLSTM reads in two sentences
             sources.append(source)
             if source < len(examples):
                 known = examples[source].labels
-                read = np.concatenate([known["read"].values, begins])
-                first_words = np.append(known["begins"].values, begins[:1])
-                labels = {**known, "read": Label(read, WORD), "begins": Label(first_words, WORD)}
+                words_so_far = np.concatenate([known["words"].values, begins])
+                first_words = np.append(known["sentences"].values, begins[:1])
+                labels = {**known, "words": Label(words_so_far, WORD), "sentences": Label(first_words, WORD)}
                 examples[source] = replace(examples[source], labels=labels)
                 continue
             tokens = [piece for word in document[left:right] for piece in pieces[word][:room]]
             joined = tokenizer.joiner.join(tokens)
             tags = np.full(len(joined.tokens), IGNORE)
             tags[begins] = classes[first - offset : end - offset]
-            labels = {"read": Label(begins, WORD), "begins": Label(begins[:1], WORD)}
+            labels = {"words": Label(begins, WORD), "sentences": Label(begins[:1], WORD)}
             if labelled:
                 labels["tags"] = Label(tags, TAG)
             examples.append(Example(joined.tokens, joined.segments, labels))

@@ -67,7 +67,7 @@ def test_scores_are_those_of_an_lstm_on_each_sentence_alone(variant, encoder, ti
     draw = np.random.default_rng(0)
     reads = [np.array([1, 2, 5]), np.array([], dtype=np.int64), np.array([3]), np.array([1, 4, 6, 7])]
     examples = [
-        Example(draw.integers(5, 60, 9 + i), np.zeros(9 + i, np.int64), of_task(read=r)) for i, r in enumerate(reads)
+        Example(draw.integers(5, 60, 9 + i), np.zeros(9 + i, np.int64), of_task(words=r)) for i, r in enumerate(reads)
     ]
     scores = model.scores(collate(examples, packed=True))
     assert scores.shape == (sum(len(e.tokens) for e in examples), 3)
@@ -95,7 +95,7 @@ def test_scores_are_those_of_an_lstm_on_each_sentence_alone(variant, encoder, ti
 @torch.no_grad()
 def test_the_frozen_encoder_drops_nothing_while_the_rest_is_trained(tiny_tokenizer):
     model = model_of(tiny_tokenizer, "last")
-    batch = collate([Example(np.arange(5, 25), np.zeros(20, np.int64), of_task(read=np.arange(1, 19)))], packed=True)
+    batch = collate([Example(np.arange(5, 25), np.zeros(20, np.int64), of_task(words=np.arange(1, 19)))], packed=True)
     expected = model.head.states(model.encoder, batch)
     assert_close(model.train().head.states(model.encoder, batch), expected, atol=0, rtol=0)
     assert not model.scores(batch).equal(model.scores(batch))  # the BiLSTM's own dropout
@@ -114,7 +114,7 @@ def test_states_from_the_disk_give_the_same_scores(start, tmp_path, tiny_tokeniz
     with torch.inference_mode():
         cached = model.scores(collate(examples, packed=True))
         batch = collate(encoded.examples, packed=True)
-        computed = model.scores(batch)[batch.labels["read"]]
+        computed = model.scores(batch)[batch.labels["words"]]
     assert computed.std(0).min() > 0.01  # words differ by more than half precision does
     assert_close(cached, computed, atol=1e-3, rtol=0)
     assert len(Features.open(tmp_path / "states")) == len(rows)

@@ -123,7 +123,7 @@ def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_
         (expected,) = tagging.decode([row], each, predictor.engine.run(each.examples), head, limits)
         assert answer["tags"] == expected["tags"]
         assert answer["scores"] == pytest.approx(expected["scores"], abs=1e-6)
-    assert all(len(r) == len(set(r.tolist())) for r in (e.labels["read"].values for e in encoded.examples))
+    assert all(len(r) == len(set(r.tolist())) for r in (e.labels["words"].values for e in encoded.examples))
 
 
 def test_a_bilstm_reads_words_in_one_sentence_at_a_time(world) -> None:
@@ -131,12 +131,12 @@ def test_a_bilstm_reads_words_in_one_sentence_at_a_time(world) -> None:
     rows = document_rows([3, 4])
     encoded = tagging.encode(rows, tokenizer, Limits(64), head, labelled=False)
     (example,) = encoded.examples
-    assert len(example.labels["read"].values) == 7
-    assert example.labels["begins"].values.tolist() == [begins[0] for begins in encoded.details]
+    assert len(example.labels["words"].values) == 7
+    assert example.labels["sentences"].values.tolist() == [begins[0] for begins in encoded.details]
     whole = replace(rows[0], text=" ".join(rows[0].document), parts=rows[0].document, label=())  # overlaps with both
     encoded = tagging.encode([*rows, whole, rows[1]], tokenizer, Limits(64), head, labelled=False)
-    assert [len(example.labels["read"].values) for example in encoded.examples] == [7, 7, 4]
-    assert [len(example.labels["begins"].values) for example in encoded.examples] == [2, 1, 1]
+    assert [len(example.labels["words"].values) for example in encoded.examples] == [7, 7, 4]
+    assert [len(example.labels["sentences"].values) for example in encoded.examples] == [2, 1, 1]
     assert list(encoded.sources) == [0, 0, 1, 2]
 
 
