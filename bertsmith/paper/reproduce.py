@@ -19,6 +19,7 @@ from bertsmith.paper.tables import TABLES, Column, Row, Table, only_of
 from bertsmith.paper.work import SCORES, Data, Work
 from bertsmith.pretraining.checks import unlearnt_positions
 from bertsmith.rows.columns import Columns
+from bertsmith.tasks.glue_average import paper_average
 from bertsmith.tasks.reading import find_splits, read_task
 from bertsmith.tasks.task import find_task
 from bertsmith.training.run import is_finished
@@ -235,7 +236,7 @@ def _cell(work: Work, row: Row, column: Column, data: Data, seeds: int, partial:
 
 def _add_average(table: Table, result: dict[str, Any]) -> None:
     """The mean of all columns, where a row has all of them."""
-    *columns, last = [column.name for column in table.columns]
-    means = [result["ours"][name]["mean"] for name in columns if name in result["ours"]]
-    if len(means) == len(columns):
-        result["ours"][last] = {"mean": sum(means) / len(means), "deviation": None, "seeds": 1}
+    *columns, last = table.columns
+    means = {(c.task, c.key): result["ours"][c.name]["mean"] for c in columns if c.name in result["ours"]}
+    if (average := paper_average(lambda task, key: means.get((task, key)))) is not None:
+        result["ours"][last.name] = {"mean": average, "deviation": None, "seeds": 1}

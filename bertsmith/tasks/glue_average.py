@@ -1,18 +1,18 @@
-"""GLUE's averages as people publish them: each task alone, or the small ones started from a model of MNLI.
+"""GLUE's averages as they are published: every task alone, or the small tasks started from a model of MNLI.
 
-Scores are from 0 to 100, as `finetune` and `evaluate` give them. A task that is absent
-is named, and there is no average without it. Imports without torch.
+Scores are from 0 to 100, as `finetune` and `evaluate` give them. There is no average where a task is absent. Imports
+without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-# What the server averages of a task, and what the paper's table 1 shows of it. WNLI is in neither average, as in the
-# paper: its training and dev rows mislead on purpose.
+# The metrics that GLUE's server averages for each task. WNLI is in neither average, as in the paper: its dev rows have
+# the sentences of its training rows with the opposite label.
 LEADERBOARD: dict[str, tuple[str, ...]] = {
     "cola": ("matthews",),
     "sst2": ("accuracy",),
@@ -23,14 +23,18 @@ LEADERBOARD: dict[str, tuple[str, ...]] = {
     "qnli": ("accuracy",),
     "rte": ("accuracy",),
 }
-PAPER: dict[str, tuple[str, ...]] = {**LEADERBOARD, "mrpc": ("f1",), "stsb": ("spearman",), "qqp": ("f1",)}
-PRE_TRAINED = ("", "pretrain")  # what a start is that was trained for no task
-SMALL = ("mrpc", "stsb", "rte")  # often started from MNLI's model
+# The columns of the paper's table 1, which has one metric for each task and counts both parts of MNLI.
+PAPER_COLUMNS = (
+    ("mnli", "accuracy"), ("mnli", "mismatched_accuracy"), ("qqp", "f1"), ("qnli", "accuracy"), ("sst2", "accuracy"),
+    ("cola", "matthews"), ("stsb", "spearman"), ("mrpc", "f1"), ("rte", "accuracy"),
+)  # fmt: skip
+PRE_TRAINED = ("", "pretrain")  # the start task of a model that was fine-tuned for no task before
+SMALL = ("mrpc", "stsb", "rte")  # tasks that are often started from a model of MNLI
 
 
 @dataclass(frozen=True)
 class GlueScore:
-    """The dev scores of a task's model, by the task that its start was trained for."""
+    """The dev scores of a task's model, and the task that its starting model was trained for."""
 
     task: str
     scores: Mapping[str, float]
@@ -38,9 +42,15 @@ class GlueScore:
 
 
 def task_score(task: str, scores: Mapping[str, float]) -> float | None:
-    """One figure for a task, as the server computes it; None where a part of it was not measured."""
+    """The score of a task as GLUE's server computes it; None where one of its metrics is absent."""
     parts = [scores.get(name) for name in LEADERBOARD[task]]
     return mean(part for part in parts if part is not None) if None not in parts else None
+
+
+def paper_average(score: Callable[[str, str], float | None]) -> float | None:
+    """The average of the paper's table 1 over `score(task, metric)`; None where one of them is absent."""
+    values = [score(task, metric) for task, metric in PAPER_COLUMNS]
+    return mean(value for value in values if value is not None) if None not in values else None
 
 
 def averages(found: Sequence[GlueScore]) -> dict[str, Any]:
@@ -54,17 +64,13 @@ def averages(found: Sequence[GlueScore]) -> dict[str, Any]:
 
 
 def average(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The tasks' figures, their mean as the server's (`average`) and the paper's way, and which are absent.
-
-    The paper's table shows one metric a task and counts both parts of MNLI as columns of their own.
-    """
+    """The score of every task, their average as the server's (`average`) and the paper's, and the absent tasks."""
     tasks = {task: task_score(task, scores[task]) for task in LEADERBOARD if task in scores}
     absent = [task for task in LEADERBOARD if tasks.get(task) is None]
     values = {task: value for task, value in tasks.items() if value is not None}
-    columns = [scores[task][name] for task in values for name in PAPER[task]]
     return {
         "tasks": values,
         "average": None if absent else mean(values.values()),
-        "paper_average": None if absent else mean(columns),
+        "paper_average": None if absent else paper_average(lambda task, metric: scores[task][metric]),
         "absent": absent,
     }

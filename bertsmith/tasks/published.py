@@ -1,18 +1,21 @@
-"""The BERT paper's scores beside which fine-tuning runs are put, in per cent, and the sizes of the data behind them."""
+"""The BERT paper's scores, from 0 to 100, for its tables and for reports; and the sizes of its data sets."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 Pair = tuple[float | None, float | None]  # BERT-Base, BERT-Large
 NONE: Pair = (None, None)
+BASE, LARGE = 0, 1  # the places in a pair
 
 
 @dataclass(frozen=True)
 class PaperScore:
-    """What the paper gives for one score: on the dev set, and on the test set, mostly by the server."""
+    """One score of the paper: on the dev set, and on the test set, where most scores are those of the server."""
 
-    key: str  # our name of it
+    key: str  # the name of the metric in our scores
     name: str
     dev: Pair = NONE
     test: Pair = NONE
@@ -46,13 +49,8 @@ PAPER: dict[str, tuple[PaperScore, ...]] = {
     "swag": (PaperScore("accuracy", "accuracy", (81.6, 86.6), (None, 86.3), "4"),),
     "conll2003": (PaperScore("f1", "entity F1", (96.4, 96.6), (92.4, 92.8), "7"),),
 }
-# The values of table 1 that its average is over; WNLI is left out.
-AVERAGE = (
-    ("mnli", "accuracy"), ("mnli", "mismatched_accuracy"), ("qqp", "f1"), ("qnli", "accuracy"), ("sst2", "accuracy"),
-    ("cola", "matthews"), ("stsb", "spearman"), ("mrpc", "f1"), ("rte", "accuracy"),
-)  # fmt: skip
-AVERAGES: Pair = (79.6, 82.1)
-# Rows of the whole data sets: to train on, and in each dev file.
+AVERAGES: Pair = (79.6, 82.1)  # of table 1, over `glue_average.PAPER_COLUMNS`
+# The number of training rows of each whole data set, and of the rows of its dev files.
 SIZES: dict[str, tuple[int, dict[str, int]]] = {
     "mnli": (392_702, {"": 9_815, "mismatched": 9_832}),
     "qqp": (363_846, {"": 40_430}),
@@ -71,11 +69,17 @@ SIZES: dict[str, tuple[int, dict[str, int]]] = {
     "korsts": (5_749, {"": 1_500}),
     "korquad": (60_407, {"": 5_774}),
 }
-TOLERANCE = 0.02  # of the rows: a few are left out for lack of something, or counted otherwise
+TOLERANCE = 0.02  # of the rows: a few are skipped, or counted in another way
+
+
+def paper_scores(columns: Sequence[tuple[str, str]], size: int, split: Literal["dev", "test"]) -> list[float | None]:
+    """The paper's score of BERT-Base or BERT-Large for each task and metric."""
+    found = [next(score for score in PAPER[task] if score.key == key) for task, key in columns]
+    return [getattr(score, split)[size] for score in found]
 
 
 def shortfall(task: str, rows: int | None, dev: dict[str, int]) -> list[str]:
-    """Why scores on this data cannot stand beside the paper's: what differs from the whole data set."""
+    """Why scores on this data cannot be compared with the paper's: how it differs from the whole data set."""
     if task not in SIZES:
         return []
     whole, files = SIZES[task]

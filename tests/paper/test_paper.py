@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from bertsmith.paper.scales import SCALES, find_scale
 from bertsmith.paper.tables import TABLES, table5, table6
 from bertsmith.paper.work import Data, find_data
 from bertsmith.recipes import TABLE_6, bert, left_to_right
-from bertsmith.tasks.published import AVERAGES, PAPER
+from bertsmith.tasks.glue_average import PAPER_COLUMNS
+from bertsmith.tasks.published import AVERAGES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = ("train.steps=10", "train.batch_size=8", "data.long_length=64", "model.max_positions=64")
@@ -58,10 +60,8 @@ def test_the_tables_hold_the_papers_figures_once() -> None:
     one, six = TABLES["table1"](), table6()
     base, large = (row for row in one.rows if row.start is not None)
     for place, row in enumerate((base, large)):
-        for column, value in zip(one.columns[:-1], row.paper, strict=False):
-            expected = next(score for score in PAPER[column.task] if score.key == column.key)
-            assert value == expected.test[place]
-        assert row.paper[-1] == AVERAGES[place]
+        assert [(c.task, c.key) for c in one.columns[:-1]] == list(PAPER_COLUMNS)
+        assert round(mean(row.paper[:-1]), 1) == row.paper[-1] == AVERAGES[place]
     assert [row.paper[1] for row in six.rows] == [77.9, 80.6, 81.9, 84.4, 85.7, 86.6]
     assert [row.paper[2:] for row in TABLES["table2"]().rows][-2:] == [(85.1, 91.8), (87.4, 93.2)]
     assert TABLES["table3"]().rows[1].paper == (78.7, 81.9, 80.0, 83.1)

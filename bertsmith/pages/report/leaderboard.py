@@ -9,7 +9,8 @@ from bertsmith.pages import page
 from bertsmith.pages.page import Html
 from bertsmith.pages.report.groups import Group, group_runs, scores_of, text_of_mean
 from bertsmith.pages.report.runs import Run, lower_is_better
-from bertsmith.tasks.published import AVERAGE, AVERAGES, NONE, PaperScore
+from bertsmith.tasks.glue_average import paper_average
+from bertsmith.tasks.published import AVERAGES, NONE, PaperScore
 
 ABSENT = "–"
 MARKS = "†‡§¶#"
@@ -97,16 +98,20 @@ def _paper(score: PaperScore) -> list[str]:
 
 def _average(groups: Sequence[Group], systems: Sequence[str]) -> list[list[str]]:
     """The average over GLUE, where a system has all of it."""
-    cells: list[str] = []
-    for system in systems:
-        means = []
-        for task, key in AVERAGE:
-            best = best_of([g for g in groups if (g.task, g.system) == (task, system)])
-            means.append(best.mean(key) if best is not None else None)
-        whole = [value for value in means if value is not None]
-        cells.append(f"{sum(whole) / len(whole):.1f}" if len(whole) == len(AVERAGE) else ABSENT)
+    values = [_average_of([group for group in groups if group.system == system]) for system in systems]
+    cells = [ABSENT if value is None else f"{value:.1f}" for value in values]
     score = PaperScore("", "", NONE, AVERAGES)
     return [["GLUE", "average without WNLI", *cells, *_paper(score)]] if set(cells) != {ABSENT} else []
+
+
+def _average_of(groups: Sequence[Group]) -> float | None:
+    """The paper's average over the best configuration of each task."""
+
+    def score(task: str, key: str) -> float | None:
+        best = best_of([group for group in groups if group.task == task])
+        return None if best is None else best.mean(key)
+
+    return paper_average(score)
 
 
 def _explained(groups: Sequence[Group], has_paper: bool) -> str:
