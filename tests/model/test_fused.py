@@ -37,6 +37,7 @@ from bertsmith.training import muon_kernels
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="runs on the interpreter; test_gpu.py runs on the GPU"
 )
+ROOT = Path(__file__).parents[2]
 WORD = (1 << 32) - 1
 DROPOUTS = pytest.mark.parametrize("dropout", [0.0, 0.3])
 
@@ -284,7 +285,7 @@ def test_a_whole_model(name: str, request: pytest.FixtureRequest) -> None:
     expected = losses_and_gradients(model, batch)
     request.getfixturevalue("fused")
     assert_alike(losses_and_gradients(model, batch), expected)
-    assert_alike(losses_and_gradients(model, bucketed(batch)), expected)  # filler changes nothing
+    assert_alike(losses_and_gradients(model, bucketed(batch)), expected)  # padding sequences change nothing
 
 
 @pytest.mark.parametrize(
@@ -295,7 +296,7 @@ def test_a_whole_model(name: str, request: pytest.FixtureRequest) -> None:
         pytest.param("span", (), marks=pytest.mark.slow),
     ],
 )
-def test_a_task_with_filler(kind: str, labels: tuple[str, ...], request: pytest.FixtureRequest) -> None:
+def test_a_task_with_padding_sequences(kind: str, labels: tuple[str, ...], request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     model = TaskModel(Encoder(CONFIGS["bert"]), HeadConfig(kind, labels))  # type: ignore[arg-type]
     label = {"single": 1, "tags": None, "span": (1, 3)}[kind]
@@ -425,7 +426,7 @@ def test_the_kernels_of_a_forward_pass_are_chosen_once(fused: None, monkeypatch:
 @pytest.mark.slow
 def test_every_kernel_compiles_for_a_gpu() -> None:
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     parts = attention, long_attention, lookup, rows, muon_kernels

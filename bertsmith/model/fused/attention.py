@@ -1,7 +1,8 @@
 """Attention of packed sequences in Triton, for sequences that fit into one tile (up to 128 tokens), with dropout.
 
-A program has one head of one sequence and the whole of its scores: it needs neither the output nor sums of the forward
-pass to go back, and writes the gradients of queries, keys and values where the matrix product wants them.
+A program has one head of one sequence and all of its scores. Its backward pass computes the weights anew, so that the
+forward pass saves nothing, and writes the gradients of queries, keys and values side by side, as the matrix product
+of the backward pass reads them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.model.config import Reach
-from bertsmith.model.fused.rows import column_numbers, keeps, line_of, threshold_of
+from bertsmith.model.fused.rows import column_numbers, dropout_line, is_kept, threshold_of
 
 LONGEST = 128
 LOG2E = 1.4426950408889634
 
 
 @triton.jit
-def _opened(qkv_ptr, starts_ptr, heads, LENGTH: tl.constexpr, SIZE: tl.constexpr):
-    """A program's tokens, whether they are valid, where their queries stand, and queries, keys and values."""
+def _load(qkv_ptr, starts_ptr, heads, LENGTH: tl.constexpr, SIZE: tl.constexpr):
+    """A program's tokens, which of them are valid, the offsets of their queries, and their queries, keys and values."""
     start = tl.load(starts_ptr + tl.program_id(0))
     row, feature = tl.arange(0, LENGTH), tl.arange(0, SIZE)
     valid = row < tl.load(starts_ptr + tl.program_id(0) + 1) - start
@@ -34,7 +35,7 @@ def _opened(qkv_ptr, starts_ptr, heads, LENGTH: tl.constexpr, SIZE: tl.constexpr
 
 @triton.jit
 def sees(query, key, BEFORE: tl.constexpr, AFTER: tl.constexpr):
-    """Whether a key is within a query's reach, one side of which at least has a limit; below 0 it has none."""
+    """Whether a key is within a query's reach; a negative limit is none, and one side at least has a limit."""
     distance = key - query
     if AFTER < 0:
         seen = distance >= -BEFORE
@@ -58,10 +59,10 @@ def _weights(q, k, valid, scale, LENGTH: tl.constexpr, BEFORE: tl.constexpr, AFT
 
 @triton.jit
 def _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH: tl.constexpr):
-    """Which of them dropout keeps: truths, which take few registers."""
-    slope, level = line_of(token * heads + tl.program_id(1), tl.load(seed_ptr))
+    """Which weights dropout is_kept, as booleans, which take few registers."""
+    slope, level = dropout_line(token * heads + tl.program_id(1), tl.load(seed_ptr))
     number = tl.load(numbers_ptr + tl.arange(0, LENGTH))
-    return keeps(slope[:, None], level[:, None], number[None, :], threshold)
+    return is_kept(slope[:, None], level[:, None], number[None, :], threshold)
 
 
 @triton.jit
@@ -69,7 +70,7 @@ def _tile_attention_forward(
     qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, scale, threshold, factor, heads,
     LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    token, valid, _, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
+    token, valid, _, q, k, v = _load(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
     weights = _weights(q, k, valid, scale, LENGTH, BEFORE, AFTER)
     if DROP:
         weights = tl.where(_kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH), weights, 0.0)
@@ -83,20 +84,20 @@ def _tile_attention_forward(
 @triton.jit
 def _tile_attention_backward(
     grad_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, dqkv_ptr, sums_ptr,
-    scale, scale_back, threshold, factor, heads,
+    scale, gradient_scale, threshold, factor, heads,
     LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    token, valid, place, q, k, v = _opened(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
+    token, valid, place, q, k, v = _load(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
     width, inside = heads * SIZE, tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     part = sums_ptr + tl.program_id(0) * 2 * width + inside
     grad = tl.load(grad_ptr + token.to(tl.int64)[:, None] * width + inside[None, :], valid[:, None], 0.0)
     weights = _weights(q, k, valid, scale, LENGTH, BEFORE, AFTER)
-    back = tl.dot(grad, tl.trans(v))
+    dweights = tl.dot(grad, tl.trans(v))
     if DROP:
         kept = _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH)
-        back = tl.where(kept, back, 0.0)
+        dweights = tl.where(kept, dweights, 0.0)
         dropped = tl.where(kept, weights, 0.0).to(v.dtype)
-        scale_back = scale_back * factor
+        gradient_scale = gradient_scale * factor
     else:
         dropped = weights.to(v.dtype)
     dv = tl.dot(tl.trans(dropped), grad)
@@ -104,16 +105,16 @@ def _tile_attention_backward(
         dv *= factor
     tl.store(dqkv_ptr + place + 2 * width, dv.to(v.dtype), valid[:, None])
     tl.store(part + width, tl.sum(dv, 0))
-    dscores = (weights * (back - tl.sum(weights * back, 1)[:, None])).to(v.dtype)
-    dq = tl.dot(dscores, k) * scale_back
+    dscores = (weights * (dweights - tl.sum(weights * dweights, 1)[:, None])).to(v.dtype)
+    dq = tl.dot(dscores, k) * gradient_scale
     tl.store(dqkv_ptr + place, dq.to(v.dtype), valid[:, None])
     tl.store(part, tl.sum(dq, 0))
-    dk = tl.dot(tl.trans(dscores), q) * scale_back
+    dk = tl.dot(tl.trans(dscores), q) * gradient_scale
     tl.store(dqkv_ptr + place + width, dk.to(v.dtype), valid[:, None])
 
 
 def limits(reach: Reach) -> dict[str, int]:
-    """A reach as the kernels take it, as constants that they are compiled for."""
+    """A reach as the constants that the attention kernels are compiled for; -1: no limit."""
     return {"BEFORE": -1 if reach.before is None else reach.before, "AFTER": -1 if reach.after is None else reach.after}
 
 
@@ -129,7 +130,7 @@ def _warps(length: int) -> int:
 def attention_forward(
     qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, reach: Reach, dropout: float
 ) -> Tensor:
-    """The mixed values (T, H) of queries, keys and values (T, 3 H) that stand side by side."""
+    """The output (T, H) of attention to queries, keys and values (T, 3 H) that stand side by side."""
     size = qkv.shape[1] // (3 * heads)
     out = torch.empty(len(qkv), heads * size, dtype=qkv.dtype, device=qkv.device)
     length = tile_length(longest)
@@ -164,5 +165,5 @@ def attention_backward(
         threshold_of(dropout), 1 / (1 - dropout), heads,
         LENGTH=length, SIZE=size, DROP=seed is not None, **limits(reach), num_warps=_warps(length),
     )  # fmt: skip
-    whole = sums.sum(0)
-    return dqkv, torch.cat([whole[:width], torch.zeros(width, device=qkv.device), whole[width:]])
+    totals = sums.sum(0)
+    return dqkv, torch.cat([totals[:width], torch.zeros(width, device=qkv.device), totals[width:]])

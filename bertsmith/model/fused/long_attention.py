@@ -1,7 +1,8 @@
 """Attention of packed sequences of any length in Triton, block by block, with dropout (FlashAttention-2, Dao 2023).
 
-Queries and keys of one head of one sequence meet in blocks. The forward pass keeps one number a query, the logarithm
-of the sum of its exponentials (to the base 2); the backward pass makes all weights again from it.
+Queries and keys of one head of one sequence are multiplied block by block. The forward pass saves one number a query,
+the logarithm (to the base 2) of the sum of its exponentials, from which the backward pass computes the weights anew. A
+program owns a block (OWN) of queries or keys and goes through the blocks (OTHER) of the others that are within reach.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from torch import Tensor
 
 from bertsmith.model.config import Reach
 from bertsmith.model.fused.attention import LOG2E, limits, sees
-from bertsmith.model.fused.rows import column_numbers, keeps, kept_share, line_of, threshold_of
+from bertsmith.model.fused.rows import column_numbers, dropout_factor, dropout_line, is_kept, threshold_of
 
-# Own block, other's, warps, stages: without dropout, with it.
+# Size of the own block and of the others, warps, stages: without dropout, with it. As measured on an H200.
 FORWARD = (64, 64, 4, 3), (64, 64, 4, 2)
 QUERY_SIDE = (128, 64, 8, 3), (64, 32, 4, 3)
 KEY_SIDE = (128, 32, 4, 3), (128, 32, 4, 3)
-OVERHANG = 128  # places by which a last block may go beyond the longest sequence
+OVERHANG = 128  # tokens by which a last block may go beyond the longest sequence
 
 
 @triton.jit
-def opened(starts_ptr, OWN: tl.constexpr):
-    """A program's head, where its sequence begins, how long it is, and the first of the program's own places in it."""
+def own_block(starts_ptr, OWN: tl.constexpr):
+    """A program's head, where its sequence begins, how long it is, and the first position of the program's block."""
     start = tl.load(starts_ptr + tl.program_id(2))
     return tl.program_id(1), start, tl.load(starts_ptr + tl.program_id(2) + 1) - start, tl.program_id(0) * OWN
 
 
 @triton.jit
 def span(first, length, OWN: tl.constexpr, OTHER: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr):
-    """From where to where a block of queries has keys within its reach; for a block of keys, swap the two limits."""
+    """Where the keys within reach of a block of queries begin and end; for a block of keys, swap the two limits."""
     low, high = 0, length
     if BEFORE >= 0:
         low = tl.maximum(first - BEFORE, 0) // OTHER * OTHER
@@ -46,7 +47,7 @@ def _long_attention_forward(
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
     BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    head, start, length, first = opened(starts_ptr, OWN)
+    head, start, length, first = own_block(starts_ptr, OWN)
     if first < length:
         feature, width = tl.arange(0, SIZE), heads * SIZE
         query = first + tl.arange(0, OWN)
@@ -56,7 +57,7 @@ def _long_attention_forward(
         total = tl.zeros((OWN,), tl.float32)
         mixed = tl.zeros((OWN, SIZE), tl.float32)
         if DROP:
-            slope, start_of = line_of((start + query) * heads + head, tl.load(seed_ptr))
+            slope, start_of = dropout_line((start + query) * heads + head, tl.load(seed_ptr))
         low, high = span(first, length, OWN, OTHER, BEFORE, AFTER)
         for begin in range(low, high, OTHER):
             key = begin + tl.arange(0, OTHER)
@@ -72,7 +73,7 @@ def _long_attention_forward(
             total = total * shrink + tl.sum(weights, 1)
             if DROP:
                 number = tl.load(numbers_ptr + key)[None, :]
-                weights = tl.where(keeps(slope[:, None], start_of[:, None], number, threshold), weights, 0.0)
+                weights = tl.where(is_kept(slope[:, None], start_of[:, None], number, threshold), weights, 0.0)
             mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
             top = new
         level = top + tl.log2(total)
@@ -88,11 +89,11 @@ def _long_attention_forward(
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_queries(
     grad_ptr, out_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
-    scale, scale_back, threshold, factor, heads, tokens,
+    scale, gradient_scale, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
     BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    head, start, length, first = opened(starts_ptr, OWN)
+    head, start, length, first = own_block(starts_ptr, OWN)
     feature, width = tl.arange(0, SIZE), heads * SIZE
     dq = tl.zeros((OWN, SIZE), tl.float32)
     if first < length:
@@ -108,7 +109,7 @@ def _long_attention_queries(
         tl.store(delta_ptr + head * tokens + token, delta, query < length)
         level = tl.load(sums_ptr + head * tokens + token, query < length, 0.0)
         if DROP:
-            slope, start_of = line_of((start + query) * heads + head, tl.load(seed_ptr))
+            slope, start_of = dropout_line((start + query) * heads + head, tl.load(seed_ptr))
             line = lines_ptr + head * tokens + token
             tl.store(line, slope.to(tl.int32, bitcast=True), query < length)
             tl.store(line + heads * tokens, start_of.to(tl.int32, bitcast=True), query < length)
@@ -122,13 +123,13 @@ def _long_attention_queries(
             weights = tl.exp2(tl.minimum(tl.dot(q, tl.trans(k)) * scale - level[:, None], 0.0))
             if BEFORE >= 0 or AFTER >= 0:
                 weights = tl.where(sees(query[:, None], key[None, :], BEFORE, AFTER), weights, 0.0)
-            back = tl.dot(grad, tl.trans(v))
+            dweights = tl.dot(grad, tl.trans(v))
             if DROP:
                 number = tl.load(numbers_ptr + key)[None, :]
-                back *= kept_share(slope[:, None], start_of[:, None], number, threshold, factor)
-            dscores = (weights * (back - delta[:, None])).to(k.dtype)
+                dweights *= dropout_factor(slope[:, None], start_of[:, None], number, threshold, factor)
+            dscores = (weights * (dweights - delta[:, None])).to(k.dtype)
             dq += tl.dot(dscores, k)
-        dq *= scale_back
+        dq *= gradient_scale
         tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), valid)
     row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dq, 0))
@@ -137,11 +138,11 @@ def _long_attention_queries(
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_keys(
     grad_ptr, qkv_ptr, starts_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr, part_ptr,
-    scale, scale_back, threshold, factor, heads, tokens,
+    scale, gradient_scale, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
     BEFORE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    head, start, length, first = opened(starts_ptr, OWN)
+    head, start, length, first = own_block(starts_ptr, OWN)
     feature, width = tl.arange(0, SIZE), heads * SIZE
     dk = tl.zeros((OWN, SIZE), tl.float32)
     dv = tl.zeros((OWN, SIZE), tl.float32)
@@ -166,19 +167,19 @@ def _long_attention_keys(
             weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - level[None, :])  # keys in rows
             if BEFORE >= 0 or AFTER >= 0:
                 weights = tl.where(sees(query[None, :], key[:, None], BEFORE, AFTER), weights, 0.0)
-            back = tl.dot(v, tl.trans(grad))
+            dweights = tl.dot(v, tl.trans(grad))
             if DROP:
                 line = lines_ptr + head * tokens + token
                 slope = tl.load(line, query < length, 0)
                 start_of = tl.load(line + heads * tokens, query < length, 0)
-                kept = kept_share(slope[None, :], start_of[None, :], number[:, None], threshold, factor)
-                back *= kept
+                kept = dropout_factor(slope[None, :], start_of[None, :], number[:, None], threshold, factor)
+                dweights *= kept
                 dv += tl.dot((weights * kept).to(v.dtype), grad)
             else:
                 dv += tl.dot(weights.to(v.dtype), grad)
-            dscores = (weights * (back - delta[None, :])).to(k.dtype)
+            dscores = (weights * (dweights - delta[None, :])).to(k.dtype)
             dk += tl.dot(dscores, q)
-        dk *= scale_back
+        dk *= gradient_scale
         at = dqkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE + place
         tl.store(at + width, dk.to(k.dtype), valid_key)
         tl.store(at + 2 * width, dv.to(k.dtype), valid_key)
@@ -190,7 +191,7 @@ def _long_attention_keys(
 def long_attention_forward(
     qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, reach: Reach, dropout: float
 ) -> tuple[Tensor, Tensor]:
-    """The mixed values (T, H) of queries, keys and values (T, 3 H), and each query's logarithm of the sum."""
+    """The output (T, H) of attention to queries, keys and values (T, 3 H), and each query's logarithm of the sum."""
     size, tokens = qkv.shape[1] // (3 * heads), len(qkv)
     out = torch.empty(tokens, heads * size, dtype=qkv.dtype, device=qkv.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)

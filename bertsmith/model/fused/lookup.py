@@ -1,4 +1,4 @@
-"""Triton kernels of the input layer: three rows of tables added, normalised and dropped out in one go."""
+"""Triton kernels of the input layer: the rows of three tables added, normalised and dropped out in one kernel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bertsmith.model.fused.rows import (
     NORM_PROGRAMS,
     NORM_WARPS,
     column_numbers,
-    kept_share,
-    line_of,
-    norm_back,
+    dropout_factor,
+    dropout_line,
+    norm_gradient,
     normalised,
     threshold_of,
 )
@@ -38,8 +38,8 @@ def _lookup_forward(
     place = row * columns + column
     if DROP:
         seed = tl.load(seed_ptr)
-        slope, level = line_of(row, seed)
-        out *= kept_share(slope, level, tl.load(numbers_ptr + column), threshold, factor)
+        slope, level = dropout_line(row, seed)
+        out *= dropout_factor(slope, level, tl.load(numbers_ptr + column), threshold, factor)
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), valid)
     tl.store(mean_ptr + row, mean)
     tl.store(rstd_ptr + row, rstd)
@@ -59,7 +59,9 @@ def _lookup_backward(
     scale = tl.load(scale_ptr + column, valid, 0.0)
     dscale = tl.zeros((BLOCK,), tl.float32)
     dshift = tl.zeros((BLOCK,), tl.float32)
-    first = tl.zeros((BLOCK,), tl.float32)  # of segment 0, which most tokens may be in
+    first = tl.zeros(
+        (BLOCK,), tl.float32
+    )  # of segment 0, which most tokens may have: one atomic addition a program, not one a token
     if DROP:
         seed = tl.load(seed_ptr)
         number = tl.load(numbers_ptr + column)
@@ -67,15 +69,15 @@ def _lookup_backward(
         place = row * wide + column
         grad = tl.load(grad_ptr + place, valid, 0.0).to(tl.float32)
         if DROP:
-            slope, start = line_of(tl.cast(row, tl.int32), seed)
-            grad *= kept_share(slope, start, number, threshold, factor)
+            slope, start = dropout_line(tl.cast(row, tl.int32), seed)
+            grad *= dropout_factor(slope, start, number, threshold, factor)
         token = tl.load(tokens_ptr + row) * columns
         segment = tl.load(segments_ptr + row)
         position = tl.load(positions_ptr + row) * columns
         z = tl.load(words_ptr + token + column, valid, 0.0)
         z += tl.load(parts_ptr + segment * columns + column, valid, 0.0)
         z += tl.load(places_ptr + position + column, valid, 0.0)
-        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
+        dz, normal = norm_gradient(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
         dscale += grad * normal
         dshift += grad
         tl.atomic_add(dwords_ptr + token + column, dz, valid, sem="relaxed")
@@ -122,5 +124,5 @@ def lookup_backward(
         BLOCK=triton.next_power_of_2(columns), DROP=seed is not None,
         num_warps=NORM_WARPS[seed is not None],
     )  # fmt: skip
-    whole = sums.sum(1)
-    return found, whole[0], whole[1]
+    totals = sums.sum(1)
+    return found, totals[0], totals[1]

@@ -1,7 +1,8 @@
-"""The encoder's operations on the fast path: matrix products, and between them one kernel where plain code has many.
+"""The fused operations and their gradients: matrix products, and between them one kernel where plain code has many.
 
-T tokens, H hidden size. States are bfloat16, sums inside the kernels float32. A product leaves its bias to the kernel
-that reads its result, which adds it on the way in and sums up its gradient on the way back.
+T tokens, H hidden size, M masked positions, V vocabulary. States are bfloat16, sums inside the kernels float32. A
+matrix product leaves its bias to the kernel that reads its result, which adds it in the forward pass and sums its
+gradient in the backward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bertsmith.model.fused.weights import NormWeights
 
 
 def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
-    """A seed of a kernel's dropout, from the device's own generator; None where nothing is dropped."""
+    """The seed of a kernel's dropout, from the device's generator; None without dropout."""
     return torch.randint(2**31 - 1, (1,), dtype=torch.int32, device=device) if dropout else None
 
 
@@ -62,7 +63,7 @@ def add_norm(x: Tensor, y: Tensor, bias: Tensor | None, norm: NormWeights, dropo
 
 
 def norm_and_residual(x: Tensor, norm: NormWeights) -> tuple[Tensor, Tensor]:
-    """The norm of x, and x itself, whose gradients meet in one kernel."""
+    """The norm of x, and x itself for the residual; one kernel adds the gradients of both."""
     return _AddNorm.apply(x, None, None, norm.weight, norm.bias, None, 0.0, norm.eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -77,10 +78,10 @@ class _AddNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad, more):  # type: ignore[override]
+    def backward(ctx: Any, grad, residual):  # type: ignore[override]
         x, y, bias, scale, shift, seed, mean, rstd = ctx.saved_tensors
         dx, dy, dscale, dshift, dbias = rows.add_norm_backward(
-            grad.contiguous(), x, y, bias, scale, seed, mean, rstd, ctx.dropout, more
+            grad.contiguous(), x, y, bias, scale, seed, mean, rstd, ctx.dropout, residual
         )
         return dx, None if y is None else dy, dbias, dscale, None if shift is None else dshift, None, None, None
 
@@ -104,9 +105,9 @@ class _Gelu(torch.autograd.Function):
 
 
 def linear_and_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """A matrix product of x, and x itself, whose gradients meet in the product of the way back.
+    """A matrix product of x, and x itself for the residual, whose gradient the product of the backward pass adds.
 
-    The bias gets no gradient here: the operation that reads the result gives it.
+    The bias gets no gradient here: the operation that reads the result computes it.
     """
     return _Product.apply(x, weight, None if bias is None else bias.detach(), True)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -118,62 +119,62 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """In the precision of x; the gradient of the weights comes out of the product in float32."""
+    """A matrix product in the precision of x; the gradient of the weights is float32."""
 
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, beside):  # type: ignore[override]
+    def forward(ctx: Any, x, weight, bias, residual):  # type: ignore[override]
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
-        return F.linear(x, weight, None if bias is None else bias.to(x.dtype)), x.view_as(x) if beside else None
+        return F.linear(x, weight, None if bias is None else bias.to(x.dtype)), x.view_as(x) if residual else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad, beside):  # type: ignore[override]
+    def backward(ctx: Any, grad, residual):  # type: ignore[override]
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
-        # `beside` is nobody else's any more: what led to `grad` has read it.
-        dx = grad @ weight if beside is None else beside.addmm_(grad, weight)
+        # In place: `residual` was read by the kernels that led to `grad`, and by nothing after them.
+        dx = grad @ weight if residual is None else residual.addmm_(grad, weight)
         return dx, matmul_float32(grad.t(), x), None, None
 
 
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
-    """A matrix product whose sums are not rounded to the precision of a and b."""
+    """A matrix product in float32, whatever the precision of a and b."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()  # type: ignore[call-overload, no-any-return]
 
 
 def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, reach: Reach, dropout: float) -> Tensor:
     """Attention of queries, keys and values (T, 3 H) that stand side by side; gives (T, H).
 
-    `bias` is in them already, and gets its gradient here.
+    `bias` has been added to them already, and gets its gradient here.
     """
     seed = draw_seed(qkv.device, dropout)
     kernel = _Tile if layout.max_length <= attention.LONGEST else _Long
-    given = layout.max_length, heads, reach, dropout
-    return kernel.apply(qkv, bias, layout.starts, seed, given)  # type: ignore[no-any-return, no-untyped-call]
+    settings = layout.max_length, heads, reach, dropout
+    return kernel.apply(qkv, bias, layout.starts, seed, settings)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Tile(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv, bias, starts, seed, given):  # type: ignore[override]
+    def forward(ctx: Any, qkv, bias, starts, seed, settings):  # type: ignore[override]
         ctx.save_for_backward(qkv, starts, seed)
-        ctx.given, ctx.bias = given, bias is not None
-        return attention.attention_forward(qkv, starts, seed, *given)
+        ctx.settings, ctx.bias = settings, bias is not None
+        return attention.attention_forward(qkv, starts, seed, *settings)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         qkv, starts, seed = ctx.saved_tensors
-        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, seed, *ctx.given)
+        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, seed, *ctx.settings)
         return dqkv, dbias if ctx.bias else None, None, None, None
 
 
 class _Long(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv, bias, starts, seed, given):  # type: ignore[override]
-        out, sums = long_attention.long_attention_forward(qkv, starts, seed, *given)
+    def forward(ctx: Any, qkv, bias, starts, seed, settings):  # type: ignore[override]
+        out, sums = long_attention.long_attention_forward(qkv, starts, seed, *settings)
         ctx.save_for_backward(out, sums, qkv, starts, seed)
-        ctx.given, ctx.bias = given, bias is not None
+        ctx.settings, ctx.bias = settings, bias is not None
         return out
 
     @staticmethod
@@ -181,7 +182,7 @@ class _Long(torch.autograd.Function):
     def backward(ctx: Any, grad):  # type: ignore[override]
         out, sums, qkv, starts, seed = ctx.saved_tensors
         dqkv, dbias = long_attention.long_attention_backward(
-            grad.contiguous(), out, sums, qkv, starts, seed, *ctx.given
+            grad.contiguous(), out, sums, qkv, starts, seed, *ctx.settings
         )
         return dqkv, dbias if ctx.bias else None, None, None, None
 
@@ -192,12 +193,12 @@ def masked_words(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) 
 
 
 class _MaskedWords(torch.autograd.Function):
-    """The scores are never kept: the forward pass turns them into their gradient."""
+    """The scores are never saved: the forward pass overwrites them with their gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets):  # type: ignore[override]
-        words, more = len(weight), -len(weight) % 64  # so that the rows of the scores are aligned
-        weight, bias = F.pad(weight.to(hidden.dtype), (0, 0, 0, more)), F.pad(bias.to(hidden.dtype), (0, more))
+        words, extra = len(weight), -len(weight) % 64  # rows of a multiple of 64 are aligned
+        weight, bias = F.pad(weight.to(hidden.dtype), (0, 0, 0, extra)), F.pad(bias.to(hidden.dtype), (0, extra))
         scores = F.linear(hidden, weight, bias)
         needed = any(ctx.needs_input_grad)
         losses, right = rows.cross_entropy(scores, words, targets, needed)

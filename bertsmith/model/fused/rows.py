@@ -1,8 +1,8 @@
 """Triton kernels that go through a matrix row by row: norms, activations, the loss of the masked words.
 
-T rows, H columns. A kernel goes through its inputs once (the loss twice) and writes its outputs once; sums over all
-rows (the gradients of biases and scales) are made on the way, as partial sums of a fixed number of programs, so that
-they do not depend on the order in which the programs end.
+T rows, H columns. A kernel reads its inputs once (the loss twice) and writes its outputs once. The same kernel sums
+over all rows (the gradients of biases and scales), as partial sums of a fixed number of programs, so that the result
+does not depend on the order in which the programs end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LOSS_BLOCK, LOSS_WARPS = 2048, 4
 
 
 @triton.jit
-def scrambled(index, seed):
-    """A well mixed number of 32 bits for each index."""
+def hashed(index, seed):
+    """A hash of 32 bits for each index."""
     x = index.to(tl.uint32) * 0x9E3779B1 + seed.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -31,43 +31,43 @@ def scrambled(index, seed):
 
 
 @triton.jit
-def line_of(index, seed):
-    """The slope and the level that say what dropout keeps in each row."""
-    return scrambled(index, seed), scrambled(index, seed ^ 0x2545F491)
+def dropout_line(index, seed):
+    """The slope and the level of each row, by which dropout decides what it is_kept."""
+    return hashed(index, seed), hashed(index, seed ^ 0x2545F491)
 
 
 @triton.jit
-def keeps(slope, level, number, threshold):
-    """Whether dropout keeps the places where rows and columns meet: slope · number + level against the threshold.
+def is_kept(slope, level, number, threshold):
+    """Whether dropout is_kept the elements of these rows and columns: slope · number + level against the threshold.
 
-    One multiplication and one comparison, since it runs for every place, forward and back; all of it modulo 2^32.
+    One multiplication and one comparison modulo 2^32, since it runs for every element in both passes.
     """
     return slope.to(tl.uint32) * number.to(tl.uint32) + level.to(tl.uint32) >= threshold.to(tl.uint32)
 
 
 @triton.jit
-def kept_share(slope, level, number, threshold, factor):
-    """What dropout multiplies the places by.
+def dropout_factor(slope, level, number, threshold, factor):
+    """What dropout multiplies the elements by.
 
-    A number, since the compiler may carry a truth through to packed pairs, in five instructions for one.
+    This is a number, since the compiler may turn a boolean into packed pairs, with five instructions in place of one.
     """
-    return tl.where(keeps(slope, level, number, threshold), factor, 0.0)
+    return tl.where(is_kept(slope, level, number, threshold), factor, 0.0)
 
 
 def column_numbers(columns: int, seed: Tensor | None) -> Tensor | None:
-    """The odd number that stands for each column where dropout draws."""
+    """The odd number that dropout uses for each column; None without dropout."""
     return None if seed is None else _column_numbers(triton.next_power_of_2(columns), seed.device)
 
 
 @lru_cache
 def _column_numbers(columns: int, device: torch.device) -> Tensor:
-    """A table, since making a number takes longer than all else that dropout does at a place."""
+    """A table, since computing a number takes longer than the rest of dropout's work on an element."""
     drawn = np.random.default_rng(0).integers(-(1 << 31), 1 << 31, columns, dtype=np.int32) | 1
     return torch.from_numpy(drawn).to(device)
 
 
 def threshold_of(dropout: float) -> int:
-    """The share of dropped places as the kernels take it: of 2^32, and not under 2^31 lest its type depends on it."""
+    """The dropout probability as the kernels take it: times 2^32, plus 2^40, so that it is always a 64-bit integer."""
     return round(dropout * (1 << 32)) + (1 << 40)
 
 
@@ -91,7 +91,7 @@ def normalised(z, valid, eps, columns):
 
 
 @triton.jit
-def norm_back(grad, scale, z, mean, rstd, valid, columns):
+def norm_gradient(grad, scale, z, mean, rstd, valid, columns):
     """The gradient of a norm's input z, and z normalised."""
     normal = tl.where(valid, (z - mean) * rstd, 0.0)
     scaled = grad * scale
@@ -117,9 +117,9 @@ def _add_norm_forward(
             y += tl.load(bias_ptr + column, valid, 0.0).to(tl.float32)
         if DROP:
             seed = tl.load(seed_ptr)
-            slope, level = line_of(row, seed)
+            slope, level = dropout_line(row, seed)
             number = tl.load(numbers_ptr + column)
-            y *= kept_share(slope, level, number, threshold, factor)
+            y *= dropout_factor(slope, level, number, threshold, factor)
         z += y
     normal, mean, rstd = normalised(z, valid, eps, columns)
     out = normal * tl.load(scale_ptr + column, valid, 0.0).to(tl.float32)
@@ -132,10 +132,10 @@ def _add_norm_forward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm_backward(
-    grad_ptr, x_ptr, y_ptr, bias_ptr, scale_ptr, seed_ptr, numbers_ptr, mean_ptr, rstd_ptr, more_ptr,
+    grad_ptr, x_ptr, y_ptr, bias_ptr, scale_ptr, seed_ptr, numbers_ptr, mean_ptr, rstd_ptr, residual_ptr,
     dx_ptr, dy_ptr, dscale_ptr, dshift_ptr, dbias_ptr,
     threshold, factor, rows, columns,
-    BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, MORE: tl.constexpr,
+    BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     wide = tl.cast(columns, tl.int64)
@@ -155,8 +155,8 @@ def _add_norm_backward(
         grad = tl.load(grad_ptr + place, valid, 0.0).to(tl.float32)
         z = tl.load(x_ptr + place, valid, 0.0).to(tl.float32)
         if DROP:
-            slope, start = line_of(tl.cast(row, tl.int32), seed)
-            kept = kept_share(slope, start, number, threshold, factor)
+            slope, start = dropout_line(tl.cast(row, tl.int32), seed)
+            kept = dropout_factor(slope, start, number, threshold, factor)
         if ADD:
             y = tl.load(y_ptr + place, valid, 0.0).to(tl.float32)
             if BIAS:
@@ -164,11 +164,11 @@ def _add_norm_backward(
             if DROP:
                 y *= kept
             z += y
-        dz, normal = norm_back(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
+        dz, normal = norm_gradient(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
         dscale += grad * normal
         dshift += grad
-        if MORE:
-            dz += tl.load(more_ptr + place, valid, 0.0).to(tl.float32)
+        if RESIDUAL:
+            dz += tl.load(residual_ptr + place, valid, 0.0).to(tl.float32)
         tl.store(dx_ptr + place, dz.to(dx_ptr.dtype.element_ty), valid)
         if ADD:
             if DROP:
@@ -203,9 +203,9 @@ def add_norm_forward(
 
 def add_norm_backward(
     grad: Tensor, x: Tensor, y: Tensor | None, bias: Tensor | None, scale: Tensor, seed: Tensor | None, mean: Tensor,
-    rstd: Tensor, dropout: float, more: Tensor | None = None,
+    rstd: Tensor, dropout: float, residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of x, y, the norm's scale and shift, and the bias; `more` is added to that of x + dropout(y + bias)."""
+    """Gradients of x, y, the norm's scale and shift, and the bias; `residual` is added to that of the norm's input."""
     rows, columns = x.shape
     dx = torch.empty_like(x)
     dy = torch.empty_like(x) if seed is not None else dx
@@ -213,14 +213,14 @@ def add_norm_backward(
     sums = torch.empty(3 if bias is not None else 2, programs, columns, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
     _add_norm_backward[(programs,)](
-        grad, x, y, bias, scale, seed, column_numbers(columns, seed), mean, rstd, more,
+        grad, x, y, bias, scale, seed, column_numbers(columns, seed), mean, rstd, residual,
         dx, dy, sums[0], sums[1], sums[-1],
         threshold_of(dropout), 1 / (1 - dropout), rows, columns,
-        BLOCK=block, ADD=y is not None, BIAS=bias is not None, DROP=seed is not None, MORE=more is not None,
+        BLOCK=block, ADD=y is not None, BIAS=bias is not None, DROP=seed is not None, RESIDUAL=residual is not None,
         num_warps=NORM_WARPS[seed is not None],
     )  # fmt: skip
-    whole = sums.sum(1)
-    return dx, dy, whole[0], whole[1], whole[2] if bias is not None else None
+    totals = sums.sum(1)
+    return dx, dy, totals[0], totals[1], totals[2] if bias is not None else None
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -316,7 +316,7 @@ def _cross_entropy(
         total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
         top = new
         at_target += tl.sum(tl.where(column == target, x, 0.0), 0)
-    counts = target >= 0  # others are filler
+    counts = target >= 0  # targets of padding are negative
     tl.store(loss_ptr + row, tl.where(counts, top + tl.log(total) - at_target, 0.0))
     tl.store(right_ptr + row, (best == target).to(tl.int32))
     if GRADIENT:
@@ -331,10 +331,10 @@ def _cross_entropy(
 
 
 def cross_entropy(scores: Tensor, words: int, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    """Each row's loss, and whether its highest score is the target's; nothing where the target is below 0.
+    """Each row's loss, and whether its highest score is the target's; both are 0 where the target is negative.
 
-    Only the first `words` scores of a row count. With `gradient`, the scores (M, at least V) turn into the gradient of
-    the summed loss with regard to them: they are the largest matrix of a step, and nobody reads them again.
+    Only the first `words` scores of a row count. With `gradient`, the gradient of the summed loss overwrites the scores
+    (M, at least V): they are the largest matrix of a step, and are not read again.
     """
     rows, stride = scores.shape
     loss = torch.empty(rows, dtype=torch.float32, device=scores.device)
