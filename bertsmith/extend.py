@@ -193,7 +193,7 @@ def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
             if len(counts) > MOST_WORDS:
                 counts = Counter({word: number for word, number in counts.items() if number > 1})
             advance(documents.reading.bytes_read, "")
-    for warning in documents.trouble.warnings():
+    for warning in documents.read_errors.warnings():
         say(f"warning: {warning}")
     return counts
 

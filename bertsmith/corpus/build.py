@@ -1,7 +1,7 @@
-"""Raw text to a corpus folder: read, clean, split into sentences, tokenise on all cores, write shards in input order.
+"""Build a corpus folder from raw text: read, clean, split into sentences, tokenise on all cores, write shards.
 
-The input is cut into blocks and a block becomes a shard, whoever works on it and whenever: the bytes do not depend on
-the number of workers, and a build that was stopped goes on with the shards that are missing.
+The input is cut into blocks and each block becomes one shard, whichever worker makes it: the bytes do not depend on
+the number of workers, and a build that was stopped resumes with the shards that are missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Backend
 from bertsmith.config import to_dict
 from bertsmith.corpus.cleaning import CleanConfig, clean
 from bertsmith.corpus.duplicates import DropList, Drops, find_drops, hash_documents
-from bertsmith.corpus.readers import Document, Trouble, parse
+from bertsmith.corpus.readers import Document, ReadErrors, parse
 from bertsmith.corpus.shards import (
     PLAN,
     SUFFIX,
@@ -47,25 +47,25 @@ from bertsmith.text.sentences import split_sentences
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.unknown import Unknowns
 
-MAX_SENTENCE = 512  # tokens; a longer "sentence" (a table, a list) is cut, so that no text is out of reach
-ENCODE_SENTENCES = 4096  # at a time, which bounds the library's memory
+MAX_SENTENCE = 512  # tokens; a longer "sentence" (a table, a list) is cut, so that all of its text is used
+ENCODE_SENTENCES = 4096  # encoded at a time, to bound the memory of the library
 HASHES = ".hashes"
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Generator[Any, None, None]]
 
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """How a corpus is built: the cleaning, and whether bad records and files are passed over."""
+    """How a corpus is built: the cleaning, and whether bad records and files are skipped."""
 
     clean: CleanConfig = field(default_factory=CleanConfig)
     skip_bad: bool = False
     text_field: str = "text"
-    encoding: str = ""  # of the input; UTF-8 where it is empty
+    encoding: str = ""  # of the input; empty: UTF-8
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker is given: a block, what to drop of it, and how to treat the rest."""
+    """The input of a worker: a block, what to drop from it, and how to process the rest."""
 
     block: Block
     config: BuildConfig
@@ -84,7 +84,7 @@ def build_corpus(
     engine: Engine = "local",
     address: str | None = None,
 ) -> Corpus:
-    """Tokenise text files into a corpus folder; started again after it was stopped, it goes on."""
+    """Tokenise text files into a corpus folder; the same call after an interruption resumes the build."""
     count = os.cpu_count() or 1 if workers is None else workers
     if count < 1:
         raise UserError(f"--workers {workers}: give a number of at least 1")
@@ -92,27 +92,29 @@ def build_corpus(
     tok, sources, store = Tokenizer.load(tokenizer), find_sources(inputs, config.encoding), Store(str(out))
     _open_plan(store, _plan(tok, sources, config))
     try:
-        with stopped_by_signals("what is done stays, and the same command resumes it"):
+        with stopped_by_signals("finished shards are kept, and the same command resumes the build"):
             _build(store, sources, tok, config, partial(run_in_order, workers=count, engine=engine, address=address))
     except BaseException as error:
-        if not any(name.endswith((SUFFIX, HASHES)) for name in store.names()):  # nothing to go on with
+        if not any(name.endswith((SUFFIX, HASHES)) for name in store.names()):  # nothing to resume from
             store.remove()
         elif isinstance(error, UserError):
-            raise UserError(f"{error}; what is done stays: mend it or add --skip-bad, and run it again") from None
+            raise UserError(
+                f"{error}; finished shards are kept: fix the file or add --skip-bad, and run the same command again"
+            ) from None
         raise
     return Corpus.open(out)
 
 
 def _plan(tok: Tokenizer, sources: Sequence[Source], config: BuildConfig) -> dict[str, Any]:
-    """All that the bytes of the shards depend on, but for the files themselves: a shard knows its own."""
+    """Everything that the bytes of the shards depend on, except the contents of files, which each shard records."""
     settings = {name: value for name, value in to_dict(config).items() if name != "skip_bad"}
     if not config.encoding:
-        del settings["encoding"]  # so that builds go on that were begun before there was this setting
+        del settings["encoding"]  # older versions, whose builds can be resumed, had no such setting
     return {"tokenizer": tok.hash, "inputs": [s.url for s in sources], "block_bytes": BLOCK_BYTES, **settings}
 
 
 def _open_plan(store: Store, plan: dict[str, Any]) -> None:
-    """Begin a build, or find the one that was stopped; what is there and is something else is never touched."""
+    """Begin a build, or resume the one that was stopped; any other folder is refused and left as it is."""
     if store.local is not None and store.local.is_file():
         raise UserError(f"--out {store.url} is a file; give a folder")
     names = store.names()
@@ -126,10 +128,10 @@ def _open_plan(store: Store, plan: dict[str, Any]) -> None:
         if stored.get(key) != value:
             raise UserError(
                 f"{store.url} holds an unfinished corpus with other {key}: {stored.get(key)!r}, now {value!r}; "
-                "go on with the same command, choose another --out, or remove it"
+                "resume it with the same command, choose another --out, or remove it"
             )
     store.sweep()
-    say(f"going on with {store.url}: {sum(name.endswith(SUFFIX) for name in names)} shards are there already")
+    say(f"resuming {store.url}: {sum(name.endswith(SUFFIX) for name in names)} shards are finished")
 
 
 def _read_plan(store: Store) -> dict[str, Any]:
@@ -143,18 +145,18 @@ def _read_plan(store: Store) -> dict[str, Any]:
 
 
 def _build(store: Store, sources: Sequence[Source], tok: Tokenizer, config: BuildConfig, run: Run) -> None:
-    """Compare, tokenise, and write the manifest last."""
-    trouble = Trouble()
+    """Find duplicates, tokenise, and write the manifest last."""
+    read_errors = ReadErrors()
     with _hash_store(store) as hashes:
         drops = _compare(hashes, sources, config, run) if config.clean.compares else None
-        _tokenise(store, sources, tok, config, drops, run, trouble)
+        _tokenise(store, sources, tok, config, drops, run, read_errors)
         for name in hashes.names():
             if name.endswith((HASHES, HASHES + SEAL, ".drops")):
                 hashes.delete(name)
     unknown = tok.unknown_id
     written = [read_written(store, name, unknown) for name in store.names() if name.endswith(SUFFIX)]
     for shard in written:
-        trouble.add(shard.trouble)
+        read_errors.add(shard.read_errors)
         if not shard.facts.documents:
             store.delete(shard.facts.name)
             store.delete(shard.facts.name + SEAL)
@@ -168,12 +170,12 @@ def _build(store: Store, sources: Sequence[Source], tok: Tokenizer, config: Buil
     counts = Unknowns(tok, sum(s.facts.tokens for s in written), sum(s.unknown for s in written))
     if warning := counts.warning("the corpus"):
         say(f"warning: {warning}")
-    for warning in trouble.warnings():
+    for warning in read_errors.warnings():
         say(f"warning: {warning}")
 
 
 def _hash_store(store: Store) -> AbstractContextManager[Any]:
-    """Where hashes are kept between the passes: beside the shards, or in a local folder if those are elsewhere."""
+    """The folder for hashes between the passes: that of the shards, or a local one if the shards are remote."""
     return nullcontext(store) if store.local is not None else _TemporaryStore()
 
 
@@ -183,11 +185,11 @@ class _TemporaryStore(TemporaryDirectory[str]):
 
 
 def _compare(hashes: Store, sources: Sequence[Source], config: BuildConfig, run: Run) -> DropList:
-    """The first pass: hashes of every block, then what repeats."""
+    """The first pass: hash every block, then find the hashes that repeat."""
     names: list[str] = []
 
     def missing() -> Iterator[Work]:
-        for number, block in enumerate(_blocks(sources, config, "looking for duplicates", Trouble())):
+        for number, block in enumerate(_blocks(sources, config, "looking for duplicates", ReadErrors())):
             names.append(f"{number:06}{HASHES}")
             if read_origin(hashes, names[-1]) != block.origin:
                 pending.append(names[-1])
@@ -208,14 +210,14 @@ def _tokenise(
     config: BuildConfig,
     drops: DropList | None,
     run: Run,
-    trouble: Trouble,
+    read_errors: ReadErrors,
 ) -> None:
     """The second pass: a shard for every block that has none yet."""
     serialised = tok.backend.to_str()
     pending: list[str] = []
 
     def missing() -> Iterator[Work]:
-        for number, block in enumerate(_blocks(sources, config, "building the corpus", trouble)):
+        for number, block in enumerate(_blocks(sources, config, "building the corpus", read_errors)):
             if read_origin(store, shard_name(number)) != block.origin:
                 pending.append(shard_name(number))
                 yield Work(block, config, drops.of(number) if drops else Drops(), serialised)
@@ -225,34 +227,34 @@ def _tokenise(
             store.write_sealed(pending[number], shard)
 
 
-def _blocks(sources: Sequence[Source], config: BuildConfig, title: str, trouble: Trouble) -> Iterator[Block]:
-    """All blocks, with a progress bar on the bytes that were read."""
+def _blocks(sources: Sequence[Source], config: BuildConfig, title: str, read_errors: ReadErrors) -> Iterator[Block]:
+    """Yield all blocks, with a progress bar over the bytes read."""
     reading = Reading()
     with progress_bar(title, sum(source.size for source in sources)) as advance:
         for block in read_blocks(sources, config.text_field, reading, config.skip_bad):
             advance(reading.bytes_read, "")
             yield block
         advance(reading.bytes_read, "")
-    trouble.bad += reading.bad
+    read_errors.bad += reading.bad
 
 
 def hash_block(work: Work) -> bytes:
-    """What a worker does in the first pass."""
-    hashes = hash_documents(_documents(work, Trouble(), Counter()), work.config.clean)
+    """Hash the documents of a block: the work of the first pass."""
+    hashes = hash_documents(_documents(work, ReadErrors(), Counter()), work.config.clean)
     return save(hashes, {"bertsmith": json.dumps({"origin": work.block.origin})})
 
 
 def tokenise_block(work: Work) -> bytes:
-    """What a worker does in the second pass: a block becomes the bytes of a shard."""
-    trouble, stats = Trouble(), Counter[str]()
-    documents = _kept(_documents(work, trouble, stats), work.drops, stats)
+    """Turn a block into the bytes of a shard: the work of the second pass."""
+    read_errors, stats = ReadErrors(), Counter[str]()
+    documents = _kept(_documents(work, read_errors, stats), work.drops, stats)
     tokens = tokenise(documents, _backend(work.tokenizer))
-    return pack_shard(tokens, _vocab_size(work.tokenizer), dict(stats), trouble, work.block.origin)
+    return pack_shard(tokens, _vocab_size(work.tokenizer), dict(stats), read_errors, work.block.origin)
 
 
-def _documents(work: Work, trouble: Trouble, stats: Counter[str]) -> Iterator[Document]:
-    """The documents of a block, each cleaned by itself."""
-    for document in parse(work.block, work.config.text_field, trouble, work.config.skip_bad):
+def _documents(work: Work, read_errors: ReadErrors, stats: Counter[str]) -> Iterator[Document]:
+    """Yield the cleaned documents of a block."""
+    for document in parse(work.block, work.config.text_field, read_errors, work.config.skip_bad):
         stats["documents_read"] += 1
         if cleaned := clean(document, work.config.clean):
             yield cleaned
@@ -261,7 +263,7 @@ def _documents(work: Work, trouble: Trouble, stats: Counter[str]) -> Iterator[Do
 
 
 def _kept(documents: Iterable[Document], drops: Drops, stats: Counter[str]) -> Iterator[Document]:
-    """The documents without what stands elsewhere already."""
+    """Yield the documents without duplicates."""
     first = 0
     for number, document in enumerate(documents):
         kept = [text for place, text in enumerate(document, first) if place not in drops.paragraphs]
@@ -276,18 +278,18 @@ def _kept(documents: Iterable[Document], drops: Drops, stats: Counter[str]) -> I
 
 @lru_cache(maxsize=1)
 def _backend(serialised: str) -> Backend:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one core
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker uses one core
     return Backend.from_str(serialised)
 
 
 @lru_cache(maxsize=1)
 def _vocab_size(serialised: str) -> int:
-    """The largest id and one, which decides the type that holds the ids."""
+    """The largest id plus one, which decides the data type of the ids."""
     return max(_backend(serialised).get_vocab().values()) + 1
 
 
 def tokenise(documents: Iterable[Document], backend: Backend) -> Tokens:
-    """Sentences and token ids of documents; what holds no token is left out."""
+    """Split documents into sentences and tokenise them; sentences and documents without tokens are dropped."""
     tokens, lengths, sizes = array("I"), array("q"), array("q")
     for batch in _batches(documents):
         encodings = iter(backend.encode_batch_fast([s for d in batch for s in d], add_special_tokens=False))
@@ -304,7 +306,7 @@ def tokenise(documents: Iterable[Document], backend: Backend) -> Tokens:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[list[str]]]:
-    """Documents as lists of sentences, some thousand sentences at a time."""
+    """Yield documents as lists of sentences, some thousand sentences at a time."""
     batch: list[list[str]] = []
     count = 0
     for document in documents:

@@ -1,4 +1,4 @@
-"""Cleaning of documents before they are tokenised; every part of it can be switched."""
+"""Cleaning of documents before they are tokenised; every step can be switched on or off."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ SCRIPTS = {  # ranges of letters
     "thai": r"฀-๿",
 }
 _LETTERS = {name: re.compile(f"[{ranges}]") for name, ranges in SCRIPTS.items()}
-_SAMPLE = 2000  # characters that are looked at
+_SAMPLE = 2000  # characters from which the script is determined
 
 
 @dataclass(frozen=True)
 class CleanConfig:
-    """What is done to documents.
+    """The steps of cleaning.
 
     `unicode` is the normal form; `unwrap` joins the lines of hard-wrapped paragraphs; `duplicate_documents` and
-    `duplicate_paragraphs` drop all but the first in input order (paragraphs from `paragraph_length` characters on:
-    headings and the like may repeat); `boilerplate` drops shorter paragraphs that stand in at least that many places,
-    all of them (0: off); documents under `min_length` characters are dropped, and those in which `script` has less than
-    half of the letters. `near_duplicates` also drops documents that are alike to this Jaccard similarity of five-word
-    shingles (0: off; 0.8 is usual), by MinHash.
+    `duplicate_paragraphs` drop all but the first in input order (only paragraphs of at least `paragraph_length`
+    characters, since headings may repeat); `boilerplate` drops every copy of a shorter paragraph that occurs at least
+    that many times (0: off); documents under `min_length` characters are dropped, and those in which `script` has less
+    than half of the letters. `near_duplicates` also drops documents of at least this Jaccard similarity of five-word
+    shingles (0: off; 0.8 is usual), found by MinHash.
     """
 
     unicode: Literal["NFC", "NFKC", "none"] = "NFC"
@@ -64,12 +64,12 @@ class CleanConfig:
 
     @property
     def compares(self) -> bool:
-        """Whether documents have to be compared with each other, which takes a pass of its own."""
+        """Whether documents have to be compared with each other, which takes another pass over the text."""
         return self.duplicate_documents or self.duplicate_paragraphs or self.boilerplate > 0 or self.near_duplicates > 0
 
 
 def clean(document: list[str], config: CleanConfig) -> list[str]:
-    """A document by itself: normalised, or empty where it is to be dropped."""
+    """Clean a single document; the result is empty if the document is to be dropped."""
     if config.unicode != "none":
         document = [unicodedata.normalize(config.unicode, paragraph) for paragraph in document]
     if config.unwrap:
@@ -82,12 +82,12 @@ def clean(document: list[str], config: CleanConfig) -> list[str]:
 
 
 def script_share(document: list[str], script: str) -> float:
-    """The share of a script among the letters of a document's beginning."""
+    """The share of a script among the letters at the beginning of a document."""
     counts = script_counts(document)
     return counts[script] / max(1, sum(counts.values()))
 
 
 def script_counts(document: list[str]) -> Counter[str]:
-    """How many letters of each script a document's beginning has."""
+    """Count the letters of each script at the beginning of a document."""
     sample = " ".join(document)[:_SAMPLE]
     return Counter({name: len(letters.findall(sample)) for name, letters in _LETTERS.items()})

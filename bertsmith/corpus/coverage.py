@@ -1,4 +1,4 @@
-"""How well a vocabulary fits a text: pieces a word, unknown words."""
+"""How well a vocabulary fits a text: tokens per word, unknown words."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bertsmith.text.tokenizer import Tokenizer
 
 EXAMPLES = 10
 BATCH = 64  # paragraphs that are tokenised at a time
-CANDIDATES = 1000  # words that are remembered between two looks at which are split the most
+CANDIDATES = 1000  # words that are kept as candidates for the longest ones
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What became of the words of a text; punctuation marks are words too, as the tokenizer sees them.
+    """Statistics on the words of a text; a punctuation mark is a word, as the tokenizer splits it off.
 
-    `unk_share` is the share of `[UNK]` among the tokens, from 0 to 1. `longest_words` are the words of the most
-    pieces, with how many, and `unknown_words` the most frequent ones that became `[UNK]`, with how often.
+    `unk_share` is the share of unknown tokens, from 0 to 1. `longest_words` are the words with the most tokens and
+    their numbers of tokens, and `unknown_words` the most frequent unknown words and their counts.
     """
 
     words: int
@@ -32,7 +32,7 @@ class Coverage:
 
 
 def coverage(tokenizer: Tokenizer, paragraphs: Iterable[str]) -> Coverage:
-    """Tokenise paragraphs and count words, pieces and unknown words."""
+    """Tokenise paragraphs and count words, tokens and unknown words."""
     unk = tokenizer.unknown_id
     words = tokens = unknown_tokens = 0
     pieces: dict[str, int] = {}
@@ -55,7 +55,7 @@ def coverage(tokenizer: Tokenizer, paragraphs: Iterable[str]) -> Coverage:
 
 
 def _words(text: str, encoding: Aligned) -> Iterator[tuple[str, list[int]]]:
-    """The words of a text as they are written there, with their pieces' ids."""
+    """Yield the words of a text, as they are written, with the ids of their tokens."""
     offsets, ids, numbers = encoding.offsets, encoding.ids, encoding.word_ids
     start = 0
     for end in range(1, len(ids) + 1):
@@ -65,5 +65,5 @@ def _words(text: str, encoding: Aligned) -> Iterator[tuple[str, list[int]]]:
 
 
 def _most(counts: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    """The words with the highest numbers, ties in the order of the alphabet."""
+    """The words with the highest numbers, ties in alphabetical order."""
     return tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:EXAMPLES])

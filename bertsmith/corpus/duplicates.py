@@ -1,7 +1,7 @@
-"""Duplicates among documents and paragraphs, through hashes on disk: memory stays bounded at any size.
+"""Duplicate documents and paragraphs, found through hashes on disk, so that memory stays bounded at any size.
 
-Every block writes the hashes of what it holds. They are divided into buckets by their first bits, a bucket at a time
-is sorted in memory, and all but the first of equal hashes are written down by the number they have in input order.
+The hashes of every block are written to a file. They are divided into buckets by their first bits, one bucket at a time
+is sorted in memory, and of equal hashes the numbers in input order of all but the first are written to a file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from safetensors.numpy import load_file
 from bertsmith.corpus.cleaning import CleanConfig
 from bertsmith.errors import UserError
 
-BUCKET_ITEMS = 1 << 21  # hashes that are sorted at a time: 32 MB with their numbers
+BUCKET_ITEMS = 1 << 21  # hashes that are sorted in memory at a time: 32 MB with their numbers
 Hashes = NDArray[np.uint64]
 KINDS = ("documents", "paragraphs", "short", "near")
-SIGNATURE, SHINGLE = 128, 5  # hashes of a MinHash signature, words of a shingle
+SIGNATURE, SHINGLE = 128, 5  # hashes per MinHash signature, words per shingle
 
 
 @dataclass(frozen=True)
 class Drops:
-    """The documents and paragraphs of one block that are not kept, by their numbers in it."""
+    """The documents and paragraphs of one block that are dropped, by their numbers in the block."""
 
     documents: frozenset[int] = frozenset()
     paragraphs: frozenset[int] = frozenset()
@@ -34,13 +34,15 @@ class Drops:
 
 @dataclass(frozen=True, eq=False)
 class DropList:
-    """What all blocks have to drop: numbers in input order, sorted, on disk; and where each block's numbers begin."""
+    """The dropped items of all blocks: sorted numbers in input order, on disk, and the first number of each block."""
 
-    lists: tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]  # (dropped, first number of each block) of a kind
-    bands: int  # hashes that a document has for near duplicates
+    lists: tuple[
+        tuple[NDArray[np.int64], NDArray[np.int64]], ...
+    ]  # (dropped, first number of each block) for each kind
+    bands: int  # hashes per document for near duplicates
 
     def of(self, block: int) -> Drops:
-        """The drops of one block."""
+        """The dropped items of one block."""
         documents, long, short, near = (_between(numbers, firsts, block) for numbers, firsts in self.lists)
         alike = (number // self.bands for number in near)
         return Drops(frozenset(documents) | frozenset(alike), frozenset(long) | frozenset(short))
@@ -52,12 +54,12 @@ def _between(numbers: NDArray[np.int64], firsts: NDArray[np.int64], block: int) 
 
 
 def text_hash(text: str) -> int:
-    """64 bits of BLAKE2; a chance collision among a billion texts has a probability of 3 %."""
+    """A 64-bit BLAKE2 hash; among a billion texts a collision has a probability of 3 %."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def hash_documents(documents: Iterable[Sequence[str]], config: CleanConfig) -> dict[str, Hashes]:
-    """The hashes of a block's documents and paragraphs; a paragraph that is not compared has the hash 0."""
+    """Hash a block's documents and paragraphs; an item that is not compared has the hash 0."""
     whole, long, short, near = [], [], [], []
     bands, rows = bands_for(config.near_duplicates)
     for document in documents:
@@ -74,7 +76,7 @@ def hash_documents(documents: Iterable[Sequence[str]], config: CleanConfig) -> d
 
 
 def bands_for(similarity: float) -> tuple[int, int]:
-    """How a signature is divided so that documents of this Jaccard similarity share a band; (0, 0) where it is off."""
+    """The bands and rows of a signature for which documents of this Jaccard similarity share a band; (0, 0) if off."""
     if not similarity:
         return 0, 0
     try:
@@ -101,7 +103,7 @@ def near_hashes(text: str, bands: int, rows: int) -> list[int]:
 
 
 def find_drops(files: Sequence[Path], config: CleanConfig, folder: Path) -> DropList:
-    """What each block has to drop, from the hash files of all blocks in input order."""
+    """Find what to drop, from the hash files of all blocks in input order."""
     often = max(2, config.boilerplate)
     return DropList(
         (
@@ -117,7 +119,7 @@ def find_drops(files: Sequence[Path], config: CleanConfig, folder: Path) -> Drop
 def _repeats(
     files: Sequence[Path], kind: str, folder: Path, *, keep_first: bool, at_least: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers of hashes that occur at least so many times (the first one kept or not), and each file's first."""
+    """The numbers of the hashes that occur `at_least` times (without the first, if kept); each file's first number."""
     firsts = np.cumsum([0, *(len(load_file(path)[kind]) for path in files)], dtype=np.int64)
     buckets = 1 << max(0, (int(firsts[-1]) // BUCKET_ITEMS).bit_length())
     _write_buckets(files, kind, folder, firsts, buckets)
@@ -136,7 +138,7 @@ def _repeats(
 
 
 def _repeated(items: NDArray[np.uint64], keep_first: bool, at_least: int) -> NDArray[np.int64]:
-    """The numbers of the items whose hash occurs often enough."""
+    """The numbers of the items whose hash occurs at least `at_least` times."""
     if not len(items):
         return np.zeros(0, dtype=np.int64)
     items = items[np.lexsort((items[:, 1], items[:, 0]))]

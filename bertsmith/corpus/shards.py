@@ -2,7 +2,8 @@
 
 A shard is a safetensors file (a JSON header, then the arrays) that any reader of that format opens:
 `tokens` (n,), `sentences` (s + 1,) the token at which each sentence starts, `documents` (d + 1,) the sentence at which
-each document starts. `corpus.json` names the shards with their counts and checksums, and the tokenizer lies beside.
+each document starts. `corpus.json` lists the shards with their counts and checksums; the tokenizer is in the same
+folder.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from safetensors.numpy import load, save
 
 from bertsmith.config import from_dict, read_json, to_dict
 from bertsmith.corpus.cleaning import CleanConfig
-from bertsmith.corpus.readers import Trouble
+from bertsmith.corpus.readers import ReadErrors
 from bertsmith.corpus.store import Store
 from bertsmith.errors import UserError
 from bertsmith.folders import file_hash, new_folder
 
 MANIFEST, PLAN, LENGTHS, SUFFIX = "corpus.json", "build.json", "documents.lengths", ".safetensors"
 VERSION = 1
-VERIFY_AT_ONCE = 256 << 20  # bytes; checksums of a larger corpus are compared while it is used
-LOOK_EVERY = 0.1  # seconds, at the size of a shard that is in use
+VERIFY_AT_ONCE = 256 << 20  # bytes; checksums of a larger corpus are compared in the background
+CHECK_EVERY = 0.1  # seconds between two checks of the size of a shard that is in use
 _DTYPES = {"U16": np.uint16, "U32": np.uint32, "I64": np.int64}
 
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """One shard's line in the manifest."""
+    """One shard's entry in the manifest."""
 
     name: str
     documents: int
@@ -53,7 +54,7 @@ class ShardFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a corpus folder holds."""
+    """The contents of a corpus folder."""
 
     version: int
     tokenizer: str  # hash
@@ -62,16 +63,16 @@ class Manifest:
     documents: int
     sentences: int
     tokens: int
-    cleaning: dict[str, int]  # what was read and what was dropped
+    cleaning: dict[str, int]  # numbers of documents and paragraphs that were read and dropped
     shards: tuple[ShardFacts, ...]
-    clean: CleanConfig | None = None  # how the text was cleaned; older folders lack this and what follows
-    unknown: int | None = None  # tokens that are [UNK]
+    clean: CleanConfig | None = None  # how the text was cleaned; older folders lack this field and the next ones
+    unknown: int | None = None  # number of unknown tokens
     lengths_sha256: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The arrays of one shard, mapped into memory: nothing is read until it is used."""
+    """The arrays of one shard, memory-mapped: nothing is read until it is used."""
 
     path: Path
 
@@ -94,17 +95,17 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """An opened corpus folder."""
+    """An open corpus folder."""
 
     folder: Path
     manifest: Manifest
     shards: tuple[Shard, ...]
-    faults: list[str] = field(default_factory=list)  # what the comparison of checksums has found so far
-    looked: dict[int, float] = field(default_factory=dict)  # when the size of each shard was looked at
+    faults: list[str] = field(default_factory=list)  # errors that the comparison of checksums has found so far
+    checked: dict[int, float] = field(default_factory=dict)  # when the size of each shard was last checked
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
-        """Open a corpus; files that are missing, cut short or changed are refused by name."""
+        """Open a corpus; a missing, truncated or changed file is an error that names it."""
         folder = _fetch(Store(str(folder)))
         if not (folder / MANIFEST).exists():
             unfinished = (folder / PLAN).exists()
@@ -128,25 +129,25 @@ class Corpus:
         if sum(facts.bytes for facts in manifest.shards) <= VERIFY_AT_ONCE:
             corpus.verify()
         else:
-            Thread(target=corpus._verify_meanwhile, daemon=True).start()
+            Thread(target=corpus._verify_in_background, daemon=True).start()
         return corpus
 
     def check_tokenizer(self, tokenizer_hash: str, where: object) -> None:
-        """Refuse a tokenizer that is not the one that the shards were made with."""
+        """Refuse a tokenizer that is not the one the shards were made with."""
         if tokenizer_hash != self.manifest.tokenizer:
             raise UserError(
                 f"the tokenizer of {where} (hash {tokenizer_hash}) is not the one that {self.folder} was built with "
                 f"({self.manifest.tokenizer}); build the corpus with it: bertsmith corpus build … --tokenizer {where}"
             )
 
-    def _verify_meanwhile(self) -> None:
+    def _verify_in_background(self) -> None:
         try:
             self.verify()
         except UserError as error:
             self.faults.append(str(error))
 
     def check_lengths(self) -> None:
-        """Refuse a damaged file of lengths: other lengths are other training samples."""
+        """Refuse a damaged file of document lengths, which would change the training samples."""
         path, wanted = self.folder / LENGTHS, self.manifest.lengths_sha256
         if not path.is_file() or (wanted and file_hash(path) != wanted):
             what = "does not match its checksum" if path.is_file() else "is missing"
@@ -162,51 +163,53 @@ class Corpus:
 
     @cached_property
     def first_documents(self) -> list[int]:
-        """The number of the first document of each shard, and the count of all at the end."""
+        """The number of the first document of each shard, then the number of all documents."""
         return list(accumulate((facts.documents for facts in self.manifest.shards), initial=0))
 
     @cached_property
     def document_tokens(self) -> NDArray[np.uint32]:
-        """The number of tokens of every document, from a file of its own: no shard has to be opened for it."""
+        """The number of tokens of every document, from a separate file, so that no shard has to be opened."""
         return _map(self.folder / LENGTHS, ("lengths",))["lengths"]
 
     def refuse_faults(self) -> None:
-        """Stop where the comparison of checksums has found something."""
+        """Raise the first error that the comparison of checksums has found."""
         if self.faults:
             raise UserError(self.faults[0])
 
-    def _refuse_cut(self, number: int) -> None:
-        """Stop where a shard got shorter: the system kills a process that reads a mapped file beyond its end.
+    def _refuse_truncated(self, number: int) -> None:
+        """Refuse a shard that was truncated: the system kills a process that reads a mapped file beyond its end.
 
-        Looked at every tenth of a second of use; what is cut within that time still ends in a bus error.
+        The size is checked every tenth of a second; reading a shard truncated since then still ends in a bus error.
         """
         now = time.monotonic()
-        if now - self.looked.get(number, -LOOK_EVERY) < LOOK_EVERY:
+        if now - self.checked.get(number, -CHECK_EVERY) < CHECK_EVERY:
             return
-        self.looked[number] = now
+        self.checked[number] = now
         facts = self.manifest.shards[number]
         size = (self.folder / facts.name).stat().st_size
         if size < facts.bytes:
-            raise UserError(f"{self.folder / facts.name} was cut to {size:,} of {facts.bytes:,} bytes; build it again")
+            raise UserError(
+                f"{self.folder / facts.name} was truncated to {size:,} of {facts.bytes:,} bytes; build the corpus again"
+            )
 
     def place(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64], int, int]:
-        """Where a document is: its shard's tokens and sentence starts, and its first sentence and the one after it."""
+        """Locate a document: its shard's tokens and sentence starts, its first sentence and the one after its last."""
         self.refuse_faults()
         shard_number = bisect_right(self.first_documents, number) - 1
-        self._refuse_cut(shard_number)
+        self._refuse_truncated(shard_number)
         shard = self.shards[shard_number]
         local = number - self.first_documents[shard_number]
         return shard.tokens, shard.sentences, int(shard.documents[local]), int(shard.documents[local + 1])
 
     def document(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """The tokens of a document and the places in them where its sentences start, the end included."""
+        """The tokens of a document, and the places where its sentences start, then its length."""
         tokens, starts, begin, end = self.place(number)
         bounds = starts[begin : end + 1]
         return tokens[bounds[0] : bounds[-1]], bounds - bounds[0]
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a corpus folder."""
+    """Read the manifest of a corpus folder."""
     values = read_json(folder / MANIFEST)
     if values.get("version") != VERSION:
         raise UserError(
@@ -260,26 +263,28 @@ def shard_name(number: int) -> str:
     return f"{number:06}{SUFFIX}"
 
 
-def pack_shard(part: Tokens, vocab_size: int, stats: dict[str, int], trouble: Trouble, origin: str = "") -> bytes:
-    """Tokenised documents as the bytes of a shard. One entry of metadata: the library shuffles several."""
+def pack_shard(
+    part: Tokens, vocab_size: int, stats: dict[str, int], read_errors: ReadErrors, origin: str = ""
+) -> bytes:
+    """Tokenised documents as the bytes of a shard, with one metadata entry, since the library shuffles several."""
     arrays = {
         "tokens": part.tokens.astype(token_dtype(vocab_size)),
         "sentences": np.concatenate([[0], np.cumsum(part.sentences, dtype=np.int64)]),
         "documents": np.concatenate([[0], np.cumsum(part.documents, dtype=np.int64)]),
     }
-    notes = {"origin": origin, "stats": dict(sorted(stats.items())), "trouble": to_dict(trouble)}
+    notes = {"origin": origin, "stats": dict(sorted(stats.items())), "trouble": to_dict(read_errors)}
     return save(arrays, {"bertsmith": json.dumps(notes)})
 
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """What is known of a shard once it is written."""
+    """Facts about a shard that was written."""
 
     facts: ShardFacts
     lengths: NDArray[np.uint32]  # tokens of each document
-    stats: dict[str, int]  # what was read and dropped for it
-    trouble: Trouble
-    unknown: int = 0  # tokens that are [UNK]
+    stats: dict[str, int]  # what was read and dropped
+    read_errors: ReadErrors
+    unknown: int = 0  # number of unknown tokens
 
 
 def read_written(store: Store, name: str, unknown_id: int = -1) -> WrittenShard:
@@ -293,11 +298,11 @@ def read_written(store: Store, name: str, unknown_id: int = -1) -> WrittenShard:
     arrays = load(data)
     lengths = np.diff(arrays["sentences"][arrays["documents"]]).astype(np.uint32)
     unknown = int(np.count_nonzero(arrays["tokens"] == unknown_id))
-    return WrittenShard(facts, lengths, notes["stats"], Trouble(**notes["trouble"]), unknown)
+    return WrittenShard(facts, lengths, notes["stats"], ReadErrors(**notes["trouble"]), unknown)
 
 
 def read_origin(store: Store, name: str) -> str | None:
-    """Which file a written shard came from; None where it is not there, or damaged."""
+    """The file that a written shard was made from; None if the shard is missing or damaged."""
     data = store.read_sealed(name)
     return None if data is None else str(_header(data)[1]["origin"])
 
@@ -309,7 +314,7 @@ def _header(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _map(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Arrays of a safetensors file, mapped into memory."""
+    """The arrays of a safetensors file, memory-mapped."""
     mapped = np.memmap(path, np.uint8, "r").view(np.ndarray)  # slices of a plain array are cheaper
     try:
         length = int.from_bytes(mapped[:8].tobytes(), "little")
@@ -322,12 +327,12 @@ def _map(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
 def _array(data: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[Any]:
     begin, end = entry["data_offsets"]
     if end > len(data):
-        raise ValueError("shorter than its header says")
+        raise ValueError("the file is shorter than its header says")
     return data[begin:end].view(_DTYPES[entry["dtype"]])
 
 
 def _fetch(store: Store) -> Path:
-    """The local folder of a corpus; one that lies elsewhere is copied into a cache first."""
+    """The local folder of a corpus; a remote one is copied into a cache first."""
     if store.local is not None:
         return store.local
     manifest = store.read(MANIFEST) if store.exists(MANIFEST) else b""

@@ -1,7 +1,7 @@
-"""Input files: found, opened and cut into blocks of whole records, through `fsspec`, so that `s3://` works too.
+"""Find and open input files and cut them into blocks of whole records, through `fsspec`, so that `s3://` works too.
 
-Cutting is cheap and done in one process; what a block holds is parsed by the workers (`readers.py`). Where a block ends
-depends on the bytes alone.
+Cutting is cheap and runs in one process; the workers parse the blocks (`readers.py`). Where a block ends depends on
+the bytes alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bertsmith.text.encodings import check_encoding, recoded
 
 Kind = Literal["text", "json", "parquet", "dump", "extracted"]
 BLOCK_BYTES = 8 << 20
-MAX_RECORD = 8 * BLOCK_BYTES  # a longer document is cut at a line's end
+MAX_RECORD = 8 * BLOCK_BYTES  # bytes; a longer document is cut at the end of a line
 COMPRESSED: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".xz": lzma.LZMAFile,
@@ -59,11 +59,11 @@ class Source:
     url: str
     kind: Kind
     size: int
-    encoding: str = ""  # UTF-8 where it is empty
+    encoding: str = ""  # empty: UTF-8
 
     @property
     def origin(self) -> str:
-        """The file and its size: a file that was mended in between is another one."""
+        """The file, its size and encoding, by which a resumed build notices that a file was changed."""
         return f"{self.url} {self.size} {self.encoding}".rstrip()
 
     @property
@@ -74,26 +74,26 @@ class Source:
 
 @dataclass(frozen=True)
 class Block:
-    """Whole records of one file; `first_line` is the line (or row) that the first of them starts at."""
+    """Whole records of one file; `first_line` is the line (or row) where the first record starts."""
 
     source: str
     kind: Kind
     first_line: int
     data: bytes | list[str]
-    origin: str  # the file as it was when it was read
-    encoding: str = ""  # in which it was read; UTF-8 where it is empty
+    origin: str  # `Source.origin` when it was read
+    encoding: str = ""  # that it was read in; empty: UTF-8
 
 
 @dataclass
 class Reading:
-    """How far the reading has come, and which files could not be read to their end."""
+    """The number of bytes read so far, and errors of files that could not be read to their end."""
 
     bytes_read: int = 0
     bad: list[str] = field(default_factory=list)
 
 
 def find_sources(inputs: Iterable[str | Path], encoding: str = "") -> list[Source]:
-    """The files behind paths, folders, globs and URLs; what is missing, empty or of an unknown kind is refused."""
+    """Find the files of paths, folders, globs and URLs; missing, empty and unknown kinds of files are refused."""
     encoding = check_encoding(encoding) if encoding else ""
     sources = [source for item in inputs for source in _find(str(item), encoding)]
     if not sources:
@@ -140,17 +140,17 @@ def _source(url: str, system: fsspec.AbstractFileSystem, path: str, encoding: st
 
 
 def _unnamed(ending: str) -> bool:
-    """No ending, or one that is part of a name like `wiki_00.1`."""
+    """Whether a file has no ending, or one that is part of a name like `wiki_00.1`."""
     return not ending or ending[1:].isdigit()
 
 
 def _sniff(source: Source) -> Kind:
-    """The kind of a file whose name does not tell: WikiExtractor writes `wiki_00` in two forms."""
+    """Detect the kind of a file by its first bytes: WikiExtractor writes `wiki_00` in two formats."""
     try:
         with open_source(source) as (file, _):
             start = _read_exactly(file, 512, source).removeprefix(codecs.BOM_UTF8).lstrip()
     except UserError:
-        return source.kind  # it is refused when it is read
+        return source.kind  # the error is raised again when the file is read
     if start.startswith(b"<doc "):
         return "extracted"
     if start.startswith(b"<mediawiki"):
@@ -159,7 +159,7 @@ def _sniff(source: Source) -> Kind:
 
 
 class open_source:
-    """A context that gives the plain bytes of a file, and a function that tells how far the raw file has been read."""
+    """A context manager that gives the decompressed bytes of a file, and `tell` of the raw file."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -180,7 +180,7 @@ class open_source:
 def read_blocks(
     sources: Iterable[Source], text_field: str, reading: Reading, skip_bad: bool = False
 ) -> Iterator[Block]:
-    """All blocks of all files, in order. A damaged file stops it, or is noted and left when `skip_bad` says so."""
+    """Yield all blocks of all files, in order; a damaged file is an error or, if `skip_bad`, is noted and skipped."""
     for source in sources:
         before = reading.bytes_read
         try:
@@ -205,7 +205,7 @@ def _read_file(source: Source, text_field: str, reading: Reading) -> Iterator[Bl
 
 
 def _pieces(file: IO[bytes], source: Source, record_end: re.Pattern[bytes]) -> Iterator[bytes]:
-    """Pieces of about a block each that end where a record does."""
+    """Yield pieces of about a block each that end at the end of a record."""
     held, first = b"", True
     while True:
         wanted = BLOCK_BYTES * (len(held) // BLOCK_BYTES + 1) - len(held)
@@ -238,7 +238,7 @@ def _read_exactly(file: IO[bytes], size: int, source: Source) -> bytes:
 
 
 def _last_end(data: bytes, record_end: re.Pattern[bytes]) -> int:
-    """The place after the last record's end, 0 where there is none; looks from the back in growing steps."""
+    """The place after the last record's end, or 0 if there is none; searches backwards in growing steps."""
     reach = 1 << 12
     while True:
         start = max(0, len(data) - reach)

@@ -1,4 +1,4 @@
-"""A folder behind a path or a URL, in which a file is there whole or not at all."""
+"""A folder at a path or a URL whose files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEAL = ".sha256"
 
 @dataclass(frozen=True)
 class Store:
-    """Whole files by name; `fsspec` does what is not local."""
+    """Files by name; those that are not local are accessed through `fsspec`."""
 
     url: str
 
@@ -28,12 +28,12 @@ class Store:
 
     @property
     def local(self) -> Path | None:
-        """The folder, where it is one of this machine."""
+        """The folder if it is local, else None."""
         system, root = self._place
         return Path(root) if isinstance(system, LocalFileSystem) else None
 
     def names(self) -> list[str]:
-        """The files in the folder, without those of a process that was killed."""
+        """The names of the files in the folder, without partial files of a process that was killed."""
         system, root = self._place
         if not system.isdir(root):
             return []
@@ -44,16 +44,12 @@ class Store:
         system, root = self._place
         return bool(system.exists(f"{root}/{name}"))
 
-    def size(self, name: str) -> int:
-        system, root = self._place
-        return int(system.size(f"{root}/{name}"))
-
     def read(self, name: str) -> bytes:
         system, root = self._place
         return bytes(system.cat_file(f"{root}/{name}"))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file; other systems than the local one make it visible at its end by themselves."""
+        """Write a file atomically; remote file systems make a file visible only when it is complete."""
         if self.local is not None:
             with new_file(self.local / name) as work:
                 work.write_bytes(data)
@@ -63,12 +59,12 @@ class Store:
             system.pipe_file(f"{root}/{name}", data)
 
     def write_sealed(self, name: str, data: bytes) -> None:
-        """Write a file that is read back later, and its checksum after it."""
+        """Write a file, then a file with its checksum."""
         self.write(name, data)
         self.write(name + SEAL, hashlib.sha256(data).hexdigest().encode())
 
     def read_sealed(self, name: str) -> bytes | None:
-        """What `write_sealed` wrote; None where it is missing, unfinished or not what was written."""
+        """Read what `write_sealed` wrote; None if it is missing or does not match its checksum."""
         if not self.exists(name) or not self.exists(name + SEAL):
             return None
         data = self.read(name)
@@ -80,12 +76,12 @@ class Store:
             system.rm(f"{root}/{name}", recursive=True)
 
     def sweep(self) -> None:
-        """Remove what a killed process was writing."""
+        """Remove the partial files of a killed process."""
         for left in self.local.glob(".*.partial") if self.local is not None else ():
             left.unlink()
 
     def remove(self) -> None:
-        """The whole folder."""
+        """Remove the whole folder."""
         system, root = self._place
         if system.exists(root):
             system.rm(root, recursive=True)

@@ -1,4 +1,4 @@
-"""Text files to a tokenizer folder, with bounded memory."""
+"""Train a tokenizer on text files, with bounded memory."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bertsmith.corpus.coverage import Coverage, coverage
-from bertsmith.corpus.readers import Document, Trouble, parse
+from bertsmith.corpus.readers import Document, ReadErrors, parse
 from bertsmith.corpus.sources import RECORD_ENDS, Block, Reading, Source, find_sources, read_blocks
 from bertsmith.folders import new_folder, writes
 from bertsmith.progress import Advance, progress_bar, say
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
-SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, and this stays under 1 GiB
-HELD_OUT_EVERY = 50  # documents
-HELD_OUT_FROM = 2_000_000  # bytes of text: from a smaller one nothing is held out
+SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, which takes less than 1 GiB
+HELD_OUT_EVERY = 50  # one of so many documents is held out
+HELD_OUT_FROM = 2_000_000  # bytes of text; of a smaller text nothing is held out
 HELD_OUT_MOST = 4_000_000  # characters
-SHARES = (10.0, 20.0, 60.0)  # of the time, in percent: measuring, characters, words; the rest is training
+SHARES = (10.0, 20.0, 60.0)  # percent of the time for measuring, characters and words; the rest is training
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedTokenizer:
-    """A new tokenizer, how it does on held-out documents (none of a small text), and what of the text was sampled."""
+    """A new tokenizer, its coverage of held-out documents (None for a small text), and the sample it was trained on."""
 
     tokenizer: Tokenizer
     coverage: Coverage | None
-    sampled: str  # empty where the whole text was used
+    sampled: str  # in words; empty if the whole text was used
 
 
 @writes()
@@ -42,8 +42,9 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Train a WordPiece vocabulary on text files and save it as a folder.
 
-    `cased` keeps capitals and accents; `jamo` breaks Hangul into its letters, as the original uncased form does. Of
-    more than 100 MB of text an evenly spread sample of that size is used. `encoding` is the files', if not UTF-8.
+    `cased` keeps capitals and accents; `jamo` decomposes Hangul into jamo, as the released uncased models do. Of more
+    than 100 MB of text an evenly spread sample of that size is used. `encoding` is the encoding of the files, by
+    default UTF-8.
     """
     sources = find_sources(inputs, encoding)
     with new_folder(out) as folder, progress_bar("training the vocabulary", 100) as advance:
@@ -55,36 +56,36 @@ def train_tokenizer(
         tokenizer = train_wordpiece(text, vocab_size, cased=cased, jamo=jamo)
         tokenizer.save(folder)
         found = coverage(tokenizer, text.held_out) if text.held_out else None
-    for warning in text.trouble.warnings():
+    for warning in text.read_errors.warnings():
         say(f"warning: {warning}")
     if tokenizer.vocab_size < vocab_size:
-        say(f"note: the text supports {tokenizer.vocab_size:,} entries, fewer than the {vocab_size:,} asked for")
+        say(f"note: the text supports {tokenizer.vocab_size:,} entries, fewer than --vocab-size {vocab_size:,}")
     return TrainedTokenizer(tokenizer, found, sampled)
 
 
 @dataclass(eq=False)
 class _Text:
-    """The paragraphs to train on, which may be gone through again and again, and those that are held out."""
+    """The paragraphs to train on, which can be iterated any number of times, and the held-out paragraphs."""
 
     sources: list[Source]
     text_field: str
     advance: Advance
     size: int = 0  # bytes of plain text
     passes: int = 0
-    trouble: Trouble = field(default_factory=Trouble)
+    read_errors: ReadErrors = field(default_factory=ReadErrors)
     held_out: list[str] = field(default_factory=list)
 
     def measure(self) -> None:
-        """Find out how much text there is: a compressed file does not tell."""
+        """Count the bytes of text by reading all of it, since the size of a compressed file does not say."""
         self.size = sum(map(_size, self._blocks()))
 
     @property
     def sampled(self) -> str:
-        """What part of the text is used, in words; empty where it is all of it."""
+        """The size of the sample, in words; empty if the whole text is used."""
         return f"{SAMPLE_BYTES / 1e6:,.1f} of {self.size / 1e6:,.1f} MB of text" if self.size > SAMPLE_BYTES else ""
 
     def __iter__(self) -> Iterator[str]:
-        self.trouble, self.held_out = Trouble(), []
+        self.read_errors, self.held_out = ReadErrors(), []
         room = HELD_OUT_MOST if self.size >= HELD_OUT_FROM else 0
         for number, document in enumerate(self._documents(), 1):
             length = sum(map(len, document))
@@ -96,7 +97,7 @@ class _Text:
 
     def _documents(self) -> Iterator[Document]:
         for block in sample(self._blocks(), min(1.0, SAMPLE_BYTES / max(1, self.size))):
-            yield from parse(block, self.text_field, self.trouble)
+            yield from parse(block, self.text_field, self.read_errors)
 
     def _blocks(self) -> Iterator[Block]:
         reading, total = Reading(), sum(source.size for source in self.sources)
@@ -108,9 +109,9 @@ class _Text:
 
 
 def sample(blocks: Iterable[Block], share: float) -> Iterator[Block]:
-    """The beginning of every block, so that together they are a share of the text that is spread over all of it.
+    """Cut every block to its beginning, so that together they are a share of the text, spread over all of it.
 
-    What one block gives too much, because a record or line ends where it ends, the next ones give less.
+    Where a block gives too much, because it is cut at the end of a record or line, the next blocks give less.
     """
     due = 0.0
     for block in blocks:
@@ -124,7 +125,7 @@ def sample(blocks: Iterable[Block], share: float) -> Iterator[Block]:
 
 
 def _beginning(block: Block, size: int) -> Block:
-    """A block's records up to the first that ends after `size` bytes; plain text may end at any line."""
+    """A block's records up to the first one that ends after `size` bytes; plain text is cut at any line end."""
     if isinstance(block.data, list):
         rows, taken = 0, 0
         while rows < len(block.data) and taken < size:
@@ -140,5 +141,5 @@ def _beginning(block: Block, size: int) -> Block:
 
 
 def _size(block: Block) -> int:
-    """The bytes of a block's text."""
+    """The number of bytes of a block's text."""
     return len(block.data) if isinstance(block.data, bytes) else sum(len(row.encode()) for row in block.data)

@@ -1,4 +1,4 @@
-"""The same function on many blocks, in order: on this machine's cores, or on a Ray cluster."""
+"""Apply a function to many blocks in parallel, with results in order: on local processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from bertsmith.errors import Interrupted, UserError
 
 Engine = Literal["local", "ray"]
-WATCH = 0.3  # seconds between two looks at the main process
+WATCH = 0.3  # seconds between two checks of the main process
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -30,7 +30,7 @@ def run_in_order(
     engine: Engine = "local",
     address: str | None = None,
 ) -> Generator[Result, None, None]:
-    """The results in the order of the items, with never more than two items a worker on their way."""
+    """Yield the results in the order of the items, with at most two items per worker in flight."""
     if engine == "ray":
         yield from _on_ray(function, items, workers, address)
     elif workers == 1:
@@ -42,7 +42,7 @@ def run_in_order(
 def _on_this_machine(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Generator[Result, None, None]:
-    """The results of processes that end at once when anything stops the work, a kill of this process included."""
+    """Yield the results of worker processes, which end at once when the main process stops or is killed."""
     context = multiprocessing.get_context("spawn")
     stopping = context.Event()
     pool = ProcessPoolExecutor(workers, context, _begin, (stopping, os.getpid()))
@@ -50,7 +50,7 @@ def _on_this_machine(
         yield from _windowed(lambda item: pool.submit(function, item), lambda f: f.result(), items, 2 * workers)
     except BrokenProcessPool:
         stopping.set()
-        raise UserError("a worker was killed, perhaps for want of memory; try fewer --workers") from None
+        raise UserError("a worker was killed, perhaps because memory ran out; try fewer --workers") from None
     except BaseException:
         stopping.set()
         raise
@@ -59,13 +59,13 @@ def _on_this_machine(
 
 
 def _begin(stopping: Event, parent: int) -> None:
-    """Prepare a worker: Ctrl-C is for the main process, which then stops all of them."""
+    """Prepare a worker: it ignores Ctrl-C, which the main process handles by stopping all workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_watch, args=(stopping, parent), daemon=True).start()
 
 
 def _watch(stopping: Event, parent: int) -> None:
-    """End this worker when the main process asks for it, or is there no more."""
+    """End this worker when the main process requests it or has ended."""
     while os.getppid() == parent and not stopping.wait(WATCH):
         pass
     os._exit(1)
@@ -73,7 +73,7 @@ def _watch(stopping: Event, parent: int) -> None:
 
 @contextmanager
 def stopped_by_signals(message: str) -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as an exception does, so that workers and half-written files go with it."""
+    """Raise an exception on SIGTERM and SIGHUP, so that workers end and partial files are removed."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return

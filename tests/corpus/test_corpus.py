@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from bertsmith.corpus import sources
 from bertsmith.corpus.build import MAX_SENTENCE, BuildConfig, build_corpus
 from bertsmith.corpus.cleaning import CleanConfig
-from bertsmith.corpus.readers import Documents, Trouble
+from bertsmith.corpus.readers import Documents, ReadErrors
 from bertsmith.corpus.shards import Corpus, Tokens, pack_shard, token_dtype
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
@@ -136,8 +136,8 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path):
     documents = Documents.of([tmp_path / "a.txt"])
     for _ in range(2):
         assert list(documents) == [["fine"], ["good \ufffd\ufffd line"], ["caf\ufffd, \ufffd is not counted"]]
-        assert documents.trouble.replaced == 3
-    (warning,) = documents.trouble.warnings()
+        assert documents.read_errors.replaced == 3
+    (warning,) = documents.read_errors.warnings()
     assert "replaced 3 invalid" in warning
     assert warning.endswith(f"the first in {tmp_path / 'a.txt'}, line 3")
 
@@ -270,7 +270,7 @@ def test_workers_change_no_byte(tmp_path, corpus, topics_file, tokenizer_folder)
 
 def test_the_same_shard_has_the_same_bytes(tmp_path):
     part = Tokens(np.arange(6), np.array([2, 3, 1]), np.array([1, 2]))
-    assert len({pack_shard(part, 9, {"b": 1, "a": 2}, Trouble()) for _ in range(20)}) == 1
+    assert len({pack_shard(part, 9, {"b": 1, "a": 2}, ReadErrors()) for _ in range(20)}) == 1
 
 
 def test_shards_hold_the_text_tokenised_sentence_by_sentence(corpus, topics_file, tokenizer_folder):
@@ -310,7 +310,7 @@ def test_shards_are_safetensors(corpus):
 def test_the_smallest_type_that_holds_the_vocabulary(tmp_path, size, dtype):
     assert token_dtype(size) is dtype
     part = Tokens(np.array([0, size - 1], dtype=np.uint32), np.array([2]), np.array([1]))
-    (tmp_path / "a.safetensors").write_bytes(pack_shard(part, size, {}, Trouble()))
+    (tmp_path / "a.safetensors").write_bytes(pack_shard(part, size, {}, ReadErrors()))
     assert load_file(tmp_path / "a.safetensors")["tokens"].tolist() == [0, size - 1]
 
 

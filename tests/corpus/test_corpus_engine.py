@@ -62,7 +62,7 @@ def test_stopped_and_started_again_is_the_same_to_the_byte(world, tmp_path, smal
     (tmp_path / "cut" / ".000003.safetensors.123.partial").write_bytes(b"half")
     assert len(list((tmp_path / "cut").glob("*.safetensors"))) == 3
     build_corpus([world / "text.txt"], world / "tok", tmp_path / "cut", workers=2)
-    assert "3 shards are there already" in capfd.readouterr().err
+    assert "3 shards are finished" in capfd.readouterr().err
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
@@ -84,7 +84,7 @@ def test_after_a_bad_file_the_build_goes_on_mended_or_skipped(world, tmp_path, s
     bad.write_text('{"text": "A first row."}\nnot JSON\n{"text": "A last row."}\n')
     inputs = [world / "text.txt", bad]
     for out in ("mended", "skipped"):
-        with pytest.raises(UserError, match=r"bad\.jsonl, line 2: not valid JSON.*run it again"):
+        with pytest.raises(UserError, match=r"bad\.jsonl, line 2: not valid JSON.*run the same command again"):
             build_corpus(inputs, world / "tok", tmp_path / out, workers=1)
     skipping = BuildConfig(skip_bad=True)
     skipped = build_corpus(inputs, world / "tok", tmp_path / "skipped", workers=1, config=skipping)
@@ -104,7 +104,7 @@ def test_bad_files_and_records_are_reported_and_passed_over(world, tmp_path, cap
     corpus = build_corpus(inputs, world / "tok", tmp_path / "out", workers=1, config=BuildConfig(skip_bad=True))
     assert corpus.manifest.documents == 4
     err = capfd.readouterr().err
-    assert "passed over 2 bad record(s) or file(s)" in err
+    assert "skipped 2 bad record(s) or file(s)" in err
     with pytest.raises(UserError, match=r"rows\.jsonl, line 2: no text in field 'text'"):
         build_corpus(inputs, world / "tok", tmp_path / "strict", workers=1)
     with pytest.raises(UserError, match=r"cut\.txt\.gz is damaged"):

@@ -125,14 +125,14 @@ def test_a_damaged_manifest_is_one_line(corpus: Path, damaged: bytes) -> None:
 
 
 def test_a_shard_that_is_cut_while_it_is_used_is_an_error(corpus: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shards, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(shards, "CHECK_EVERY", 0.0)
     opened = Corpus.open(corpus)
     before = opened.document(0)[0].tolist()
     path = corpus / "000000.safetensors"
     whole = path.read_bytes()
     with path.open("r+b") as file:
         file.truncate(len(whole) // 2)
-    with pytest.raises(UserError, match=r"000000\.safetensors was cut to"):
+    with pytest.raises(UserError, match=r"000000\.safetensors was truncated to"):
         opened.document(0)
     path.write_bytes(whole)
     assert opened.document(0)[0].tolist() == before
@@ -204,7 +204,7 @@ def test_no_worker_outlives_the_main_process(tmp_path: Path, world: Path, number
     assert not any(map(alive, workers))
     if number != signal.SIGKILL:
         assert main.returncode == 128 + number
-        assert b"stopped; what is done stays" in said
+        assert b"stopped; finished shards are kept" in said
         assert b"Traceback" not in said
         assert b"leaked" not in said
         assert not list((tmp_path / "out").glob("*.partial"))

@@ -10,7 +10,7 @@ from labels import of_task
 
 from bertsmith import draws
 from bertsmith.batch import Example, collate, lay_out, split_for_rank
-from bertsmith.corpus.readers import Trouble
+from bertsmith.corpus.readers import ReadErrors
 from bertsmith.corpus.shards import Corpus, Tokens, pack_shard, read_written, shard_name, write_manifest
 from bertsmith.corpus.store import Store
 from bertsmith.errors import UserError
@@ -113,7 +113,7 @@ def corpus_of(folder: Path, documents: list[list[int]]) -> Corpus:
         tokens = np.arange(begin, begin + sentences.sum())
         begin += len(tokens)
         held = Tokens(tokens, sentences, np.array([len(d) for d in part]))
-        store.write_sealed(shard_name(number), pack_shard(held, vocab_size, {}, Trouble()))
+        store.write_sealed(shard_name(number), pack_shard(held, vocab_size, {}, ReadErrors()))
     written = [read_written(store, shard_name(number)) for number in range(2)]
     write_manifest(store, "made here", vocab_size, written)
     return Corpus.open(folder)

@@ -53,7 +53,7 @@ def test_the_encoding_is_guessed_and_read_when_it_is_named(
     assert f"iconv -f {guess} -t UTF-8 {path}" in str(error.value)
     documents = Documents.of([path], encoding=encoding)
     assert list(documents) == [[line] for line in (text * 3).split("\n") if line]
-    assert documents.trouble.warnings() == []
+    assert documents.read_errors.warnings() == []
 
 
 def test_every_command_refuses_and_takes_the_encoding(tmp_path: Path, capfd) -> None:
@@ -82,7 +82,7 @@ def test_a_few_invalid_characters_are_damage_and_not_another_encoding(tmp_path: 
     (tmp_path / "b.txt").write_bytes(text + b"\xff" * (len(text) // 1000 + 9))
     documents = Documents.of([tmp_path / "a.txt"])
     assert len(list(documents)) == 401
-    assert documents.trouble.replaced == 8
+    assert documents.read_errors.replaced == 8
     with pytest.raises(UserError, match=r"b\.txt is not UTF-8 \(22 of"):
         list(Documents.of([tmp_path / "b.txt"]))
 
@@ -93,7 +93,7 @@ def test_bad_files_are_passed_over_when_that_is_asked_for(tmp_path: Path, world:
     config = BuildConfig(skip_bad=True)
     corpus = build_corpus([tmp_path / "*.txt"], world / "tok", tmp_path / "out", config=config, workers=1)
     assert corpus.manifest.documents == 2
-    assert "passed over 1 bad record(s) or file(s)" in (said := capfd.readouterr().err)
+    assert "skipped 1 bad record(s) or file(s)" in (said := capfd.readouterr().err)
     assert "iconv -f CP949" in said
 
 

@@ -71,7 +71,7 @@ def test_a_corpus(tmp_path: Path, world: Path, capfd) -> None:
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": BAD}) + "\n")
     documents = Documents.of([tmp_path])
     assert list(documents) == [["a list"], ["a\ufffdlist of items"], [GOOD]]
-    assert documents.trouble.replaced == 4
+    assert documents.read_errors.replaced == 4
     build_corpus([tmp_path], world / "tok", tmp_path / "out", workers=1)
     assert "replaced 4 invalid character(s)" in (said := capfd.readouterr().err)
     assert f"the first in {tmp_path / 'a.txt'}" in said

@@ -309,7 +309,7 @@ def test_files_to_a_folder(tmp_path, capsys):
     (tmp_path / "a.txt").write_text(KOREAN, encoding="utf-8")
     made = train_tokenizer([tmp_path / "a.txt"], tmp_path / "tok", vocab_size=5000).tokenizer
     assert Tokenizer.load(tmp_path / "tok").hash == made.hash
-    assert f"supports {made.vocab_size:,} entries, fewer than the 5,000" in capsys.readouterr().err
+    assert f"supports {made.vocab_size:,} entries, fewer than --vocab-size 5,000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "size"), [(" \n\n", 100), ("some words\n", 3)])

@@ -31,7 +31,7 @@ from bertsmith.corpus.doctor.measures import (
     measure_tokens,
     unknown_words,
 )
-from bertsmith.corpus.readers import Trouble, parse
+from bertsmith.corpus.readers import ReadErrors, parse
 from bertsmith.corpus.shards import MANIFEST, PLAN, Corpus
 from bertsmith.corpus.sources import Block, Reading, Source, find_sources, open_source, read_blocks
 from bertsmith.corpus.store import Store
@@ -130,20 +130,20 @@ def _read(
             _look_at_block(block, text_field, text, spread)
             advance(sample.reading.bytes_read, f"{text.documents:,} documents")
         advance(sample.total, f"{text.documents:,} documents")
-    text.add_trouble(Trouble(bad=sample.reading.bad))
+    text.add_read_errors(ReadErrors(bad=sample.reading.bad))
     urls = [source.url for source in sources]
     facts = {"kind": "text", "inputs": urls[:20], "files": len(urls), "input_bytes": sample.total}
     return text, {**facts, "looked_at_bytes": sample.taken, "sampled": sample.skipped}
 
 
 def _look_at_block(block: Block, text_field: str, text: TextMeasures, spread: Spread) -> None:
-    trouble, before = Trouble(), (text.documents, text.paragraphs, text.characters)
-    for document in parse(block, text_field, trouble, skip_bad=True):
+    read_errors, before = ReadErrors(), (text.documents, text.paragraphs, text.characters)
+    for document in parse(block, text_field, read_errors, skip_bad=True):
         text.look_at_raw(document)
         spread.add(document)
     after = text.documents, text.paragraphs, text.characters
     text.add_block(*(b - a for a, b in zip(before, after, strict=True)))
-    text.add_trouble(trouble)
+    text.add_read_errors(read_errors)
 
 
 @dataclass

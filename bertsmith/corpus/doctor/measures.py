@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bertsmith.corpus.build import tokenise
 from bertsmith.corpus.cleaning import CleanConfig, script_counts
 from bertsmith.corpus.duplicates import text_hash
-from bertsmith.corpus.readers import Document, Trouble
+from bertsmith.corpus.readers import Document, ReadErrors
 from bertsmith.corpus.shards import Corpus, Shard, pack_shard, read_written, shard_name, write_manifest
 from bertsmith.corpus.store import Store
 from bertsmith.pretraining.segments import PairSource
@@ -194,12 +194,15 @@ class TextMeasures:
         if documents == 1 and paragraphs >= BLANKLESS:
             self.blankless += characters
 
-    def add_trouble(self, trouble: Trouble) -> None:
+    def add_read_errors(self, read_errors: ReadErrors) -> None:
         """Note what could not be read."""
-        self.invalid += trouble.replaced
-        self.bad += len(trouble.bad)
-        self.first_bad = self.first_bad or "".join(trouble.bad[:1])
-        for name, texts in (("invalid_utf8", [trouble.first_replaced]), ("bad_records", trouble.bad[:NUM_EXAMPLES])):
+        self.invalid += read_errors.replaced
+        self.bad += len(read_errors.bad)
+        self.first_bad = self.first_bad or "".join(read_errors.bad[:1])
+        for name, texts in (
+            ("invalid_utf8", [read_errors.first_replaced]),
+            ("bad_records", read_errors.bad[:NUM_EXAMPLES]),
+        ):
             for text in filter(None, texts):
                 self.note(name, text)
 
@@ -295,7 +298,7 @@ def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, folder: Pat
     tokens = tokenise(documents, tokenizer.backend)
     if not len(tokens.tokens):
         return None
-    store.write_sealed(name, pack_shard(tokens, tokenizer.vocab_size, {}, Trouble()))
+    store.write_sealed(name, pack_shard(tokens, tokenizer.vocab_size, {}, ReadErrors()))
     write_manifest(store, tokenizer.hash, tokenizer.vocab_size, [read_written(store, name)])
     return Corpus.open(folder)
 
