@@ -103,14 +103,12 @@ class Embedder:
         self.folder, self.engine, self.tokenizer = predictor.folder, predictor.engine, predictor.tokenizer
         config = predictor.config
         if isinstance(self.engine, OnnxEngine) and layer not in (-1, config.num_layers):
-            raise UserError(f"--layer {layer}: an ONNX graph gives the last layer alone; leave --layer out")
+            raise UserError(f"--layer {layer}: an ONNX graph gives only the last layer; leave out --layer")
         self.size = config.hidden_size
         self.layer = layer_number(layer, config.num_layers)
         saved = read_pooling(predictor.folder)
         self.pooling = saved or Pooling()
-        if (
-            kind is not None and kind != self.pooling.kind
-        ):  # another vector, for which the folder's `normalize` was not meant
+        if kind is not None and kind != self.pooling.kind:  # the folder's `normalize` is for its own pooling
             self.pooling = replace(self.pooling, kind=kind, normalize=False)
         if normalize is not None:
             self.pooling = replace(self.pooling, normalize=normalize)
@@ -194,6 +192,6 @@ def pool(hidden: Tensor, layout: Layout, kind: PoolingKind, skipped: int = 0) ->
 
 def _check_keep(out: Path, keep: Sequence[str]) -> None:
     if keep and out.suffix.lower() == ".npy":
-        raise UserError(f"--keep {','.join(keep)}: a .npy file holds vectors alone; --out a .parquet or .jsonl file")
+        raise UserError(f"--keep {','.join(keep)}: a .npy file holds only vectors; --out a .parquet or .jsonl file")
     if "vector" in keep:
         raise UserError("--keep vector: the vectors have this name; rename the column")

@@ -1,7 +1,7 @@
-"""What computes a model's scores on texts of mixed length: PyTorch, or ONNX Runtime on an exported graph.
+"""The engines that compute logits for texts of mixed length: PyTorch, or ONNX Runtime on an exported graph.
 
-Both sort by length and cut batches by tokens. PyTorch takes them packed; ONNX Runtime takes rectangles of nearly equal
-lengths. T tokens, V vocabulary, K classes.
+Both sort the texts by length and limit the tokens of a batch. PyTorch runs packed batches, ONNX Runtime padded batches
+of nearly equal lengths. T tokens, V vocabulary, K classes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ from bertsmith.training.settings import check_precision, has_bfloat16
 EngineName = Literal["torch", "onnxruntime"]
 Precision = Literal["float32", "bfloat16", "int8"]
 Scores = NDArray[np.float32]
-TOKENS = {"cpu": 2048, "cuda": 16384, "mps": 8192}  # of one batch: enough to fill the device, little enough for caches
-LARGEST_PADDING = 1 / 8  # of a rectangle's longest row
+TOKENS = {
+    "cpu": 2048,
+    "cuda": 16384,
+    "mps": 8192,
+}  # per batch: enough to use the device well, few enough for its caches
+LARGEST_PADDING = 1 / 8  # of the longest row of a padded batch
 
 
 def batch_tokens(device: torch.device) -> int:
@@ -42,17 +46,17 @@ def batch_tokens(device: torch.device) -> int:
 
 
 class Engine(Protocol):
-    """A loaded model that scores examples."""
+    """A loaded model that computes logits for examples."""
 
     def run(self, examples: Sequence[Example]) -> list[Scores]:
-        """Scores of each example, in order: (K,) of a text or an ending, (n, K) of its tokens."""
+        """Return the logits of each example, in order: (K,) for a text or an ending, (n, K) for its tokens."""
 
     def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
-        """Scores of all words (places, V) at some tokens of an example."""
+        """Return the logits of the vocabulary (places, V) at some tokens of an example."""
 
 
 class TorchEngine:
-    """PyTorch, on packed batches."""
+    """An engine of PyTorch, which runs packed batches."""
 
     def __init__(
         self, model: Model, device: torch.device, threads: int | None = None, precision: Precision = "float32"
@@ -60,7 +64,7 @@ class TorchEngine:
         self.device, self.threads, self.precision = device, threads, precision
         if precision == "int8":
             if device.type != "cpu":
-                raise UserError(f"int8 is computed on a CPU, not on {device.type}; leave --device or the precision out")
+                raise UserError(f"int8 is computed on a CPU, not on {device.type}; leave out --device or the precision")
             model = quantised(model)
         elif precision == "bfloat16":
             check_precision(device, precision)
@@ -76,14 +80,14 @@ class TorchEngine:
         results: list[Any] = [None] * len(examples)
         with torch.inference_mode(), threads_of(self.threads):
             for chosen in batches(examples, batch_tokens(self.device)):
-                batch = collate([_bare(examples[i]) for i in chosen], packed=True).to(self.device)
+                batch = collate([_without_labels(examples[i]) for i in chosen], packed=True).to(self.device)
                 scores = self.model.scores(batch).cpu().numpy()
                 for i, row in zip(chosen, self._rows(scores, batch), strict=True):
                     results[i] = row
         return results
 
     def _rows(self, scores: Scores, batch: Batch) -> list[Scores]:
-        """Scores cut into examples."""
+        """Split the logits of a batch into those of its examples."""
         assert isinstance(self.model, TaskModel)
         assert isinstance(batch.layout, Packed)
         if self.model.head_config.kind not in ("tags", "span"):
@@ -94,13 +98,13 @@ class TorchEngine:
         assert not isinstance(self.model, TaskModel)
         self.model.eval()
         with torch.inference_mode(), threads_of(self.threads):
-            batch = collate([_bare(example)], packed=True)
+            batch = collate([_without_labels(example)], packed=True)
             batch.labels["masked"] = torch.from_numpy(places)
             return self.model.logits(batch.to(self.device))[self.model.token_loss].cpu().numpy()
 
 
 class OnnxEngine:
-    """ONNX Runtime, on rectangles of nearly equal lengths."""
+    """An engine of ONNX Runtime, which runs padded batches of nearly equal lengths."""
 
     def __init__(self, exported: Exported, threads: int | None = None, precision: Precision = "float32") -> None:
         if precision == "bfloat16":
@@ -126,15 +130,15 @@ class OnnxEngine:
         return results
 
     def _scores(self, examples: list[Example]) -> Scores:
-        """Scores of a rectangle, one row an example."""
+        """Return the logits of a padded batch, a row for each example."""
         count = len(examples)
-        if self.head is not None and self.head.kind == "choice":  # the graph takes whole questions
+        if self.head is not None and self.head.kind == "choice":  # the graph takes all endings of a question together
             missing = -count % max(1, self.head.num_choices)
             return self._call(examples + examples[:1] * missing).reshape(-1, 1)[:count]
         return self._call(examples)
 
     def states(self, examples: Sequence[Example]) -> list[Scores]:
-        """The last layer's states (n, H) of each example's tokens, in order."""
+        """Return the last hidden states (n, H) of the tokens of each example, in order."""
         results: list[Any] = [None] * len(examples)
         output = state_output(self.outputs, self.path)
         for chosen in batches(examples, TOKENS["cpu"], LARGEST_PADDING):
@@ -143,7 +147,7 @@ class OnnxEngine:
         return results
 
     def _call(self, examples: Sequence[Example], outputs: Sequence[str] = ()) -> Scores:
-        """The scores of a rectangle, or other outputs of the graph; several are put side by side."""
+        """Run a padded batch and return the logits, or other outputs of the graph, stacked where there are several."""
         longest = max(len(e.tokens) for e in examples)
         tokens, mask, segments = (np.zeros((len(examples), longest), dtype=np.int64) for _ in range(3))
         tokens.fill(self.pad)
@@ -161,7 +165,7 @@ class OnnxEngine:
 
 
 class Together:
-    """Several models that take the same examples: the mean of their scores, before any softmax."""
+    """An ensemble of models that take the same examples: the mean of their logits, before any softmax."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
@@ -178,7 +182,7 @@ class Together:
 
 
 def refuse_not_finite(scores: Sequence[NDArray[Any]], what: str, folder: Path, engine: Engine) -> None:
-    """Refuse scores or vectors with NaN or infinity in them: they are no answer, and no JSON either."""
+    """Refuse logits or vectors that hold NaN or infinity, which mean nothing and cannot be written as JSON."""
     if not all(np.isfinite(each).all() for each in scores):
         raise NotFinite(
             f"{folder} gives {what} that are not finite numbers ({engine!r}): its weights are damaged, or too large "
@@ -187,7 +191,7 @@ def refuse_not_finite(scores: Sequence[NDArray[Any]], what: str, folder: Path, e
 
 
 def batches(examples: Sequence[Example], tokens: int, padding: float = 1.0) -> Iterator[list[int]]:
-    """Places of examples, longest first, at most `tokens` in a batch and no row shorter by more than `padding`."""
+    """Group the indices of examples into batches, longest first, of at most `tokens` tokens and this much padding."""
     lengths = np.array([len(example.tokens) for example in examples])
     chosen: list[int] = []
     longest = 0
@@ -203,7 +207,7 @@ def batches(examples: Sequence[Example], tokens: int, padding: float = 1.0) -> I
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with 8-bit weights, scaled by row; its input is quantised as it comes."""
+    """A linear layer with int8 weights and a scale for each row; its input is quantised dynamically."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -221,7 +225,7 @@ class Int8Linear(nn.Module):
 
 
 class HalfLinear(nn.Module):
-    """A linear layer in bfloat16 between layers of float32."""
+    """A linear layer in bfloat16 whose input and output are float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -232,20 +236,22 @@ class HalfLinear(nn.Module):
 
 
 def quantised(model: Model) -> Model:
-    """The same model with the encoder's matrices in 8 bits; embeddings, norms and the head stay in float32.
+    """Return a copy of a model whose encoder has int8 matrices; embeddings, norms and the head stay in float32.
 
     The second matrix of the feed-forward layers is in bfloat16 where the CPU computes it, else in float32: what the
     activation gives it has outliers, which cost half a point on STS-B in 8 bits.
     """
     available = [name for name in ("onednn", "x86", "fbgemm") if name in torch.backends.quantized.supported_engines]
     if not available or torch.cpu.get_capabilities()["architecture"] != "x86_64":
-        # On ARM oneDNN's answers are wrong from the second size of a batch on, and QNNPACK is slower than float32.
-        raise UserError("torch has no int8 kernels that are sound on this CPU; export to ONNX and use onnxruntime")
+        # On ARM, oneDNN gives wrong results once the batch size changes, and QNNPACK is slower than float32.
+        raise UserError("torch has no reliable int8 kernels for this CPU; export to ONNX and use onnxruntime")
     before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = available[0]  # read where weights are packed
+    torch.backends.quantized.engine = available[0]  # linear_prepack reads it
     try:
         model = _copy(model.cpu())
-        for part in list(model.encoder.layers.modules()):  # a sublayer that several layers share comes once
+        for part in list(
+            model.encoder.layers.modules()
+        ):  # `modules` yields a sublayer that several layers share only once
             if isinstance(part, SelfAttention):
                 part.qkv, part.output = Int8Linear(part.qkv), Int8Linear(part.output)  # type: ignore[assignment]
             elif isinstance(part, FeedForward):
@@ -259,7 +265,7 @@ def quantised(model: Model) -> Model:
 
 @contextmanager
 def threads_of(threads: int | None) -> Iterator[None]:
-    """PyTorch on so many threads inside the block."""
+    """Run PyTorch on this many threads inside the block."""
     before = torch.get_num_threads()
     if threads is None or threads == before:
         yield
@@ -272,7 +278,7 @@ def threads_of(threads: int | None) -> Iterator[None]:
 
 
 def check_settings(engine: str | None, threads: int | None, precision: str | None) -> None:
-    """Refuse what no engine knows."""
+    """Refuse an unknown engine or precision, and an impossible number of threads."""
     for what, value, known in (
         ("engine", engine, get_args(EngineName)),
         ("precision", precision, get_args(Precision)),
@@ -285,10 +291,10 @@ def check_settings(engine: str | None, threads: int | None, precision: str | Non
 
 
 def _copy(model: Model) -> Model:
-    """Modules of its own around the same parameters."""
+    """Return a copy of a model that shares its parameters."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
-def _bare(example: Example) -> Example:
-    """Without what was to be learnt: rows of one batch need not agree on that."""
+def _without_labels(example: Example) -> Example:
+    """Return an example without its labels: `collate` needs the same labels in all rows of a batch."""
     return replace(example, labels={name: label for name, label in example.labels.items() if not label.kind.loss})

@@ -1,7 +1,8 @@
-"""Feature-based use (section 5.3): hidden states of any layers for every word or token of a file, in a compact store.
+"""Feature extraction (section 5.3): hidden states of any layers for every word or token of a file, in a compact store.
 
-Texts go through in parts, so memory does not grow with the file. A text longer than the model is read in windows that
-overlap, and each word is taken from the window in which it has the most context. W words of a part, H hidden size.
+Texts are processed in parts, so memory does not grow with the file. A text longer than the model's positions is encoded
+in overlapping windows, and each word is taken from the window where it has the most context. W words of a part, H
+hidden size.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from bertsmith.text.tokenizer import Tokenizer
 __all__ = ["Features", "features"]
 
 PARTS = "parts.json"
-PART_BYTES = 256 * 2**20  # of vectors: what memory holds at once
-PASSAGES = 1024  # encoded together
+PART_BYTES = 256 * 2**20  # of vectors that memory holds at once
+PASSAGES = 1024  # that are tokenised together
 WORDS = {"text": ("tokens", "words", *NAMES["text"])}
 
 
@@ -69,8 +70,9 @@ def features(
 ) -> dict[str, Any]:
     """Write the hidden states of some layers for every word of a file; `Features.open(out)` reads them.
 
-    `align` is a word's `first` sub-token, their `mean`, or `none`: every token by itself. A CoNLL file (`conll`, or by
-    its name) gives the words; with `documents` its sentences are read in the context of their document.
+    `align` takes the `first` sub-token of a word, the `mean` of its sub-tokens, or with `none` every sub-token by
+    itself. A CoNLL file (by its name, or with `conll`) gives the words; with `documents` its sentences are encoded in
+    the context of their document.
     """
     out, work = Path(out), partial_folder(Path(out))
     refuse_existing(out)
@@ -92,7 +94,7 @@ def features(
 def write_parts(
     extractor: Extractor, described: Described, work: Path, rows: Iterable[Row], share: ReadShare
 ) -> Described:
-    """Write the parts that are missing and return the description of all; `share` is what has been read of the rows."""
+    """Write the parts that are missing and return the description of all; `share` holds the progress of `rows`."""
     rows = islice(rows, sum(described.texts), None)
     with progress_bar("extracting", 1.0) as advance:
         for part in extractor.parts(rows):
@@ -119,9 +121,9 @@ def _rows(data: str | Path, text: str, conll: bool, documents: bool, share: Read
 
 @dataclass(frozen=True)
 class Passage:
-    """Tokens that are read together: a text, or a document with its sentences.
+    """Tokens that are encoded together: a text, or a document with its sentences.
 
-    Word i has the tokens from `firsts[i]` to `firsts[i + 1]`; each text has its words from `ends` of the one before.
+    Word i has the tokens `firsts[i]` to `firsts[i + 1]`; text i has the words `ends[i - 1]` to `ends[i]`.
     """
 
     texts: list[str]
@@ -133,7 +135,7 @@ class Passage:
 
 
 def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterator[Passage]:
-    """Rows that share a document, together; the others one by one."""
+    """Yield a passage for the rows of each document, and one for every other row."""
     numbered = enumerate(rows)
     groups = (
         [row for _, row in g] for _, g in groupby(numbered, lambda e: id(e[1].document) if e[1].document else -e[0])
@@ -150,7 +152,7 @@ def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterato
 
 
 def _of_text(text: str, encoding: Any, align: Align) -> Passage:
-    """A text whose words are as the tokenizer divides it: at spaces and at signs."""
+    """Return the passage of a text, with the words of the tokenizer: split at spaces and punctuation."""
     owners, offsets = np.array(encoding.word_ids, dtype=np.int64), encoding.offsets
     firsts = np.flatnonzero(np.diff(owners, prepend=-1)) if align != "none" else np.arange(len(owners))
     firsts = np.append(firsts, len(owners))
@@ -162,7 +164,7 @@ def _of_text(text: str, encoding: Any, align: Align) -> Passage:
 
 
 def _of_words(rows: Sequence[Row], pieces: dict[str, Any], tokenizer: Tokenizer, align: Align) -> Passage:
-    """Sentences whose words are given; one that vanishes in cleaning is unknown."""
+    """Return the passage of sentences with given words; a word that normalisation removes becomes unknown."""
     words: list[str] = []
     offsets: list[tuple[int, int]] = []
     tokens: list[int] = []
@@ -187,10 +189,10 @@ def _of_words(rows: Sequence[Row], pieces: dict[str, Any], tokenizer: Tokenizer,
 
 
 def windows(passage: Passage, room: int, overlap: int) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """Stretches of a passage's tokens that fit: begin, end, and the tokens that are taken from there.
+    """Yield windows of a passage that fit into the model: begin, end, and the tokens whose states are taken from there.
 
-    Two neighbours meet in the middle of their overlap, where a token has as much context in the one as in the other. A
-    word goes with its middle; only one that does not fit into that window whole is divided.
+    Two neighbours meet in the middle of their overlap, where a token has as much context in one as in the other. A word
+    belongs to the window of its middle; its tokens are taken from two windows only if it does not fit into that one.
     """
     count, firsts, sizes = len(passage.tokens), passage.firsts[:-1], np.diff(passage.firsts)
     number = max(1, -(-(count - overlap) // (room - overlap)))
@@ -206,7 +208,7 @@ def windows(passage: Passage, room: int, overlap: int) -> Iterator[tuple[int, in
 
 @dataclass(frozen=True)
 class _Window:
-    """What one sequence gives: the tokens that are read of it, the word of the part that each counts for, how much."""
+    """A window to encode: the places of the tokens that are taken, their words in the part, and their weights."""
 
     example: Example
     places: NDArray[np.int64]
@@ -215,7 +217,7 @@ class _Window:
 
 
 class Extractor:
-    """An encoder with all that says how its states become features."""
+    """An encoder with the settings that turn its hidden states into features."""
 
     def __init__(
         self,
@@ -242,7 +244,7 @@ class Extractor:
             raise UserError(f"--overlap {overlap} is not between 0 and {self.room // 2}, half of a window")
 
     def parts(self, rows: Iterable[Row]) -> Iterator[list[Passage]]:
-        """Passages whose vectors fit into memory together; a larger one by itself."""
+        """Yield lists of passages whose vectors fit into memory together; a larger passage comes alone."""
         chosen: list[Passage] = []
         size = 0
         for passage in passages(rows, self.tokenizer, self.described.align):
@@ -256,18 +258,18 @@ class Extractor:
             yield chosen
 
     def write(self, path: Path, part: Sequence[Passage]) -> tuple[int, int]:
-        """Compute a part and write it; gives the numbers of its texts and words."""
+        """Compute and write a part; return the numbers of its texts and words."""
         cuts = [words for p in part for words in _cut(p.words, p.ends)]
         offsets = [place for passage in part for place in passage.offsets]
         places = np.array(offsets, dtype=np.int32).reshape(-1, 2)
         with tempfile.TemporaryFile(dir=path.parent) as scratch:
-            vectors = self._room(len(places), scratch)
+            vectors = self._zeros(len(places), scratch)
             self._fill(vectors, list(self._windows(part)))
             write_part(path, [text for passage in part for text in passage.texts], cuts, places, vectors)
         return len(cuts), len(places)
 
-    def _room(self, words: int, scratch: Any) -> NDArray[Any]:
-        """Zeros (W, layers, H): in memory, or for a single very long text on the disk."""
+    def _zeros(self, words: int, scratch: Any) -> NDArray[Any]:
+        """Return zeros (W, layers, H), in memory or, for a single very long text, on disk."""
         shape = (words, len(self.described.layers), self.described.hidden_size)
         if words * self.described.bytes_per_word <= PART_BYTES:
             return np.zeros(shape, self.described.dtype)
@@ -291,18 +293,18 @@ class Extractor:
 
     @torch.inference_mode()
     def _fill(self, vectors: NDArray[Any], cut: list[_Window]) -> None:
-        """Put the states of all windows where their words are; batches hold windows of similar length."""
+        """Add the states of all windows to the vectors of their words; batches hold windows of similar length."""
         self.encoder.eval()
         for chosen in batches([window.example for window in cut], batch_tokens(self.device)):
             some = [cut[i] for i in chosen]
             words, pooled = self._pooled(some)
             vectors[words] += pooled.cpu().numpy()
             if not np.isfinite(vectors[words]).all():
-                advice = "; take --dtype float32" if self.described.dtype == "float16" else ""
+                advice = "; use --dtype float32" if self.described.dtype == "float16" else ""
                 raise UserError(f"a hidden state is not finite as {self.described.dtype}{advice}")
 
     def _pooled(self, some: Sequence[_Window]) -> tuple[NDArray[np.int64], Tensor]:
-        """The words of some windows and what their tokens there make of them (words, layers, H)."""
+        """Return the words of some windows and their pooled states (words, layers, H)."""
         batch = collate([window.example for window in some], packed=True)
         starts = np.concatenate([[0], np.cumsum([len(window.example.tokens) for window in some])])
         places = np.concatenate([start + window.places for start, window in zip(starts, some, strict=False)])
@@ -340,13 +342,13 @@ def _is_whole(path: Path, expected: str) -> bool:
 
 
 def _finish(work: Path, out: Path, described: Described) -> dict[str, Any]:
-    """Give the folder its name; what it holds, and how large it is."""
+    """Rename the partial folder to the output folder and return a summary of it."""
     size = sum(path.stat().st_size for path in work.glob("part-*"))
     write_index(work, described)
     for name in (FACTS, PARTS):
         (work / name).unlink(missing_ok=True)
     if out.exists():
-        out.rmdir()  # an empty one; anything else was refused
+        out.rmdir()  # an empty folder; any other was refused
     os.replace(work, out)
     sync(out.parent)
     unit, count = "token" if described.align == "none" else "word", sum(described.words)

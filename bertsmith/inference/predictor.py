@@ -1,4 +1,4 @@
-"""`Predictor`: the one door from a saved folder to answers."""
+"""`Predictor`: the one way from a saved model folder to predictions."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from bertsmith.training.settings import pick_device
 
 Combine = Literal["logits", "nbest"]
 Names = str | Path | Sequence[str | Path]
-WINDOW = 4096  # rows that are sorted by length together
+WINDOW = 4096  # rows that are sorted by length and batched together
 
 
 class Predictor:
-    """A model with its tokenizer, ready to answer.
+    """A model with its tokenizer, ready to predict.
 
     >>> import bertsmith
     >>> predictor = bertsmith.Predictor.load("reviews")
@@ -66,13 +66,15 @@ class Predictor:
     ) -> None:
         check_settings(None, threads, precision)
         self.tokenizer, self.notes, self.folder = loaded.tokenizer, loaded.notes, loaded.folder
-        self.folders: tuple[Path, ...] = (loaded.folder,)  # several where models answer together
-        self.members: tuple[Predictor, ...] = ()  # whose answers are merged, where their scores cannot be averaged
+        self.folders: tuple[Path, ...] = (loaded.folder,)  # several for an ensemble
+        self.members: tuple[
+            Predictor, ...
+        ] = ()  # of an ensemble whose answers are merged, because their logits cannot be averaged
         self.engine: Engine
         self.missing: tuple[str, ...] = ()
         if isinstance(loaded, Exported):
             if str(device or "cpu") != "cpu":
-                raise UserError(f"onnxruntime is used on the CPU, not on {device}; leave --device out")
+                raise UserError(f"onnxruntime is used on the CPU, not on {device}; leave out --device")
             self.engine = OnnxEngine(loaded, threads, precision or "float32")
             self.config = loaded.config
             self._head, self._fills = loaded.head, "mlm_logits" in loaded.outputs
@@ -86,8 +88,8 @@ class Predictor:
         self.positions = self.config.max_positions
         self.max_length = min(loaded.notes.max_length or self.positions, self.positions)
         self.shortened = 0
-        self.unknowns = Unknowns(self.tokenizer)  # of all that was encoded
-        self.encode: Callable[..., Encoded] | None = None  # rows to examples, where not as the head's kind does
+        self.unknowns = Unknowns(self.tokenizer)  # counted over all encoded texts
+        self.encode: Callable[..., Encoded] | None = None  # replaces the encoding of the head's kind
 
     @classmethod
     def load(
@@ -100,9 +102,9 @@ class Predictor:
         precision: Precision | None = None,
         combine: Combine | None = None,
     ) -> Predictor:
-        """Open a model folder, a run or a hub name, or several of them, which then answer together.
+        """Open a model folder, a run or a hub name, or several of them as an ensemble.
 
-        An ONNX folder is computed by ONNX Runtime, others by PyTorch. `combine` is for several, see `together`.
+        ONNX Runtime runs an ONNX folder, PyTorch any other. `combine` is for ensembles, see `together`.
         """
         check_settings(engine, threads, precision)
         names = [name] if isinstance(name, (str, Path)) else list(name)
@@ -134,28 +136,28 @@ class Predictor:
 
     @property
     def head(self) -> HeadConfig:
-        """The output layer, or an error where the model has none."""
+        """The configuration of the task head, or an error if the model has none."""
         if self._head is None:
-            raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` puts one on it")
+            raise UserError(f"{self.folder} has no output layer for a task; `bertsmith finetune` adds one")
         self._refuse_random("head.")
         return self._head
 
     @property
     def torch_engine(self) -> TorchEngine:
-        """The engine with the model's weights, or an error where the folder holds only an ONNX graph."""
+        """The engine that holds the weights, or an error if the folder has only an ONNX graph."""
         if not isinstance(self.engine, TorchEngine):
             raise UserError(f"{self.folder} is an ONNX folder without weights; give the model it was made from")
         return self.engine
 
     @property
     def task(self) -> Task:
-        """The task that the model was trained for, or the plain one of its head."""
-        plain = plain_task(self.head.kind)  # first, since it says where a model has no head
+        """The task that the model was fine-tuned for, or the generic task of its head."""
+        plain = plain_task(self.head.kind)  # first, because it raises the error of a model without a head
         return find_task(self.notes.task) if self.notes.task else plain
 
     @property
     def limits(self) -> Limits:
-        """How long inputs and answers may be, as in training."""
+        """The maximum lengths of inputs and answers, as in training."""
         values: dict[str, Any] = {**self.notes.limits, "max_length": self.max_length}
         if self.task.no_answer:
             values.setdefault("threshold", 0.0)
@@ -163,7 +165,7 @@ class Predictor:
 
     @property
     def columns(self) -> Columns:
-        """The columns that the model was trained on."""
+        """The names of the columns that the model was trained on."""
         return from_dict(Columns, self.notes.columns, f"{self._notes_file}: columns")
 
     @property
@@ -171,7 +173,7 @@ class Predictor:
         return self.folder / NOTES
 
     def _refuse_random(self, part: str) -> None:
-        """An answer out of weights that were never trained is worse than none."""
+        """Refuse to predict with weights that the folder lacks: they would be random."""
         if lacking := [name for name in self.missing if name.startswith(part)]:
             raise UserError(f"{self.folder} has no weights for {', '.join(lacking)}")
 
@@ -182,16 +184,17 @@ class Predictor:
     def predict(self, texts: Iterable[Any]) -> Iterator[dict[str, Any]]: ...
 
     def predict(self, texts: str | Iterable[Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """The answer to a text, or an iterator over the answers to several, in order, as they come.
+        """Return the prediction for a text, or an iterator over the predictions for several texts, in order.
 
         An item is a text or a pair `(first, second)`; for a tagger a text or a list of its words; for questions
-        `(question, context)`; for endings `(context, [ending, ending])`. An answer is a dict: label, score and scores
-        of a classifier, value of a regression, words, tags and entities of a tagger, text, start and end of a span.
+        `(question, context)`; for endings `(context, [ending, ending])`. A prediction is a dict: label, score and
+        scores of a classifier, value of a regression, words, tags and entities of a tagger, text, start and end of a
+        span.
 
         >>> predictor = Predictor.load("reviews")
         >>> predictor.predict("The battery of phone 3 died.")["label"]
         'bad'
-        >>> [answer["label"] for answer in predictor.predict(["I love phone 7.", "The battery of phone 5 died."])]
+        >>> [found["label"] for found in predictor.predict(["I love phone 7.", "The battery of phone 5 died."])]
         ['good', 'bad']
         >>> tagger = Predictor.load("doses")
         >>> next(iter(tagger.predict([["Patient", "took", "5", "ml"]])))["tags"]
@@ -202,7 +205,7 @@ class Predictor:
         return self.predict_rows(rows_of_inputs(texts, self.head.kind))
 
     def __call__(self, texts: str | Iterable[Any]) -> Any:
-        """The answer to a text, or a list of answers; see `predict`."""
+        """Return the prediction for a text, or a list of predictions; see `predict`."""
         return self.predict(texts) if isinstance(texts, str) else list(self.predict(texts))
 
     def __repr__(self) -> str:
@@ -214,7 +217,7 @@ class Predictor:
         return f"<Predictor for {what}{f' ({labels}{more})' if labels else ''}: {folders}; {size}; {self.engine!r}>"
 
     def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-        """Answers for rows, a window of them at a time."""
+        """Yield predictions for rows, window by window."""
         rows, head, limits = iter(rows), self.head, self.limits
         kind = KINDS[head.kind]
         while window := list(islice(rows, WINDOW)):
@@ -229,31 +232,31 @@ class Predictor:
             yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
-        """The task's metrics on labelled rows, from 0 to 100; `advance` is told how many are done."""
+        """Return the task's metrics on labelled rows, from 0 to 100; `advance` is called after each row."""
         return self.score(rows, self.predict_all(rows, advance, labelled=True))
 
-    def score(self, rows: Sequence[Row], answers: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """The task's metrics of answers to labelled rows."""
-        return KINDS[self.head.kind].score(self.task, rows, answers, self.head, self.limits)
+    def score(self, rows: Sequence[Row], predictions: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """Return the task's metrics of predictions for labelled rows."""
+        return KINDS[self.head.kind].score(self.task, rows, predictions, self.head, self.limits)
 
     def predict_all(self, rows: Sequence[Row], advance: Advance, *, labelled: bool = False) -> list[dict[str, Any]]:
-        """Answers for rows, whose labels the model has to know; `advance` is told how many are done."""
+        """Return predictions for rows, whose labels the model has to know; `advance` is called after each."""
         for row in rows if labelled else ():
             KINDS[self.head.kind].target(row, self.head)
-        answers = []
-        for answer in self.predict_rows(rows):
-            answers.append(answer)
-            advance(len(answers), "")
-        return answers
+        predictions = []
+        for prediction in self.predict_rows(rows):
+            predictions.append(prediction)
+            advance(len(predictions), "")
+        return predictions
 
     def logits(self, examples: Sequence[Example]) -> list[NDArray[np.float32]]:
-        """Scores of each example, in their order: (K,), or (n, K) for its tokens."""
+        """Return the logits of each example, in order: (K,), or (n, K) for its tokens."""
         scores = self.engine.run(examples)
         refuse_not_finite(scores, "scores", self.folder, self.engine)
         return scores
 
     def fill(self, text: str, top: int = 5) -> list[list[dict[str, Any]]]:
-        """The likeliest words for each mask (`[MASK]` for BERT) of a text, with their probabilities."""
+        """Return the likeliest words for each mask (`[MASK]` for BERT) of a text, with their probabilities."""
         if top < 1:
             raise UserError(f"--top {top} must be at least 1")
         if not self._fills:
@@ -285,22 +288,22 @@ class Predictor:
 
 
 def together(members: Sequence[Predictor], combine: Combine | None = None) -> Predictor:
-    """Several models of one task as one.
+    """Return several models of one task as an ensemble.
 
-    `logits` averages their scores, before the softmax, which takes models that encode a text alike; `nbest` adds up
-    the probabilities of their answers to a question, whatever their tokenizers. By default the first where it can be.
-    A threshold for no answer is the mean of theirs.
+    `logits` averages their logits before the softmax, for models that encode a text in the same way; `nbest` adds up
+    the probabilities of their answers to a question, for models with any tokenizers. The default is `logits` where that
+    is possible. The threshold for "no answer" is the mean of the members' thresholds.
     """
     first = members[0]
     for other in members[1:]:
         _refuse_unlike(first, other)
-    strange = next((m for m in members if _encoding(m) != _encoding(first)), None)
+    different = next((m for m in members if _encoding(m) != _encoding(first)), None)
     is_span = first.head.kind == "span"
-    if strange is not None and (combine == "logits" or not is_span):
+    if different is not None and (combine == "logits" or not is_span):
         hint = "; combine them by nbest" if is_span else ""
         raise UserError(
-            f"{strange.folder} and {first.folder} encode texts differently (tokenizer, max_length or windows), so that "
-            f"their scores have no mean{hint}"
+            f"{different.folder} and {first.folder} encode texts differently (tokenizer, max_length or windows), "
+            f"so that their scores have no mean{hint}"
         )
     result = copy.copy(first)
     result.folders = tuple(folder for member in members for folder in member.folders)
@@ -308,7 +311,7 @@ def together(members: Sequence[Predictor], combine: Combine | None = None) -> Pr
         thresholds = [limit for limit in (member.limits.threshold for member in members) if limit is not None]
         mean = sum(thresholds) / len(thresholds) if thresholds else None
         result.notes = replace(first.notes, limits={**first.notes.limits, "threshold": mean})
-    if strange is not None or combine == "nbest":
+    if different is not None or combine == "nbest":
         result.members = tuple(members)
     else:
         result.engine = Together([member.engine for member in members])
@@ -316,7 +319,7 @@ def together(members: Sequence[Predictor], combine: Combine | None = None) -> Pr
 
 
 def _check_combine(combine: str, first: Predictor) -> None:
-    """Refuse a way to combine that is unknown, or that is not for this kind of model."""
+    """Refuse an unknown way to combine models, or one that does not suit this kind of model."""
     if combine not in get_args(Combine):
         raise UserError(f"unknown way to combine models {combine!r}; one of: {', '.join(get_args(Combine))}")
     if combine == "nbest" and first.head.kind != "span":
@@ -324,7 +327,7 @@ def _check_combine(combine: str, first: Predictor) -> None:
 
 
 def _refuse_unlike(first: Predictor, other: Predictor) -> None:
-    """Models that answer together answer the same question with the same labels."""
+    """Refuse an ensemble of models with different tasks or labels."""
     if first.task.name != other.task.name:
         raise UserError(f"{other.folder} was trained for {other.task.name}, {first.folder} for {first.task.name}")
     one, two = first.head, other.head
@@ -334,12 +337,12 @@ def _refuse_unlike(first: Predictor, other: Predictor) -> None:
 
 
 def _encoding(member: Predictor) -> tuple[Any, ...]:
-    """What decides how a text is encoded."""
+    """Return what decides how a text is encoded."""
     return member.tokenizer.hash, replace(member.limits, threshold=None)
 
 
 def measure_int8(folder: str | Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """The task's scores of an ONNX folder in float32 and in int8 on labelled rows; `onnx.json` keeps them."""
+    """Score an ONNX folder in float32 and int8 on labelled rows and write the scores to `onnx.json`."""
     scores: dict[str, dict[str, float]] = {}
     precisions: tuple[Precision, ...] = ("float32", "int8")
     for precision in precisions:

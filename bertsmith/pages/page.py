@@ -17,26 +17,26 @@ import numpy as np
 from bertsmith.folders import locked, new_file
 
 Curve = tuple[Sequence[float], Sequence[float]]  # x, y
-Limits = Literal["all", "robust", "zero"]  # of y: every value, the bulk of them, or from zero to the bulk
-# Of middle lightness, so that they are seen on white and on black.
+Limits = Literal["all", "robust", "zero"]  # of y: all values, without outliers, or from zero and without outliers
+# Colours of medium lightness, which are visible on white and on black.
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#a855f7", "#e11d48", "#0891b2", "#b45309", "#64748b")
-GREY = "#8b93a1"  # lines of axes, on white and on black
-SIZE = (4.8, 2.9)  # inches of a plot: two stand side by side
-SHORT = 20  # characters of a cell that is not broken into lines
+GREY = "#8b93a1"  # of axes
+SIZE = (4.8, 2.9)  # inches of a plot, so that two fit side by side
+SHORT = 20  # characters of a cell that is not wrapped
 LONG_WORD = 16  # characters; a browser may break inside words of twice as many
 SCRIPTS = {"ko": "가-힣ᄀ-ᇿ㄰-㆏", "ja": "ぁ-ヿ", "zh": "一-鿿", "th": "฀-๿", "he": "֐-׿", "el": "Ͱ-Ͽ"}
-MOST_POINTS = 800  # of a drawn line: more are not seen
+MOST_POINTS = 800  # of a drawn line; more would not be visible
 
 
 class Html(str):
-    """Text that is HTML already: a cell of it is not escaped."""
+    """Text that is HTML already, so that tables do not escape it."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve of a chart; `light` stands behind the others, `group` is the class that a legend can hide.
+    """A curve of a chart; `light` puts it behind the others, `group` is the CSS class that a legend can hide.
 
-    Points that are not `joined` are a cloud.
+    Points that are not `joined` make a scatter plot.
     """
 
     x: Sequence[float]
@@ -51,7 +51,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A place on the x axis: a dashed line from top to bottom, or a cross at the bottom."""
+    """A mark on the x axis: a dashed vertical line, or a cross at the bottom."""
 
     x: float
     kind: Literal["line", "cross"] = "line"
@@ -61,7 +61,7 @@ class Mark:
 
 
 def write_page(path: str | Path, title: str, lead: str, parts: Iterable[str]) -> None:
-    """Write a page out of parts that are HTML already (`table`, `plot`, `section`, `paragraph`)."""
+    """Write a page from parts that are HTML already (`table`, `plot`, `section`, `paragraph`)."""
     body = f"<h1>{html.escape(title)}</h1>\n<p class=lead>{html.escape(lead)}</p>\n" + "\n".join(parts)
     view = "<meta name=viewport content='width=device-width, initial-scale=1'>"
     head = f"<meta charset=utf-8>{view}<title>{html.escape(title)}</title>"
@@ -71,12 +71,12 @@ def write_page(path: str | Path, title: str, lead: str, parts: Iterable[str]) ->
 
 
 def asset(name: str) -> str:
-    """Return the text of a style sheet, a script or markup that the package carries beside this module."""
+    """Return a style sheet, a script or markup from the files of the package."""
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
 def colour_of(number: int) -> str:
-    """The colour of the first, second, … of things beside each other."""
+    """Return the colour of the first, second, … curve, run or bar."""
     if number < len(COLOURS):
         return COLOURS[number]
     red, green, blue = hls_to_rgb(0.618 * number % 1, 0.5, 0.55)
@@ -92,22 +92,22 @@ def paragraph(text: str, css: str = "") -> str:
 
 
 def captioned(title: str, content: str) -> str:
-    """Content that stands among plots."""
+    """Return content with a title, to be placed among plots."""
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{content}</figure>\n"
 
 
 def figures(plots: Iterable[str]) -> str:
-    """Plots side by side where there is room."""
+    """Return plots side by side where the page is wide enough."""
     return f"<div class=figures>{''.join(plots)}</div>"
 
 
 def folded(title: str, content: str, *, is_open: bool = False) -> str:
-    """Content that a click opens and closes."""
+    """Return content that a click opens and closes."""
     return f"<details{' open' if is_open else ''}><summary>{html.escape(title)}</summary>{content}</details>"
 
 
 def cards(values: Iterable[tuple[str, str, str]]) -> str:
-    """Key figures: name, value, and a few words below."""
+    """Return key figures as cards: name, value, and a short remark below."""
     drawn = [
         f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span><small>{html.escape(words)}</small></div>"
         for name, value, words in values
@@ -116,12 +116,12 @@ def cards(values: Iterable[tuple[str, str, str]]) -> str:
 
 
 def dot(colour: str) -> str:
-    """A colour to put before the name that it stands for."""
+    """Return a coloured dot to place before a name."""
     return f"<i class=dot style='background:{colour}'></i>"
 
 
 def legend(entries: Iterable[tuple[str, str, str]]) -> str:
-    """Names with their colours, which stay in sight; a click on one hides what is drawn in its group."""
+    """Return a sticky legend of names and colours; a click on a name hides the curves of its group."""
     boxes, rules = [], []
     for name, colour, group in entries:
         box = f"<input type=checkbox id=show-{group} checked>"
@@ -131,7 +131,7 @@ def legend(entries: Iterable[tuple[str, str, str]]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], css: str = "") -> str:
-    """A table; numbers stand to the right."""
+    """Return a table; columns of numbers are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     numeric = [bool(cells) and all(row[i][1] for row in cells) for i in range(len(header))]
     top = "".join(f"<th{' class=n' if n else ''}>{_escape(name)}</th>" for name, n in zip(header, numeric, strict=True))
@@ -143,25 +143,25 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], css: str = ""
 
 
 def _td(text: str, is_number: bool) -> str:
-    """A cell: short text stays in one line, longer text is never squeezed to a word a line."""
+    """Return a cell: short text stays on one line, longer text gets a minimum width."""
     length = len(re.sub("<.*?>", "", text) if isinstance(text, Html) else text)
     kind = "n" if is_number else "short" if length <= SHORT else "long"
     return f"<td class={kind}{lang(text)}>{_escape(text)}</td>"
 
 
 def _escape(text: str) -> str:
-    """Text as HTML; a browser may break words that are too long for a line, and no others."""
+    """Escape text; a browser may break words that are too long for a line, and no others."""
     if isinstance(text, Html):
         return text
     return "<wbr>".join(html.escape(part) for part in re.split(rf"(?<=\S{{{LONG_WORD}}})(?=\S{{{LONG_WORD}}})", text))
 
 
 def lang(text: str) -> str:
-    """The `lang` attribute of text whose script tells its language, where that is not the page's own."""
+    """Return the `lang` attribute of text whose script shows its language, if that is not the page's language."""
     counts = {name: len(re.findall(f"[{letters}]", text)) for name, letters in SCRIPTS.items()}
     name = max(counts, key=lambda key: counts[key])
     others = sum(map(str.isalpha, text)) - sum(counts.values())
-    if name == "zh" and counts["ja"]:  # Japanese is written with both
+    if name == "zh" and counts["ja"]:  # Japanese uses both scripts
         name = "ja"
     return f" lang={name}" if counts[name] and 2 * sum(counts.values()) >= others else ""
 
@@ -175,7 +175,7 @@ def _cell(value: object) -> tuple[str, bool]:
 
 
 def short(value: float, digits: int = 3) -> str:
-    """A number for an axis or a headline: 0.02, 640, 12k, 1.31M, 2.5B."""
+    """Format a number for an axis or a headline: 0.02, 640, 12k, 1.31M, 2.5B."""
     size = abs(value)
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if size >= unit * 0.9995:
@@ -184,7 +184,7 @@ def short(value: float, digits: int = 3) -> str:
 
 
 def plot(title: str, curves: Mapping[str, Curve], x_label: str = "step", y_label: str = "") -> str:
-    """Named curves as a picture, a colour each."""
+    """Draw named curves, each in its own colour."""
     lines = [
         Line(x, y, colour_of(i), name if len(curves) > 1 else "") for i, (name, (x, y)) in enumerate(curves.items())
     ]
@@ -200,7 +200,7 @@ def chart(
     y_label: str = "",
     limits: Limits = "all",
 ) -> str:
-    """Lines and marks as a picture."""
+    """Draw lines and marks."""
     figure, axes = _canvas(x_label, y_label)
     for line in lines:
         x, y = np.asarray(line.x, float), np.asarray(line.y, float)
@@ -253,7 +253,7 @@ def _draw_mark(axes: Any, mark: Mark, right: bool) -> None:
 
 
 def _limits(lines: Sequence[Line], limits: Limits) -> tuple[float, float] | None:
-    """Where y begins and ends: the first 3 % of a curve and single wild values may leave the picture."""
+    """Return the limits of y; the first 3 % of a curve and single outliers may lie outside."""
     if limits == "all":
         return None
     low, high = [], []
@@ -270,7 +270,7 @@ def _limits(lines: Sequence[Line], limits: Limits) -> tuple[float, float] | None
 
 
 def _thin(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The lowest and the highest point of every stretch of a long line: looks the same, peaks stay."""
+    """Thin out a long line to the minimum and maximum of every stretch, which keeps its look and its peaks."""
     if len(x) <= MOST_POINTS:
         return x, y
     kept = {0, len(x) - 1}
@@ -283,7 +283,7 @@ def _thin(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[np.ndarray[
 def bars(
     title: str, groups: Mapping[str, Sequence[float]], labels: Sequence[str], y_label: str = "", decimals: int = 1
 ) -> str:
-    """Groups of bars as a picture: one group a label, one colour a name."""
+    """Draw groups of bars: a group for each label, a colour for each name."""
     figure, axes = _canvas("", y_label)
     width, names = 0.8 / len(groups), {}
     for number, (name, values) in enumerate(groups.items()):
@@ -298,18 +298,18 @@ def bars(
 
 
 def _figure(figure: Any, title: str, names: Mapping[str, str]) -> str:
-    """A drawing with its title and the names of its colours."""
+    """Return a drawing with its title and the names of its colours."""
     key = "".join(f"<span class=key>{dot(c)}{html.escape(n)}</span>" for n, c in names.items())
     return f"<figure><figcaption>{html.escape(title)}{key}</figcaption>{_svg(figure, title)}</figure>\n"
 
 
 def _svg(figure: Any, title: str) -> str:
-    """The drawing as SVG that belongs to the page: its text takes the page's font and colour."""
+    """Return the drawing as inline SVG, whose text takes the font and colour of the page."""
     import matplotlib
 
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    # Ids are hashes with this salt: the same page each time, and no id of one drawing means another one's.
+    # Ids are hashes with this salt, so a page is reproducible and no two drawings share an id.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "path.simplify": False}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     box, drawing = re.findall(r'<svg[^>]*viewBox="([^"]*)"[^>]*>(.*)', buffer.getvalue(), re.S)[0]

@@ -1,4 +1,4 @@
-"""A page that looks inside a model on one text: attention, masked words, and what each layer's states are near to.
+"""A page on what a model computes for one text: attention, masked words, and the nearest words of each layer's states.
 
 n tokens, L layers, A heads, H hidden size, V vocabulary.
 """
@@ -23,10 +23,10 @@ from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import TaskModel
 from bertsmith.objectives.objective import Objective
 from bertsmith.pages.page import write_page
-from bertsmith.pages.view_page import answer_parts, body
+from bertsmith.pages.view_page import body, prediction_parts
 from bertsmith.progress import progress_bar
 
-MOST_TOKENS = 128  # the weights of all heads grow by their square: 3 MB of page for BERT-Base
+MOST_TOKENS = 128  # attention grows with their square: a page of 3 MB for BERT-Base
 CANDIDATES, NEIGHBOURS = 8, 6
 Words = list[tuple[str, float]]
 
@@ -34,21 +34,23 @@ Words = list[tuple[str, float]]
 def view(
     model: str | Path, text: str, pair: str | None = None, out: str | Path = "view.html", *, device: str | None = None
 ) -> dict[str, Any]:
-    """Write a page on what a model does with a text or a pair; it needs nothing beside itself."""
+    """Write a self-contained page on what a model does with a text or a pair."""
     predictor = Predictor.load(model, device)
     config = predictor.torch_engine.model.encoder.config
     example = _example(predictor, text, pair)
     found = look(predictor, example)
     size = f"{config.num_layers} layers with {config.num_heads} heads, {config.hidden_size} wide"
     name = predictor.folder.parent.name if predictor.folder.name == "model" else predictor.folder.name
-    answer = _answer(predictor, text, pair)
-    write_page(out, f"Inside {name}", f"{len(example.tokens)} tokens, {size}", [*answer_parts(answer), *body(found)])
+    answer = _prediction(predictor, text, pair)
+    write_page(
+        out, f"Inside {name}", f"{len(example.tokens)} tokens, {size}", [*prediction_parts(answer), *body(found)]
+    )
     shown = {} if answer is None else {"answer": answer}
     return {"page": str(out), "tokens": len(example.tokens), "masked_words": bool(found["masked"]), **shown}
 
 
-def _answer(predictor: Predictor, text: str, pair: str | None) -> dict[str, Any] | None:
-    """What a fine-tuned model answers; None where there is no head, or where its task needs more than was given."""
+def _prediction(predictor: Predictor, text: str, pair: str | None) -> dict[str, Any] | None:
+    """Return the prediction of a fine-tuned model; None without a head, or if its task needs another input."""
     model = predictor.torch_engine.model
     if not isinstance(model, TaskModel) or any(name.startswith("head.") for name in predictor.missing):
         return None
@@ -59,7 +61,7 @@ def _answer(predictor: Predictor, text: str, pair: str | None) -> dict[str, Any]
 
 
 def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
-    """The text or the pair as one sequence."""
+    """Return the text or the pair as one sequence."""
     tokenizer = predictor.tokenizer
     joined = tokenizer.joiner.join(*tokenizer.encode([text] if pair is None else [text, pair]))
     limit = min(MOST_TOKENS, predictor.positions)
@@ -70,7 +72,7 @@ def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
 
 @torch.inference_mode()
 def look(predictor: Predictor, example: Example) -> dict[str, Any]:
-    """All that the page shows, as JSON takes it; weights of attention are bytes (L, A, n, n), 255 for 1."""
+    """Return the data of the page as JSON values; attention weights are bytes (L, A, n, n), 255 for 1."""
     model, device, tokenizer = predictor.torch_engine.model.eval(), predictor.torch_engine.device, predictor.tokenizer
     trace = Trace()
     model.encoder(collate([example], packed=True).to(device), trace)
@@ -102,7 +104,7 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
 
 
 def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> list[dict[str, Any] | None]:
-    """For each token: the likeliest words in its place, how likely it is itself, and which place it takes."""
+    """Return, for each token if it were masked: the likeliest words, its own probability, and its rank."""
     model, device, tokenizer = predictor.torch_engine.model, predictor.torch_engine.device, predictor.tokenizer
     assert isinstance(model, Objective)
     examples = []
@@ -132,7 +134,7 @@ def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> li
 
 
 def nearest(encoder: Encoder, hidden: Sequence[Tensor], predictor: Predictor) -> list[list[Words]]:
-    """By layer, the embeddings first, and token: the words whose embeddings point most nearly the same way."""
+    """Return, for each layer (the embeddings first) and token, the words with the most similar embeddings (cosine)."""
     table = F.normalize(encoder.embeddings.tokens.weight.float(), dim=-1)  # (V, H)
     found = []
     for states in hidden:

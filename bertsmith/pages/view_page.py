@@ -11,23 +11,23 @@ from bertsmith.pages.page import asset, paragraph, section, table
 MOST_LABELS = 10
 
 
-def answer_parts(answer: Mapping[str, Any] | None) -> Iterator[str]:
-    """What the model answers, at the top of the page; nothing for a model without a task."""
-    if answer is None:
+def prediction_parts(prediction: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the section with the prediction; nothing for a model without a task."""
+    if prediction is None:
         return
-    yield section("What the model answers")
-    if "words" in answer:
-        rows = zip(answer["words"], answer["tags"], answer["scores"], strict=True)
+    yield section("Prediction")
+    if "words" in prediction:
+        rows = zip(prediction["words"], prediction["tags"], prediction["scores"], strict=True)
         yield table(["word", "tag", "probability"], [(word, tag, _percent(score)) for word, tag, score in rows])
-    elif "scores" in answer:
-        said = answer.get("label") or ", ".join(answer.get("labels", ())) or "none of its labels"
-        yield paragraph(said, "number")
-        order = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
+    elif "scores" in prediction:
+        shown = prediction.get("label") or ", ".join(prediction.get("labels", ())) or "none of its labels"
+        yield paragraph(shown, "number")
+        order = sorted(prediction["scores"].items(), key=lambda pair: -pair[1])
         yield table(["label", "probability"], [(name, _percent(score)) for name, score in order[:MOST_LABELS]])
-    elif "value" in answer:
-        yield paragraph(f"{answer['value']:.3f}", "number")
+    elif "value" in prediction:
+        yield paragraph(f"{prediction['value']:.3f}", "number")
     else:
-        yield paragraph(answer["text"] or "The text has no answer.", "number")
+        yield paragraph(prediction["text"] or "The text has no answer.", "number")
 
 
 def _percent(share: float) -> str:
@@ -35,7 +35,7 @@ def _percent(share: float) -> str:
 
 
 def body(found: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of the page. A `<` inside the data could end its element, so it is written as an escape."""
+    """Yield the parts of the page; `<` inside the JSON is escaped, since it could end the script element."""
     yield f"<style>\n{asset('view.css')}</style>"
     yield section("The text")
     yield paragraph("Point at a token to see what the model does with it; a click keeps it.", "note")

@@ -52,7 +52,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
     said = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} a figure; {once}."]
     said += [f"{name} is {path}." for name, path in result["models"].items()]
     said += [f"Not run: {row['name']}: {row['not_run']}." for row in result["rows"] if "not_run" in row]
-    said += [f"Absent: {name}: {why}." for name, why in result["absent"].items()]
+    said += [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
     said += [f"Partial: {name}: {'; '.join(why)}." for name, why in result["partial"].items()]
     said += [f"Settings: {' '.join(result['settings'])}"] if result["settings"] else []
     return [*said, *result["notes"]]

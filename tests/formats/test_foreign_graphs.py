@@ -77,7 +77,7 @@ def test_vectors_of_another_programs_encoder(tmp_path, tiny_tokenizer):
     write_pooling(tmp_path / "model", Pooling("mean", True, 32), 32)
     expected = Embedder(Predictor(loaded, "cpu"), "mean", True, max_length=32)(TEXTS)
     np.testing.assert_allclose(Embedder.load(tmp_path / "model")(TEXTS), expected, atol=1e-5)
-    with pytest.raises(UserError, match="gives the last layer alone"):
+    with pytest.raises(UserError, match="gives only the last layer"):
         Embedder.load(tmp_path / "model", layer=1)
     with pytest.raises(UserError, match="has no output layer for a task"):
         Predictor.load(tmp_path / "model")("a dog")

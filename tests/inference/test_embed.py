@@ -120,7 +120,7 @@ def test_mistakes_are_named(folder, texts, tmp_path):
         ({"pooling": "men"}, "--pooling 'men' is not one of mean, cls, max; did you mean 'mean'"),
         ({"layer": 4}, r"layers 0 \(embeddings\) to 3"),
         ({"layer": -5}, r"layers 0 \(embeddings\) to 3"),
-        ({"keep": ["id"]}, "holds vectors alone"),
+        ({"keep": ["id"]}, "holds only vectors"),
         ({"max_length": 49}, "--max-length 49 is not between 3 and the model's 48"),
         ({"max_length": 0}, "--max-length 0 is not between 3 and the model's 48"),
         ({"out": "texts.jsonl"}, "is the input"),

@@ -245,7 +245,7 @@ def test_errors_say_what_to_do(saved, monkeypatch):
         with pytest.raises(UserError, match="this CPU has no products in bfloat16; choose float32"):
             Predictor.load(model, "cpu", precision="bfloat16")
         patched.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "aarch64"})
-        with pytest.raises(UserError, match="no int8 kernels that are sound on this CPU; export to ONNX"):
+        with pytest.raises(UserError, match="no reliable int8 kernels for this CPU; export to ONNX"):
             Predictor.load(model, "cpu", precision="int8")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"pip install 'bertsmith\[onnx\]'"):

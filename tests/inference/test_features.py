@@ -319,7 +319,7 @@ def test_states_too_large_for_half_precision_are_refused(folder, theirs, tmp_pat
         theirs.bert.encoder.layer[2].output.LayerNorm.weight[0] = 1e6
     theirs.save_pretrained(folder)
     texts = write(tmp_path / "t.txt", TEXTS)
-    with pytest.raises(UserError, match="take --dtype float32"):
+    with pytest.raises(UserError, match="use --dtype float32"):
         features(folder, texts, tmp_path / "out", device="cpu")
     assert features(folder, texts, tmp_path / "out", dtype="float32", device="cpu")["texts"] == 5
 

@@ -127,9 +127,9 @@ def test_collapsed_attempts_are_shown(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({**facts, "collapsed": attempts}))
     (run / "config.json").write_text(json.dumps({**config, "restarts": 1}))
     html = written([run], tmp_path / "page.html")
-    assert "2 attempts have collapsed" in html
+    assert "2 attempts collapsed" in html
     assert "all &lt;b&gt;answers" in html
-    assert html.count("started again with another seed") == html.count("kept: no attempt was left") == 1
+    assert html.count("restarted with another seed") == html.count("kept, since no restart was left") == 1
 
 
 def test_the_scores_are_also_told_in_short(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_run_writes_what_its_page_shows(world: Path, tmp_path: Path, task: str
         assert 100 * right == pytest.approx(scores["accuracy"])
     html = written([tmp_path / "run"], tmp_path / "page.html")
     assert "<h2>Mistakes</h2>" in html
-    shown = {"regress": "Predicted beside gold", "classify": "Confusion matrix", "tag": "Entities by type"}
+    shown = {"regress": "Predicted over gold values", "classify": "Confusion matrix", "tag": "Entities by type"}
     shown |= {"choose": "Errors with the highest loss", "answer": "Worst answers", "several": "<figcaption>Labels"}
     assert shown[task] in html
     assert ("Calibration" in html) == (task != "regress")

@@ -125,8 +125,8 @@ def test_one_run(tmp_path: Path) -> None:
     assert "train.batch_size" in words
     assert "not finished" not in words
     drawn = figures(html)
-    titles = ["Loss of the masked words", "Masked words guessed right, %", "Sentence pairs told right, %"]
-    titles += ["Loss of the sentence pairs", "Learning rate", "Norm of the gradient", "Tokens per second"]
+    titles = ["Loss of the masked words", "Accuracy of the masked words, %", "Accuracy of the sentence pairs, %"]
+    titles += ["Loss of the sentence pairs", "Learning rate", "Gradient norm", "Tokens per second"]
     assert list(drawn) == [*titles, "Model FLOPs, share of a large matrix product, %", "Memory, GB"]
 
 
@@ -175,7 +175,7 @@ def test_the_best_run_is_named_and_marked(tmp_path: Path) -> None:
     assert found["best_held_out_loss"] == {"bad": 3.5, "good": pytest.approx(2 + 2 * math.exp(-5))}
     html = (tmp_path / "page.html").read_text()
     assert "the best first: good (2.013), then bad (3.5)" in html
-    row = re.search(r"<tr><td class=\w+>Masked words guessed right</td>(.*?)</tr>", html)
+    row = re.search(r"<tr><td class=\w+>Accuracy of the masked words</td>(.*?)</tr>", html)
     assert row is not None
     assert row[1] == "<td class=short>30.0 %</td><td class=short><span class=right>61.2 %</span></td>"
 
@@ -203,12 +203,12 @@ def test_phases_and_skipped_steps_are_marked(tmp_path: Path) -> None:
     plain = figures(written([make_run(tmp_path / "plain", records())], tmp_path / "plain.html"))
     html = written([make_run(tmp_path / "first", lines)], tmp_path / "page.html")
     assert "512 tokens from step 910 on" in html
-    assert "skipped because of a bad loss (3)" in html
+    assert "skipped because their loss was not finite or diverged (3)" in html
     drawn = figures(html)
     for title, svg in drawn.items():
         assert ("length 512" in svg) == ("stroke-dasharray" in svg) == True  # noqa: E712
         assert "length 512" not in plain[title]
-        assert ("#dc2626" in svg) == ("Loss" in title or "Norm" in title)
+        assert ("#dc2626" in svg) == ("Loss" in title or "norm" in title)
         assert "#dc2626" not in plain[title]
 
 
@@ -251,11 +251,11 @@ def test_a_run_with_no_metrics_yet(tmp_path: Path, lines: list[dict[str, Any]] |
 
 def test_runs_in_the_old_format(world: Path, tmp_path: Path) -> None:
     html = written([world / "run"], tmp_path / "page.html")
-    assert {"Loss of the masked words", "Masked words guessed right, %", "Learning rate"} <= set(figures(html))
+    assert {"Loss of the masked words", "Accuracy of the masked words, %", "Learning rate"} <= set(figures(html))
     run = make_run(tmp_path / "older", [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], facts=None)
     assert list(figures(written([run], tmp_path / "older.html"))) == ["Loss"]
     both = written([run, make_run(tmp_path / "first", records())], tmp_path / "both.html")
-    assert "not drawn over time: older" in both
+    assert "Not drawn over time, because the log has no times: older" in both
 
 
 def keys_of_every_record() -> list[str]:

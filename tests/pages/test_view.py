@@ -141,7 +141,7 @@ def test_a_browser_draws_it(folder, tmp_path):
     drawn = done.stdout.split("<script>")[0]
     assert len(re.findall('<button class="token', drawn)) == len(data["tokens"])
     assert len(re.findall("<canvas", drawn)) == data["layers"] * (data["heads"] + 1)
-    assert "Where it looks: the" in drawn
+    assert "What it attends to: the" in drawn
     assert "the itself: " in drawn
     assert len(re.findall("<tr>", drawn)) == data["layers"] + 1
 
@@ -157,7 +157,7 @@ def test_a_fine_tuned_model_shows_its_answer(kind, tmp_path, tiny_tokenizer):
     expected = next(Predictor.load(folder, "cpu").predict([(TEXT, pair) if pair else TEXT]))
     assert found == expected
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    top = page[page.index("What the model answers") : page.index("The text</h2>")]
+    top = page[page.index("Prediction</h2>") : page.index("The text</h2>")]
     said = found[ANSWERS[kind]]
     shown = {"regression": f"{found.get('value', 0):.3f}", "multi": ", ".join(said) if kind == "multi" else ""}
     assert shown.get(kind, "") in top
@@ -170,4 +170,4 @@ def test_a_fine_tuned_model_shows_its_answer(kind, tmp_path, tiny_tokenizer):
 
 def test_a_model_without_a_task_has_no_answer(folder, tmp_path):
     assert "answer" not in view(folder, TEXT, out=tmp_path / "page.html", device="cpu")
-    assert "What the model answers" not in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Prediction</h2>" not in (tmp_path / "page.html").read_text(encoding="utf-8")

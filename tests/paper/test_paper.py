@@ -189,7 +189,7 @@ def test_table_5(folder, tasks, world) -> None:
     assert "trained on 24 rows, where the data set has 87,599" in result["partial"]["SQuAD"]
     page = (folder / "tiny" / "table5.html").read_text()
     assert [len(finding["compared"]) for finding in result["findings"]] == [2, 7, 1, 3, 7]
-    for text in ("84.4", "LTR &amp; No NSP", "The paper: next sentence", "Absent: QNLI", "Partial: SQuAD", "<svg"):
+    for text in ("84.4", "LTR &amp; No NSP", "The paper: next sentence", "Missing: QNLI", "Partial: SQuAD", "<svg"):
         assert text in page
     assert read_json(folder / "tiny" / "table5.json") == result
     assert not list(folder.glob("tiny/tuned/**/*.safetensors"))  # scores stay, models go
@@ -362,13 +362,13 @@ def test_the_command_on_the_demos_text(tmp_path, tasks, capsys) -> None:
     command(**arguments, settings=[*SHORT], tune=[*QUICK])
     shown = capsys.readouterr().out
     assert "88.5" in shown
-    assert "Absent: test EM" in shown
+    assert "Missing: test EM" in shown
     command(**arguments, settings=[*SHORT], tune=[*QUICK], as_json=True)
     assert json.loads(capsys.readouterr().out)["corpus"] == str(tmp_path / "work" / "demo" / "corpus")
     command(**{**arguments, "tables": ["table3"]}, as_json=True)  # without data nothing is made
     assert json.loads(capsys.readouterr().out)["corpus"] == ""
     command(**{**arguments, "tables": ["table3"]}, dry_run=True)
-    assert "Absent: EM" in capsys.readouterr().out
+    assert "Missing: EM" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("width", "tables"), [(80, 2), (60, 3), (20, 9), (200, 1)])

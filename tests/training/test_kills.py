@@ -183,7 +183,7 @@ def test_a_killed_process_is_one_line_of_the_others(world: Path, tmp_path: Path)
     os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
     said = agent.communicate(timeout=120)[1]
     assert agent.returncode != 0
-    assert said.count("error: process 0 has lost another process of the run") == 1
+    assert said.count("error: process 0 lost the connection to another process of the run") == 1
     assert f"{ROOT}/bertsmith" not in said  # nor a traceback of ours
 
 

@@ -43,14 +43,14 @@ function show(i) {
     e.title = data.tokens[j] + ": " + percent(row[j]);
     e.classList.toggle("chosen", j === i); e.classList.toggle("pinned", j === pinned);
   });
-  $("strongest").textContent = (back ? "Who looks at " : "Where it looks: ") + data.tokens[i];
+  $("strongest").textContent = (back ? "What attends to " : "What it attends to: ") + data.tokens[i];
   const order = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 8);
   bars($("weights"), order.map(j => [data.tokens[j] + (data.tokens.indexOf(data.tokens[j]) !==
     data.tokens.lastIndexOf(data.tokens[j]) ? " (" + (j + 1) + ")" : ""), row[j], ""]));
   const mask = data.masked[i];
   $("masked").textContent = "If it were masked: " + data.tokens[i];
   bars($("words"), mask ? mask.words.map(([word, p]) => [word, p, word === data.tokens[i] ? "own" : ""]) : []);
-  $("said").textContent = data.why_not || (mask ? data.tokens[i] + " itself: " + percent(mask.own) + ", place " +
+  $("note").textContent = data.why_not || (mask ? data.tokens[i] + " itself: " + percent(mask.own) + ", rank " +
     mask.rank.toLocaleString("en") : data.tokens[i] + " is never masked.");
   const table = make("table");
   data.nearest.forEach((layer, l) => {

@@ -1,4 +1,4 @@
-"""What stands beside fine-tuning scores: which model was chosen out of several runs, and which runs had collapsed."""
+"""Tables beside the fine-tuning scores: models chosen from several runs, and attempts that collapsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEPTH = 2  # folders from a run up to its summary: seeds, and the settings of a 
 
 
 def chosen(runs: Sequence[Run]) -> str:
-    """A table of the models that `--seeds` and `--grid` have chosen."""
+    """Return a table of the models that `--seeds` and `--grid` chose."""
     found = summaries(runs)
     if not found:
         return ""
@@ -27,13 +27,13 @@ def chosen(runs: Sequence[Run]) -> str:
     rows = [_row(folder, summary) for folder, summary in found.items()]
     note = (
         "The setting with the best mean and the best of its runs were chosen on dev, so the score of the chosen run is "
-        "flattered on these rows; rows that had no part in the choice (`bertsmith evaluate`) give an honest one."
+        "optimistic on these rows; `bertsmith evaluate` on other rows gives an unbiased one."
     )
     return page.section("Chosen models") + page.table(header, rows) + page.paragraph(note, "note")
 
 
 def summaries(runs: Sequence[Run]) -> dict[Path, dict[str, Any]]:
-    """The summaries that name one of these runs, by their folders; one that cannot be read is passed over."""
+    """Return the summaries that name one of these runs, by folder; a summary that cannot be read is skipped."""
     found: dict[Path, dict[str, Any]] = {}
     for run in runs:
         for folder in list(run.folder.parents)[:DEPTH]:
@@ -67,24 +67,24 @@ def _row(folder: Path, summary: dict[str, Any]) -> list[str]:
 
 
 def _factor(summary: dict[str, Any]) -> float:
-    """What brings a summary's scores to 0 to 100: older versions wrote them from 0 to 1, except SQuAD's."""
+    """Return the factor that scales scores to 0 to 100; older versions wrote them from 0 to 1, except SQuAD's."""
     is_span = summary["task"] in TASKS and TASKS[summary["task"]].head == "span"
     return 1.0 if "scale" in summary or is_span else 100.0
 
 
 def collapsed(runs: Sequence[Run]) -> str:
-    """A table of the attempts that learnt nothing."""
+    """Return a table of the attempts that learnt nothing."""
     rows = []
     for run in runs:
         attempts = [entry for entry in run.fact("collapsed") or () if isinstance(entry, dict)]
         restarts = run.setting("restarts")
         for number, entry in enumerate(attempts, 1):
             again = not isinstance(restarts, int) or number <= restarts
-            fate = "started again with another seed" if again else "kept: no attempt was left"
+            fate = "restarted with another seed" if again else "kept, since no restart was left"
             rows.append([run.label, str(entry.get("seed", "")), str(entry.get("why", "")), fate])
     if not rows:
         return ""
-    words = f"{len(rows)} attempts have collapsed: they learnt no more than a guess."
+    words = f"{len(rows)} attempts collapsed: they are no better than guessing."
     if len(rows) == 1:
-        words = "One attempt has collapsed: it learnt no more than a guess."
+        words = "One attempt collapsed: it is no better than guessing."
     return page.section("Collapsed attempts") + page.paragraph(words) + page.table(["run", "seed", "why", "then"], rows)

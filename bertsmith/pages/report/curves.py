@@ -1,4 +1,4 @@
-"""The curves of a report: what was learned, how, and how fast."""
+"""The curves of a report: losses and scores, the optimiser, speed and memory."""
 
 from __future__ import annotations
 
@@ -20,33 +20,38 @@ from bertsmith.pages.report.runs import (
     smooth,
 )
 
-UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))  # from … on
+UNITS = (
+    (2 * 86400, 86400, "days"),
+    (2 * 3600, 3600, "hours"),
+    (120, 60, "minutes"),
+    (0, 1, "seconds"),
+)  # from this many seconds, divisor, unit
 AXES = {"step": "step", "tokens": "tokens seen", "seconds": "time"}
-OPTIMISER = {"learning_rate": "Learning rate", "gradient_norm": "Norm of the gradient"}
+OPTIMISER = {"learning_rate": "Learning rate", "gradient_norm": "Gradient norm"}
 SPEED = {
     "tokens_per_second": "Tokens per second",
     "flop_share": "Model FLOPs, share of a large matrix product",
     "memory_gb": "Memory, GB",
     "waiting_share": "Waiting for data, share of the time",
 }
-EXACT = {"learning_rate", "memory_gb"}  # nothing to smooth
+EXACT = {"learning_rate", "memory_gb"}  # values without noise, which are not smoothed
 NO_SCORES = {*AXES, *OPTIMISER, *SPEED, "skipped", "max_length"}
 
 
 def group_of(number: int) -> str:
-    """The class of what is drawn for a run, by which the legend hides it."""
+    """Return the CSS class of a run's curves, by which the legend hides them."""
     return f"group{number}"
 
 
 def headlines(runs: Sequence[Run]) -> list[str]:
-    """The first held-out score of the pre-training runs, and that of the fine-tuning runs."""
+    """Return the first held-out score of the pre-training runs, and that of the fine-tuning runs."""
     kinds = ([r for r in runs if r.is_finetuning == kind] for kind in (False, True))
     found = (keys(kind, dev=True) for kind in kinds)
     return list(dict.fromkeys(of_kind[0] for of_kind in found if of_kind))
 
 
 def learning(runs: Sequence[Run]) -> str:
-    """Losses and scores; one run has both of its curves in one picture."""
+    """Return charts of losses and scores; a single run has its training and held-out curves in one chart."""
     training, held_out = _scores(keys(runs, dev=False)), _scores(keys(runs, dev=True))
     if len(runs) == 1:
         both = dict.fromkeys([*held_out, *training])
@@ -58,7 +63,7 @@ def learning(runs: Sequence[Run]) -> str:
 
 
 def optimiser(runs: Sequence[Run]) -> str:
-    """Learning rate and gradient norm."""
+    """Return charts of the learning rate and the gradient norm."""
     charts = [
         _chart(runs, key, name, "training", limits="robust" if key == "gradient_norm" else "all")
         for key, name in OPTIMISER.items()
@@ -68,21 +73,21 @@ def optimiser(runs: Sequence[Run]) -> str:
 
 
 def speed(runs: Sequence[Run]) -> str:
-    """Throughput and memory."""
+    """Return charts of throughput and memory."""
     charts = [_chart(runs, key, name, "training", limits="zero") for key, name in SPEED.items()]
     drawn = [chart for chart in charts if chart]
     return page.figures(drawn) if drawn else ""
 
 
 def _scores(found: Sequence[str]) -> list[str]:
-    """The keys worth a picture: not a sum where its parts are there, not the exponential of a loss."""
+    """Return the keys that get a chart: no total loss beside its parts, and no perplexity beside its loss."""
     parts = any(key.endswith("_loss") for key in found)
     left_out = NO_SCORES | ({"loss"} if parts else set())
     return [key for key in found if key not in left_out and not key.endswith("perplexity")]
 
 
 def _compared(runs: Sequence[Run], training: Sequence[str], held_out: Sequence[str]) -> Iterator[str]:
-    """Held-out scores, the first one also over tokens and time since runs differ in speed; then the training data's."""
+    """Yield charts of held-out scores, the first also over tokens and time; then those of the training data."""
     for key in held_out:
         for x in AXES if key in headlines(runs) else ("step",):
             over = f", over {AXES[x]}" if x != "step" else ""
@@ -97,14 +102,14 @@ def _limits(key: str) -> Limits:
 
 
 def _chart(runs: Sequence[Run], key: str, title: str, data: str, x: str = "step", limits: Limits = "all") -> str:
-    """One picture of one key; nothing where no run has it."""
+    """Return a chart of one key, or nothing if no run has it."""
     divisor, x_label = _axis(runs, x)
     lines: list[Line] = []
     marks: list[Mark] = []
     for number, run in enumerate(runs):
         own = _lines(run, number, key, data, x, divisor, single=len(runs) == 1)
         if run.is_finetuning and all(len(line.x) == 1 for line in own):
-            continue  # scored once, at the end: no curve
+            continue  # evaluated only at the end, so there is no curve
         lines += own
         if own:
             crosses = limits == "robust" and data != "held out"
@@ -114,7 +119,7 @@ def _chart(runs: Sequence[Run], key: str, title: str, data: str, x: str = "step"
 
 
 def _axis(runs: Sequence[Run], x: str) -> tuple[float, str]:
-    """What the places are divided by, and the axis' name."""
+    """Return the divisor of the x values and the name of the axis."""
     if x != "seconds":
         return 1, AXES[x]
     longest = max((run.last("seconds") or 0 for run in runs), default=0)
@@ -145,7 +150,7 @@ def _scaled(run: Run, key: str, x: str, divisor: float, scale: float) -> tuple[l
 
 
 def _marks(run: Run, number: int, x: str, divisor: float, *, single: bool, crosses: bool) -> Iterator[Mark]:
-    """Changes of the sequences' length, and skipped steps."""
+    """Yield marks for changes of the sequence length and for skipped steps."""
     colour, group = (GREY if single else colour_of(number)), group_of(number)
     for record, length in phases(run):
         if is_number(record.get(x)):
@@ -156,10 +161,10 @@ def _marks(run: Run, number: int, x: str, divisor: float, *, single: bool, cross
 
 
 def _notes(runs: Sequence[Run]) -> str:
-    """What the signs in the pictures mean, where they are."""
+    """Return an explanation of the marks that the charts contain."""
     notes = []
     if any(len(run.values(key)) >= FEW for run in runs for key in keys([run], dev=False)):
-        notes.append("Light lines are the values as they were logged, strong lines their running median.")
+        notes.append("Light lines are the logged values, strong lines their running median.")
     label = (lambda run: "") if len(runs) == 1 else (lambda run: f"{run.label}: ")
     changes = [
         f"{label(run)}{length:,.0f} tokens from step {record['step']:,.0f} on"
@@ -168,10 +173,12 @@ def _notes(runs: Sequence[Run]) -> str:
         if is_number(record.get("step"))
     ]
     if changes:
-        notes.append(f"Dashed lines: the length of the sequences changes ({'; '.join(changes)}).")
+        notes.append(f"Dashed lines: the sequence length changes ({'; '.join(changes)}).")
     if skipped := [f"{label(run)}{run.last('skipped'):,.0f}" for run in runs if skips(run)]:
-        notes.append(f"Crosses: steps were skipped because of a bad loss ({'; '.join(skipped)}).")
+        notes.append(
+            f"Crosses: steps were skipped because their loss was not finite or diverged ({'; '.join(skipped)})."
+        )
     late = [run.label for run in runs if run.records and run.last("seconds") is None]
     if 0 < len(late) < len(runs):
-        notes.append(f"Without times in their logs, so not drawn over time: {', '.join(late)}.")
+        notes.append(f"Not drawn over time, because the log has no times: {', '.join(late)}.")
     return page.paragraph(" ".join(notes), "note") if notes else ""

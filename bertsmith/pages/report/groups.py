@@ -18,12 +18,12 @@ from bertsmith.tasks.task import TASKS
 from bertsmith.training.runlog import is_score
 from bertsmith.training.settings import MAY_CHANGE
 
-IGNORED = MAY_CHANGE | {"train.seed"}  # settings that do not tell groups apart
+IGNORED = MAY_CHANGE | {"train.seed"}  # settings that do not separate groups
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but their seeds. `system` names what they started from, `data` the rows."""
+    """Runs that differ only in their seeds; `system` names the starting model, `data` the rows."""
 
     task: str
     data: str
@@ -32,7 +32,7 @@ class Group:
     runs: tuple[Run, ...]
 
     def values(self, key: str) -> list[float]:
-        """The last dev score of every run that has one."""
+        """Return the last dev score of every run that has one."""
         scores = [run.last(DEV + key) for run in self.runs]
         return [score for score in scores if score is not None]
 
@@ -55,12 +55,12 @@ class Group:
 
     @cached_property
     def judged(self) -> tuple[dict[str, object], list[Comparison]] | None:
-        """The dev rows with the best run's answers."""
+        """The dev rows with the predictions of the best run."""
         return read_dev_predictions(self.best_run.folder)
 
     @cached_property
     def remarks(self) -> list[str]:
-        """What keeps the scores from standing beside others."""
+        """The reasons why the scores cannot be compared with others."""
         rows = self.runs[0].fact("rows")
         dev = Counter(str(line["file"]) for line in self.judged[1]) if self.judged else {}
         found = shortfall(self.task, rows if isinstance(rows, int) else None, dict(dev))
@@ -69,7 +69,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """The fine-tuning runs in groups, in the order of the tasks."""
+    """Return the fine-tuning runs in groups, in the order of the tasks."""
     tuned = [run for run in runs if run.is_finetuning]
     systems, names = _systems(tuned), _data_names(tuned)
     found: dict[str, list[Run]] = {}
@@ -89,7 +89,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _data_names(runs: Sequence[Run]) -> dict[str, str]:
-    """The task of each run, with its labels where people's own rows have others under the same task."""
+    """Return the task of each run, with its labels where runs of the same task have different labels."""
     labels = {run.label: tuple(map(str, run.fact("labels") or ())) for run in runs}
     names = {}
     for run in runs:
@@ -101,7 +101,7 @@ def _data_names(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _systems(runs: Sequence[Run]) -> dict[str, str]:
-    """What each run started from, in a word or two."""
+    """Return a short name of the model that each run started from."""
     starts = {run.label: str(run.fact("start") or "") for run in runs}
     paths = {start: model_path(start) for start in starts.values()}
     names = dict(zip(paths, labels_of_paths(list(paths.values())), strict=True))
@@ -112,7 +112,7 @@ def _systems(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def model_path(start: str) -> Path:
-    """The part of a path that names a model: without a run's `model`, the hub's cache as the name on the hub."""
+    """Return the path that names a model: without the `model` folder of a run; for the hub's cache, the hub name."""
     path = Path(start)
     for part in path.parts:
         if part.startswith("models--"):
@@ -121,7 +121,7 @@ def model_path(start: str) -> Path:
 
 
 def scores_of(groups: Sequence[Group]) -> list[PaperScore]:
-    """The scores of a task that are shown: the paper's, else all, those that it is judged by first."""
+    """Return the scores of a task to show: those of the paper, or all, with the task's own metrics first."""
     task, measured = groups[0].task, keys([run for group in groups for run in group.runs], dev=True)
     if task in PAPER:
         return [score for score in PAPER[task] if score.key in measured]
@@ -131,6 +131,6 @@ def scores_of(groups: Sequence[Group]) -> list[PaperScore]:
 
 
 def text_of_mean(values: Sequence[float]) -> tuple[str, str]:
-    """The mean of scores, and their deviation with their number, in words."""
+    """Return the mean of scores, and their deviation and number, as text."""
     spread = f"± {stdev(values):.1f}, {len(values)} runs" if len(values) > 1 else ""
     return f"{mean(values):.1f}", spread

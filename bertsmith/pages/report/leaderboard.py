@@ -18,7 +18,7 @@ PAPER_COLUMNS = ("Base, dev", "Large, dev", "Base, test", "Large, test")
 
 
 def leaderboard(runs: Sequence[Run]) -> str:
-    """Tasks by what the runs started from, the best configuration of each, with the paper's figures."""
+    """Return a table of tasks by starting model: the best configuration of each, beside the paper's figures."""
     groups = [group for group in group_runs(runs) if group.goal]
     if not groups:
         return ""
@@ -47,7 +47,7 @@ def leaderboard(runs: Sequence[Run]) -> str:
 
 
 def summary(runs: Sequence[Run]) -> dict[str, str]:
-    """The scores of each task and start in a line, for those who do not open the page."""
+    """Return the scores of each task and starting model, for the output of the command."""
     groups = [group for group in group_runs(runs) if group.goal]
     found = {}
     for task, system in dict.fromkeys((group.data, group.system) for group in groups):
@@ -59,7 +59,7 @@ def summary(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def best_of(groups: Sequence[Group]) -> Group | None:
-    """The group with the best mean; the paper, too, chooses the learning rate on the dev set."""
+    """Return the group with the best mean; the paper, too, chooses the learning rate on the dev set."""
     scored = [group for group in groups if group.mean(group.goal) is not None]
     sign = -1.0 if scored and lower_is_better(scored[0].goal) else 1.0
     return max(scored, key=lambda group: sign * (group.mean(group.goal) or 0.0), default=None)
@@ -83,14 +83,14 @@ def _cells(best: Sequence[Group | None], score: PaperScore, notes: dict[str, str
 
 
 def _mark(remark: str, notes: dict[str, str]) -> str:
-    """A sign for a remark, the same one wherever it is made."""
+    """Return the footnote mark of a remark."""
     number = len(notes)
     sign = MARKS[number % len(MARKS)] * (1 + number // len(MARKS))
     return notes.setdefault(remark[:1].upper() + remark[1:], sign)
 
 
 def _paper(score: PaperScore) -> list[str]:
-    """The paper's figures; what the test server gave is marked."""
+    """Return the paper's figures; those of the test server are marked."""
     dev = [f"{value:.1f}" if value is not None else ABSENT for value in score.dev]
     test = [Html(f"<i>{value:.1f}*</i>") if value is not None else ABSENT for value in score.test]
     return [*dev, *test]
@@ -130,7 +130,7 @@ def _explained(groups: Sequence[Group], has_paper: bool) -> str:
 
 
 def configurations(groups: Sequence[Group]) -> str:
-    """Every group with what tells it from the others of its task."""
+    """Return a table of all groups with the settings in which they differ from others of their task."""
     if len(groups) == 1 and len(groups[0].runs) == 1:
         return ""
     rows = []

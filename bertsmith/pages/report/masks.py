@@ -1,4 +1,4 @@
-"""Filled masks: what a model guesses for the same held-out texts as it learns."""
+"""Filled masks: what a model predicts for the same held-out texts in the course of training."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bertsmith.pages.page import Html
 from bertsmith.pages.report.runs import SAMPLES, Record, Run, is_number
 from bertsmith.text.frame import SHOWN_MASK
 
-TEXTS, MASKS, MOMENTS, GUESSES = 4, 4, 6, 3  # shown at most
+TEXTS, MASKS, MOMENTS, GUESSES = 4, 4, 6, 3  # maximum numbers that are shown
 
 
 def filled_masks(runs: Sequence[Run]) -> str:
-    """The guesses of one run over time, or the last ones of several runs beside each other."""
+    """Return the predictions of one run over time, or the last ones of several runs side by side."""
     if not any(map(_moments, runs)):
         return ""
     parts = [page.section("Filled masks")]
@@ -33,7 +33,7 @@ def filled_masks(runs: Sequence[Run]) -> str:
 
 
 def _over_time(run: Run) -> str:
-    """A table for each text: a few moments spread over the run, the last one included."""
+    """Return a table for each text, with a few evaluations spread over the run, the last one included."""
     moments = _moments(run)
     chosen = [moments[i] for i in sorted({*np.linspace(0, len(moments) - 1, MOMENTS).round().astype(int).tolist()})]
     tables = []
@@ -43,7 +43,7 @@ def _over_time(run: Run) -> str:
 
 
 def _moments(run: Run) -> list[tuple[str, dict[str, Record]]]:
-    """The evaluations that hold samples: the step, and the samples by their text."""
+    """Return the evaluations that hold samples: the step, and the samples by their text."""
     found = []
     for record in run.records:
         listed = record.get(SAMPLES)
@@ -61,7 +61,7 @@ def _is_sample(value: Any) -> bool:
 
 
 def _table(first: str, rows: Sequence[tuple[str, Record]]) -> str:
-    """A text with its hidden words, and a row of guesses for each moment or run."""
+    """Return a text with its masked words, and a row of predictions for each evaluation or run."""
     sample = rows[-1][1]
     answers, count = sample.get("answers", []), len(sample["guesses"])
     header = [f"{i + 1}: {answers[i] if i < len(answers) else '?'}" for i in range(min(count, MASKS))]
@@ -71,7 +71,7 @@ def _table(first: str, rows: Sequence[tuple[str, Record]]) -> str:
 
 
 def _text(text: str, answers: Sequence[Any]) -> str:
-    """The text with the right words in the places of its masks."""
+    """Return the text with the right words in place of its masks."""
     first, *rest = text.split(SHOWN_MASK)
     shown = html.escape(first)
     for number, piece in enumerate(rest):
@@ -81,7 +81,7 @@ def _text(text: str, answers: Sequence[Any]) -> str:
 
 
 def _guesses(sample: Record, mask: int) -> Html:
-    """The likeliest words for one mask; the right one is marked, also where it is further down."""
+    """Return the likeliest words for one mask; the right one is marked and shown even if its rank is lower."""
     guesses = sample["guesses"][mask] if mask < len(sample["guesses"]) else []
     answers = sample.get("answers", [])
     answer = str(answers[mask]) if mask < len(answers) else None

@@ -1,4 +1,4 @@
-"""Where a fine-tuned model is wrong, and how sure it was: confusions, calibration, the worst rows."""
+"""The mistakes of a fine-tuned model: confusion matrix, calibration, the worst rows."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bertsmith.tasks.comparison import Comparison
 from bertsmith.tasks.tagging import find_entities
 
 WORST = 10  # rows that are shown
-CLASSES = 40  # of a confusion matrix; the rarer ones are together
-SIDE_BY_SIDE = 4  # classes of a matrix that leaves room for a picture beside it
+CLASSES = 40  # of a confusion matrix; rarer ones are merged
+SIDE_BY_SIDE = 4  # classes of a matrix that leaves room for a chart beside it
 BINS = 15  # of the calibration (Guo et al. 2017)
-FEWEST = 5  # rows of a bin that is drawn
+FEWEST = 5  # rows of a bin that is drawn; bins with fewer are left out
 POINTS = 1500  # of a scatter plot
 LONGEST = 260  # characters of a text that is shown
 OTHERS = "others"
-PERCENT = "\u00a0%"  # stays with its number
-Sure = tuple[list[float], list[bool]]  # how sure a model was, and whether it was right
+PERCENT = "\u00a0%"  # a non-breaking space keeps it with its number
+Sure = tuple[list[float], list[bool]]  # the probability of each prediction, and whether it is right
 
 
 def mistakes(group: Group) -> str:
-    """All that is known of the mistakes of a group's best run."""
+    """Return the mistakes of the best run of a group."""
     if group.judged is None:
         return ""
     facts, lines = group.judged
@@ -46,7 +46,7 @@ def _parts(kind: str, labels: Sequence[str], lines: Sequence[Comparison]) -> lis
     if kind == "tags":
         return [page.figures([_entities(lines), calibration(_sure_tags(lines))]), _worst_sentences(lines)]
     if kind == "span":
-        return [page.figures([_silence(lines), calibration(_sure_answers(lines))]), _worst_answers(lines)]
+        return [page.figures([_no_answer(lines), calibration(_sure_answers(lines))]), _worst_answers(lines)]
     if kind == "multi":
         return [page.figures([_by_label(labels, lines), calibration(_sure_labels(labels, lines))]), _worst_texts(lines)]
     right = [line["gold"] == line["predicted"] for line in lines]
@@ -58,11 +58,11 @@ def _parts(kind: str, labels: Sequence[str], lines: Sequence[Comparison]) -> lis
     return [*([page.figures([matrix, sure])] if is_small else [matrix, page.figures([sure])]), _worst_texts(lines)]
 
 
-# Pictures
+# Charts
 
 
 def confusion(labels: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
-    """How often each label was taken for each other: a row a gold label, a column a predicted one."""
+    """Return a confusion matrix: a row for each gold label, a column for each predicted one."""
     counts = Counter(gold for gold, _ in pairs) + Counter(predicted for _, predicted in pairs)
     kept = sorted(labels, key=lambda name: -counts[name])[:CLASSES] if len(labels) > CLASSES else list(labels)
     names = [name for name in labels if name in kept]
@@ -82,35 +82,35 @@ def confusion(labels: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _shaded(count: int, share: float, *, good: bool) -> Html:
-    """A number on a ground that is the stronger the larger its share of the row."""
+    """Return a count on a background that is stronger for a larger share of the row."""
     colour = "34, 197, 94" if good else "234, 88, 12"
     return Html(f"<b style='background: rgba({colour}, {0.6 * share:.2f})'>{count:,}</b>")
 
 
 def calibration(sure: Sure) -> str:
-    """How often the model is right when it is so sure, and by how much that differs on the average (ECE)."""
+    """Return a chart of accuracy over confidence, with the expected calibration error (ECE)."""
     if not sure[0]:
         return ""
     error, bins = calibration_error(*sure)
     drawn = [(place, share) for place, share, count in bins if count >= FEWEST] or [bin[:2] for bin in bins]
     places, shares = zip(*drawn, strict=True)
     lines = [
-        page.Line([0, 1], [0, 1], GREY, "as sure as right", light=True),
+        page.Line([0, 1], [0, 1], GREY, "perfect calibration", light=True),
         page.Line(places, shares, page.COLOURS[0], "model", dots=True),
     ]
     title = f"Calibration: expected error {100 * error:.1f}{PERCENT}"
-    words = f"On the average {100 * np.mean(sure[0]):.1f} % sure, and right in {100 * np.mean(sure[1]):.1f} %."
-    words += f" Points stand for at least {FEWEST} rows." if len(drawn) < len(bins) else ""
-    chart = page.chart(title, lines, x_label="probability that the model gives", y_label="share that is right")
+    words = f"The mean probability is {100 * np.mean(sure[0]):.1f} %, the accuracy {100 * np.mean(sure[1]):.1f} %."
+    words += f" Each point stands for at least {FEWEST} rows." if len(drawn) < len(bins) else ""
+    chart = page.chart(title, lines, x_label="predicted probability", y_label="accuracy")
     return chart.replace("</figure>", f"<small>{words}</small></figure>")
 
 
 def calibration_error(
     probabilities: Sequence[float], right: Sequence[bool]
 ) -> tuple[float, list[tuple[float, float, int]]]:
-    """The expected calibration error; of every bin that has rows, their mean probability, the right ones' share, count.
+    """Return the expected calibration error, and the mean probability, accuracy and count of every bin with rows.
 
-    Bins are of equal width; the error is the mean over all rows of how far the two are apart in their bin.
+    Bins have equal width; the error is the mean over all rows of the difference between the two in their bin.
     """
     chances, hits = np.asarray(probabilities, float), np.asarray(right, float)
     bins = np.minimum((chances * BINS).astype(int), BINS - 1)
@@ -127,14 +127,14 @@ def _scatter(lines: Sequence[Comparison]) -> str:
     ends = [float(min(gold.min(), predicted.min())), float(max(gold.max(), predicted.max()))]
     points = page.Line(gold[kept].tolist(), predicted[kept].tolist(), page.COLOURS[0], "dev rows", joined=False)
     diagonal = page.Line(ends, ends, GREY, "equal", light=True)
-    return page.chart("Predicted beside gold", [diagonal, points], x_label="gold", y_label="predicted")
+    return page.chart("Predicted over gold values", [diagonal, points], x_label="gold", y_label="predicted")
 
 
 def _numbers(lines: Sequence[Comparison]) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.array([float(line["gold"][0]) for line in lines]), np.array([line["scores"][0] for line in lines])
 
 
-# How sure the model was
+# Confidence
 
 
 def _sure_tags(lines: Sequence[Comparison]) -> Sure:
@@ -147,7 +147,7 @@ def _sure_answers(lines: Sequence[Comparison]) -> Sure:
 
 
 def _sure_labels(labels: Sequence[str], lines: Sequence[Comparison]) -> Sure:
-    """Every label of every row is a decision of its own."""
+    """Return the confidence in each label of each row, which are separate decisions."""
     sure, right = [], []
     for line in lines:
         for name, score in zip(labels, line["scores"], strict=True):
@@ -160,19 +160,19 @@ def _sure_labels(labels: Sequence[str], lines: Sequence[Comparison]) -> Sure:
 
 
 def _entities(lines: Sequence[Comparison]) -> str:
-    """Precision, recall and F1 of each type of entity; of tags that are no entities, of each tag."""
+    """Return precision, recall and F1 of each type of entity or, for tags without entities, of each tag."""
     rows = [(name, *counts_and_scores(*counts)) for name, counts in entity_counts(lines).items()]
     header = ["type", "gold", "predicted", "precision", "recall", "F1"]
     return page.captioned("Entities by type", page.table(header, rows)) if rows else ""
 
 
 def entity_counts(lines: Sequence[Comparison]) -> dict[str, tuple[int, int, int]]:
-    """How many entities of each type there are, were predicted, and are right."""
+    """Return the numbers of gold, predicted and right entities of each type."""
     gold, predicted = ([_found(line, side) for line in lines] for side in ("gold", "predicted"))
-    there = Counter(kind for row in gold for kind, *_ in row)
-    said = Counter(kind for row in predicted for kind, *_ in row)
+    golds = Counter(kind for row in gold for kind, *_ in row)
+    guesses = Counter(kind for row in predicted for kind, *_ in row)
     hits = Counter(kind for one, other in zip(gold, predicted, strict=True) for kind, *_ in one & other)
-    return {kind: (there[kind], said[kind], hits[kind]) for kind in sorted({*there, *said})}
+    return {kind: (golds[kind], guesses[kind], hits[kind]) for kind in sorted({*golds, *guesses})}
 
 
 def _found(line: Comparison, side: str) -> set[tuple[str, int, int]]:
@@ -181,7 +181,7 @@ def _found(line: Comparison, side: str) -> set[tuple[str, int, int]]:
 
 
 def counts_and_scores(gold: int, predicted: int, right: int) -> tuple[str, str, str, str, str]:
-    """Counts with precision, recall and F1 in per cent."""
+    """Return counts with precision, recall and F1 in percent."""
     shares = (right / max(1, predicted), right / max(1, gold), 2 * right / max(1, gold + predicted))
     return f"{gold:,}", f"{predicted:,}", *(f"{100 * share:.1f}" for share in shares)  # type: ignore[return-value]
 
@@ -189,15 +189,15 @@ def counts_and_scores(gold: int, predicted: int, right: int) -> tuple[str, str, 
 def _by_label(labels: Sequence[str], lines: Sequence[Comparison]) -> str:
     rows = []
     for name in labels:
-        there, said = ([name in line[side] for line in lines] for side in ("gold", "predicted"))
-        right = sum(g and p for g, p in zip(there, said, strict=True))
-        rows.append((_cut(name, 40), *counts_and_scores(sum(there), sum(said), right)))
+        gold, predicted = ([name in line[side] for line in lines] for side in ("gold", "predicted"))
+        right = sum(g and p for g, p in zip(gold, predicted, strict=True))
+        rows.append((_cut(name, 40), *counts_and_scores(sum(gold), sum(predicted), right)))
     header = ["label", "gold", "predicted", "precision", "recall", "F1"]
     return page.captioned("Labels", page.table(header, rows))
 
 
-def _silence(lines: Sequence[Comparison]) -> str:
-    """Whether there is an answer, against whether one was given; nothing where every question has one."""
+def _no_answer(lines: Sequence[Comparison]) -> str:
+    """Return the confusion matrix of answer and no answer; nothing if every question has an answer."""
     if all(line["gold"] for line in lines):
         return ""
     names = ("an answer", "no answer")
@@ -214,7 +214,7 @@ def _worst(
 
 
 def _wrong(lines: Sequence[Comparison]) -> list[Comparison]:
-    """The rows with a wrong label, the highest loss first."""
+    """Return the rows with a wrong label, the highest loss first."""
     return sorted((line for line in lines if line["gold"] != line["predicted"]), key=lambda line: -line["loss"])
 
 
@@ -260,34 +260,34 @@ def _worst_numbers(lines: Sequence[Comparison]) -> str:
 
 
 def _worst_sentences(lines: Sequence[Comparison]) -> str:
-    """The sentences with a wrong tag that the model was surest of."""
+    """Return the sentences whose wrong tags have the highest probability."""
 
     def surest(line: Comparison) -> float:
         triples = zip(line["gold"], line["predicted"], line["scores"], strict=True)
-        return max((score for gold, said, score in triples if gold != said), default=0.0)
+        return max((score for gold, predicted, score in triples if gold != predicted), default=0.0)
 
     def row(line: Comparison) -> list[str]:
         words = []
-        for word, gold, said in zip(line["parts"], line["gold"], line["predicted"], strict=True):
-            tags = f"<small>{html.escape(gold)} → {html.escape(said)}</small>"
-            words.append(f"<span class=mask>{html.escape(word)}</span> {tags}" if gold != said else html.escape(word))
+        for word, gold, tag in zip(line["parts"], line["gold"], line["predicted"], strict=True):
+            tags = f"<small>{html.escape(gold)} → {html.escape(tag)}</small>"
+            words.append(f"<span class=mask>{html.escape(word)}</span> {tags}" if gold != tag else html.escape(word))
         return [Html(" ".join(words[:60])), f"{100 * surest(line):.1f}{PERCENT}"]
 
     wrong = sorted((line for line in lines if line["gold"] != line["predicted"]), key=lambda line: -surest(line))
-    return _worst("Wrong tags that the model was surest of", ["sentence: gold → predicted", "sure"], wrong, row)
+    return _worst("Wrong tags with the highest probability", ["sentence: gold → predicted", "probability"], wrong, row)
 
 
 def _worst_answers(lines: Sequence[Comparison]) -> str:
-    """The questions whose answer has least of a gold one, the surest first."""
+    """Return the questions with the lowest F1, the highest probability first."""
     wrong = [line for line in lines if line["scores"][1] < 100.0]
     wrong.sort(key=lambda line: (line["scores"][1], -line["probability"]))
 
     def row(line: Comparison) -> list[str]:
-        gold, said = _listed(line["gold"]) or "no answer", line["predicted"][0] or "no answer"
+        gold, predicted = _listed(line["gold"]) or "no answer", line["predicted"][0] or "no answer"
         chance, f1 = f"{100 * line['probability']:.1f}{PERCENT}", f"{line['scores'][1]:.0f}"
-        return [_cut(line["text"]), _cut(line["pair"] or "", 420), _cut(gold, 120), _cut(said, 120), chance, f1]
+        return [_cut(line["text"]), _cut(line["pair"] or "", 420), _cut(gold, 120), _cut(predicted, 120), chance, f1]
 
-    return _worst("Worst answers", ["question", "context", "gold", "predicted", "sure", "F1"], wrong, row)
+    return _worst("Worst answers", ["question", "context", "gold", "predicted", "probability", "F1"], wrong, row)
 
 
 def _text(line: Comparison) -> str:
@@ -296,7 +296,7 @@ def _text(line: Comparison) -> str:
 
 
 def _label(name: str) -> str:
-    """A short name in one line."""
+    """Return a name that stays on one line if it is short."""
     return Html(f"<span class=guess>{html.escape(name)}</span>") if len(name) <= 24 else name
 
 

@@ -1,4 +1,4 @@
-"""A page on one run, or on several beside each other: figures, curves, filled masks, settings."""
+"""The page on one run or on several runs: key figures, curves, filled masks, settings."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from bertsmith.pages.report.runs import (
 )
 
 ABSENT = "–"
-MOST_BESIDE = 5  # runs that stand beside each other in a table
-MOST_OPEN = 3  # tasks whose details are open when the page is opened
+MOST_BESIDE = 5  # runs that a table shows side by side
+MOST_OPEN = 3  # tasks whose details are unfolded when the page opens
 
 
 def report(runs: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
-    """Write a page on runs, finished or not; gives its path, the runs' labels, best held-out losses and dev scores."""
+    """Write a page on runs, finished or not; return its path, the runs' labels, best held-out losses and dev scores."""
     if Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: the page is one HTML file; give a name that ends in .html")
     found = read_runs(runs)
     is_board = len(found) > 1 and all(run.is_finetuning for run in found)
-    title, lead = _one(found[0]) if len(found) == 1 else (_board_words if is_board else _several)(found)
+    title, lead = _one(found[0]) if len(found) == 1 else (_board_title if is_board else _several)(found)
     parts = board(found) if is_board else _parts(found)
     page.write_page(out, title, lead, [part for part in [*_unfinished_runs(found), *parts] if part])
     best = {run.label: loss[0] if (loss := best_loss(run)) else None for run in found if not run.is_finetuning}
@@ -77,7 +77,7 @@ def _parts(runs: Sequence[Run]) -> list[str]:
 
 
 def board(runs: Sequence[Run]) -> list[str]:
-    """What a page shows of several fine-tuning runs: the tasks first, then mistakes and curves."""
+    """Return the parts of a page on several fine-tuning runs: the tasks first, then mistakes and curves."""
     tasks = list(dict.fromkeys(run.name for run in runs))
     curves = [
         _curves_of([run for run in runs if run.name == task], task, is_open=len(tasks) <= MOST_OPEN) for task in tasks
@@ -97,7 +97,7 @@ def _curves_of(runs: Sequence[Run], task: str, *, is_open: bool) -> str:
 
 
 def details(runs: Sequence[Run]) -> str:
-    """The mistakes of the best configuration on each task, from each start."""
+    """Return the mistakes of the best configuration for each task and starting model."""
     groups = [group for group in group_runs(runs) if group.goal]
     pairs = dict.fromkeys((group.data, group.system) for group in groups)
     best = [best_of([g for g in groups if (g.data, g.system) == pair]) for pair in pairs]
@@ -115,12 +115,12 @@ def details(runs: Sequence[Run]) -> str:
 
 
 def _score(group: Group) -> str:
-    """The score that a group is compared by, in words."""
+    """Return the main score of a group as text."""
     text, spread = text_of_mean(group.values(group.goal))
     return f"{inside(group.goal)} {text} {spread}".strip()
 
 
-# The words at the top
+# The title and the summary
 
 
 def _unfinished_runs(runs: Sequence[Run]) -> list[str]:
@@ -132,7 +132,7 @@ def _work(run: Run) -> str:
 
 
 def _one(run: Run) -> tuple[str, str]:
-    """The title, and what was trained, on what, for how long, and what came out."""
+    """Return the title and a summary: what was trained, on what, for how long, and the scores."""
     sentence = f"{_subject(run)}{_length(run)}."
     scores = [f"{inside(k)} {score_text(k, run.last(DEV + k) or 0.0)}" for k in keys([run], dev=True)]
     where = "rows" if run.is_finetuning else "text"
@@ -141,7 +141,7 @@ def _one(run: Run) -> tuple[str, str]:
 
 
 def _several(runs: Sequence[Run]) -> tuple[str, str]:
-    """The title and the order of the runs by their first held-out score."""
+    """Return the title and the runs in the order of their first held-out score."""
     sentences = []
     for key in headlines(runs):
         scored = [(score, run.label) for run in runs if (score := run.last(DEV + key)) is not None]
@@ -150,11 +150,11 @@ def _several(runs: Sequence[Run]) -> tuple[str, str]:
         sentences.append(f"{name_of(key)} on held-out data{', the best first' if len(scored) > 1 else ''}: {order}.")
     kinds = {_work(run) for run in runs}
     title = f"{len(runs)} {f'{min(kinds)} ' if len(kinds) == 1 else ''}runs compared"
-    return title, " ".join(sentences) or "No run has been scored on held-out data yet."
+    return title, " ".join(sentences) or "No run has been evaluated on held-out data yet."
 
 
-def _board_words(runs: Sequence[Run]) -> tuple[str, str]:
-    """The title and what the runs are, of fine-tuning runs."""
+def _board_title(runs: Sequence[Run]) -> tuple[str, str]:
+    """Return the title and a summary of fine-tuning runs."""
     groups = group_runs(runs)
     tasks, systems = (list(dict.fromkeys(names)) for names in ([g.task for g in groups], [g.system for g in groups]))
     start = f"started from {systems[0]}" if len(systems) == 1 else f"started from {len(systems)} models"
@@ -165,7 +165,7 @@ def _board_words(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def _subject(run: Run) -> str:
-    """The model and its data in words."""
+    """Return the model and its data as the beginning of a sentence."""
     start = f", starting from {model_path(str(run.fact('start'))).name}" if run.fact("start") else ""
     if run.is_finetuning:
         labels = run.fact("labels")
@@ -176,7 +176,7 @@ def _subject(run: Run) -> str:
     size = _counts(*sizes, (run.fact("model", "parameters"), "parameters"))
     documents, tokens = (_counts((run.fact("corpus", name), name)) for name in ("documents", "tokens"))
     text = f"{documents} ({tokens})" if documents and tokens else documents or tokens or "a corpus"
-    pairs = " and to tell whether sentences follow each other" if run.setting("objective", "next_sentence") else ""
+    pairs = " and to predict whether sentences follow each other" if run.setting("objective", "next_sentence") else ""
     words = "the next word" if run.setting("objective", "kind") == "causal-lm" else "masked words"
     learned = f"learned to guess {words}{pairs} from {text}"
     return f"{run.name}{f' ({size})' if size else ''} {learned}{start}"
@@ -197,7 +197,7 @@ def _length(run: Run) -> str:
 
 
 def _planned(run: Run) -> Any:
-    """The steps that a run is to have; None where the clock ends it."""
+    """Return the planned number of steps; None if the run ends by the clock."""
     return None if run.setting("train", "hours") else run.setting("train", "steps")
 
 
@@ -217,7 +217,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _key_figures(runs: Sequence[Run]) -> str:
-    """The key figures of several runs, the best of each marked."""
+    """Return the key figures of several runs as a table, with the best values marked."""
     found = [{m.name: m for m in measures(run)} for run in runs]
     rows = []
     for name in dict.fromkeys(name for of_run in found for name in of_run):
@@ -243,12 +243,12 @@ def _marked(measures: Sequence[Measure | None]) -> list[Html]:
 
 
 def _names(runs: Sequence[Run]) -> list[Html]:
-    """The labels of runs with their colours, as heads of columns."""
+    """Return the labels of runs with their colours, as column headers."""
     return [Html(page.dot(colour_of(i)) + html.escape(run.label)) for i, run in enumerate(runs)]
 
 
 def _beside(title: str, runs: Sequence[Run], rows: Sequence[Iterable[tuple[str, str]]], before: str = "") -> str:
-    """Named values of each run, a column each."""
+    """Return a table of named values with a column for each run."""
     found = [dict(of_run) for of_run in rows]
     names = list(dict.fromkeys(name for of_run in found for name in of_run))
     if not names and not before:
@@ -259,7 +259,7 @@ def _beside(title: str, runs: Sequence[Run], rows: Sequence[Iterable[tuple[str, 
 
 
 def _facts(run: Run, *names: str) -> list[tuple[str, str]]:
-    """Parts of `run.json` as named values."""
+    """Return parts of `run.json` as named values."""
     chosen = {name: run.facts[name] for name in names if name in run.facts}
     return [
         (name.replace(".", " "), text or ("random weights" if name == "start" else ABSENT))
@@ -272,7 +272,7 @@ def _other_facts(run: Run) -> list[str]:
 
 
 def _settings(runs: Sequence[Run]) -> str:
-    """All settings folded away; of several runs, those that differ in sight."""
+    """Return all settings, folded; the settings in which several runs differ are shown above."""
     found = [dict(flatten(run.config)) for run in runs]
     names = list(dict.fromkeys(name for of_run in found for name in of_run))
     header = ["setting", *(["value"] if len(runs) == 1 else _names(runs))]

@@ -1,4 +1,4 @@
-"""What a report reads out of a run folder; whatever a run has not written is absent, never an error."""
+"""The contents of a run folder that a report shows; whatever a run has not written yet is left out without an error."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ NAMES = {
     "mlm_loss": "Loss of the masked words",
     "lm_loss": "Loss of the next words",
     "lm_perplexity": "Perplexity of the next words",
-    "lm_accuracy": "Next words guessed right",
+    "lm_accuracy": "Accuracy of the next words",
     "nsp_loss": "Loss of the sentence pairs",
     "task_loss": "Loss of the task",
     "mlm_perplexity": "Perplexity of the masked words",
-    "mlm_accuracy": "Masked words guessed right",
-    "nsp_accuracy": "Sentence pairs told right",
+    "mlm_accuracy": "Accuracy of the masked words",
+    "nsp_accuracy": "Accuracy of the sentence pairs",
     "exact_match": "Exact match",
     "HasAns_f1": "F1 of questions with an answer",
     "NoAns_f1": "F1 of questions without one",
 }
-# SQuAD's script gives many figures; these are not shown.
+# Scores of SQuAD's script that are not shown.
 LEFT_OUT = {"exact", "total", "best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"} | {
     f"{kind}_{name}" for kind in ("HasAns", "NoAns") for name in ("exact", "total")
 }
-FEW = 40  # values that need no smoothing
-FIRST = tuple(NAMES)  # the order of scores: these, then the others as they come
+FEW = 40  # values; a shorter curve is not smoothed
+FIRST = tuple(NAMES)  # the order of the scores; others follow
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as it is now; it may be unfinished."""
+    """A run folder, which may be unfinished."""
 
     folder: Path
     label: str
@@ -66,11 +66,11 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What the run is, in a word or two."""
+        """The task or the recipe of the run."""
         return str(self.config.get("task" if self.is_finetuning else "recipe") or "an encoder")
 
     def points(self, key: str, x: str = "step") -> tuple[list[float], list[float]]:
-        """The values of a key, against steps, tokens or seconds."""
+        """Return the values of a key over steps, tokens or seconds."""
         found = [(r[x], r[key]) for r in self.records if is_number(r.get(x)) and is_number(r.get(key))]
         return [place for place, _ in found], [value for _, value in found]
 
@@ -98,7 +98,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a run, as a number and as people read it."""
+    """A key figure of a run, as a number and as text."""
 
     name: str
     value: float
@@ -108,7 +108,7 @@ class Measure:
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs in these folders, or in the folders inside them, each once, under labels that tell them apart."""
+    """Return the runs in these folders, or in the folders inside them, without duplicates and with distinct labels."""
     given = [Path(os.path.abspath(folder)) for folder in folders]
     paths = list(dict.fromkeys(path for folder in given for path in runs_in(folder) or [folder]))
     if not paths:
@@ -117,7 +117,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
 
 
 def runs_in(folder: Path, depth: int = 3) -> list[Path]:
-    """A run folder itself, else the runs in a folder of them (seeds, a grid), `seed-2` before `seed-10`."""
+    """Return a run folder itself, or the runs inside a folder (seeds, a grid), `seed-2` before `seed-10`."""
     if not folder.is_dir():
         return []
     if _is_run(folder) and not any(_is_run(path) for path in folder.glob("seed-*")):
@@ -143,12 +143,12 @@ def _read(folder: Path, label: str) -> Run:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether there is a run's configuration; a model folder has a `config.json`, too, but nothing beside it."""
+    """Return whether a folder is a run; a model folder has a `config.json`, too, but no log and no `run.json`."""
     return (folder / CONFIG).is_file() and any((folder / name).is_file() for name in (FACTS, runlog.FILE))
 
 
 def labels_of_paths(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, and as many parts before it as it takes to tell it from the others."""
+    """Return the last part of each path, with as many parts before it as make the labels distinct."""
     labels = []
     for path in paths:
         others = [other.parts for other in paths if other != path]
@@ -160,12 +160,12 @@ def labels_of_paths(paths: Sequence[Path]) -> list[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value can be drawn: a finite number."""
+    """Return whether a value is a finite number, which can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def keys(runs: Sequence[Run], *, dev: bool) -> list[str]:
-    """What was measured on the training data, or on held-out data (without `dev_`): losses first."""
+    """Return the keys of the log for training data, or for held-out data without `dev_`; losses come first."""
     found: dict[str, None] = {}
     for run in runs:
         for record in run.records:
@@ -176,25 +176,25 @@ def keys(runs: Sequence[Run], *, dev: bool) -> list[str]:
 
 
 def name_of(key: str) -> str:
-    """A measured key in words."""
+    """Return the name of a logged key."""
     if key.startswith(LONG):
         return f"{name_of(key.removeprefix(LONG))}, long sequences"
     return NAMES.get(key) or key.replace("_", " ").capitalize().replace("f1", "F1")
 
 
 def inside(key: str) -> str:
-    """The name of a measured key inside a sentence or a table."""
+    """Return the name of a logged key inside a sentence or a table."""
     name = name_of(key)
     return name if name.startswith(("F1", "Pearson", "Spearman", "Matthews")) else name[:1].lower() + name[1:]
 
 
 def is_share(key: str) -> bool:
-    """Whether a key is shown in percent."""
+    """Return whether a key is shown in percent."""
     return key.endswith(("accuracy", "_share"))
 
 
 def percent(key: str, value: float) -> float:
-    """A value as it is shown: shares are measured from 0 to 1, scores in percent already."""
+    """Return a value in percent: shares are logged from 0 to 1, scores from 0 to 100."""
     return 100 * value if key.endswith("_share") else value
 
 
@@ -203,14 +203,14 @@ def lower_is_better(key: str) -> bool:
 
 
 def score_text(key: str, value: float) -> str:
-    """A measured value as people read it."""
+    """Format a logged value."""
     if is_share(key):
         return f"{percent(key, value):.1f} %"
     return f"{value:,.1f}" if runlog.is_score(key) or abs(value) >= 100 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, the two largest units of them: 45 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
+    """Format seconds with their two largest units: 45 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     left = round(seconds)
@@ -223,7 +223,7 @@ def duration(seconds: float) -> str:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """The running median over a twentieth of the values, smoothed a little: wild values and steps leave it as it is."""
+    """Return the running median over a twentieth of the values, slightly smoothed; outliers do not change it."""
     from scipy.ndimage import median_filter
 
     count, reach = len(values), len(values) // 40
@@ -239,14 +239,14 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def best_loss(run: Run) -> tuple[float, float] | None:
-    """The lowest held-out loss with its step: of the masked words, else the first loss that is measured."""
+    """Return the lowest held-out loss with its step: that of the masked words, or the first that is logged."""
     losses = [key for key in keys([run], dev=True) if key.endswith("loss")]
     steps, values = run.points(DEV + losses[0]) if losses else ([], [])
     return min(zip(values, steps, strict=True)) if values else None
 
 
 def measures(run: Run) -> list[Measure]:
-    """The key figures of a run: its last scores, then how much and how fast."""
+    """Return the key figures of a run: its last scores, then steps, tokens, time and speed."""
     found = [_score(run, key) for key in keys([run], dev=True)]
     losses = [key for key in keys([run], dev=False) if key == "loss" or key.endswith("_loss")]
     if not found and losses:
@@ -264,7 +264,7 @@ def measures(run: Run) -> list[Measure]:
 
 
 def _score(run: Run, key: str) -> Measure:
-    """The last value of a held-out score, with the best one where it was another."""
+    """Return the last value of a held-out score, with the best one if it differs."""
     steps, values = run.points(DEV + key)
     values = values or run.values(DEV + key)
     lower = lower_is_better(key)
@@ -277,7 +277,7 @@ def _score(run: Run, key: str) -> Measure:
 
 
 def resources(run: Run) -> list[tuple[str, str]]:
-    """How fast a run was, how much memory it took, and what went wrong."""
+    """Return the speed and memory of a run, and its skipped steps."""
     found = []
     if speeds := run.values("tokens_per_second"):
         found.append(("tokens per second", f"{median(speeds):,.0f} (median), {max(speeds):,.0f} (best)"))
@@ -294,7 +294,7 @@ def resources(run: Run) -> list[tuple[str, str]]:
 
 
 def phases(run: Run) -> list[tuple[Record, float]]:
-    """Where the length of the sequences changes: the record and the new length; of tasks it is as their rows are."""
+    """Return the records where the sequence length of pre-training changes, with the new length."""
     if run.is_finetuning:
         return []
     lengths = [r for r in run.records if is_number(r.get("max_length"))]
@@ -302,7 +302,7 @@ def phases(run: Run) -> list[tuple[Record, float]]:
 
 
 def skips(run: Run) -> list[Record]:
-    """The records before which steps were skipped."""
+    """Return the records before which steps were skipped."""
     found, before = [], 0.0
     for record in run.records:
         if is_number(record.get("skipped")):
@@ -313,7 +313,7 @@ def skips(run: Run) -> list[Record]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested values as dotted names with their text."""
+    """Yield nested values as dotted names with their text."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{name}.")
@@ -322,7 +322,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def text_of(value: Any) -> str:
-    """A setting or a fact as people read it."""
+    """Format a setting or a fact."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
