@@ -178,7 +178,7 @@ def _subject(run: Run) -> str:
     text = f"{documents} ({tokens})" if documents and tokens else documents or tokens or "a corpus"
     pairs = " and to predict whether sentences follow each other" if run.setting("objective", "next_sentence") else ""
     words = "the next word" if run.setting("objective", "kind") == "causal-lm" else "masked words"
-    learned = f"learned to guess {words}{pairs} from {text}"
+    learned = f"learned to predict {words}{pairs} from {text}"
     return f"{run.name}{f' ({size})' if size else ''} {learned}{start}"
 
 
