@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from variants import randomise
 
+from bertsmith.batch import lay_out
 from bertsmith.config import from_dict, override, to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.families import FAMILIES, FIELDS, FIXED, family_of
@@ -71,11 +73,37 @@ TURNED = Family(
         "activation": "turned models know two activations",
     },
 )
+GROUP = "shared.groups.0.layers.0"
+SHARED = replace(
+    TURNED,
+    model_type="shared",
+    prefix="shared.",
+    encoder_class="SharedModel",
+    encoder={
+        "encoder.embeddings.tokens.weight": Stored(("shared.words.weight",), tied=("words.out.weight",)),
+        "encoder.embeddings.norm.*": "shared.norm.*",
+        "encoder.embeddings.projection.*": "shared.mapping.*",
+        "encoder.layers.{i}.attention.qkv.*": Stored((f"{GROUP}.query.*", f"{GROUP}.key.*", f"{GROUP}.value.*")),
+        "encoder.layers.{i}.attention.output.*": f"{GROUP}.dense.*",
+        "encoder.layers.{i}.attention_norm.*": f"{GROUP}.norm.*",
+        "encoder.layers.{i}.feed_forward.inner.*": Stored((f"{GROUP}.wi.*", f"{GROUP}.gate.*")),
+        "encoder.layers.{i}.feed_forward.outer.*": f"{GROUP}.wo.*",
+        "encoder.layers.{i}.feed_forward_norm.*": f"{GROUP}.full_norm.*",
+    },
+    fields={
+        **{name: field for name, field in TURNED.fields.items() if name != "num_segments"},
+        "embedding_size": Field(("embedding_size",)),
+        "rotary_base": Field(("rope_theta",)),
+    },
+    defaults={"shared_layers": "all", "gated": True, "positions": "rotary", "num_segments": 0},
+    reasons={"shared_layers": "all layers of shared models have the same weights"},
+)
 
 
 @pytest.fixture
 def made_up(monkeypatch):
     monkeypatch.setitem(FAMILIES, "turned", TURNED)
+    monkeypatch.setitem(FAMILIES, "shared", SHARED)
 
 
 def encoder_config(vocab_size: int = 99, **changes) -> EncoderConfig:
@@ -113,6 +141,21 @@ def test_weights_are_stored_as_the_table_says(made_up, tmp_path, tiny_tokenizer)
     assert not positions[:unused].any()
     assert "words.out.weight" not in saved  # tied to the embeddings
     assert not [name for name in saved if name.startswith("turned.") and name.endswith("bias")]
+
+
+def test_shared_layers_and_factorised_embeddings_are_rows_too(made_up, tmp_path, tiny_tokenizer):
+    shape = {**SHARED.defaults, "embedding_size": 32, "rotary_base": 500.0, "num_layers": 3}
+    config = replace(encoder_config(tiny_tokenizer.vocab_size), family="shared", **shape)
+    model = make_model("masked_lm", config)
+    save_folder(tmp_path, model, tiny_tokenizer, Notes())
+    saved, loaded = load_file(tmp_path / "model.safetensors"), load_folder(tmp_path).model.eval()
+    assert {name for name in saved if "groups" in name and not name.startswith(GROUP)} == set()
+    assert loaded.encoder.config == config
+    assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    batch = lay_out(np.arange(5, 25), np.zeros(20, np.int64), np.full(2, 10), packed=False)
+    assert torch.equal(loaded.encoder(batch), model.encoder(batch))
+    with pytest.raises(UserError, match=r"shared_layers=none: all layers of shared models have the same weights"):
+        family_of(replace(config, shared_layers="none"))
 
 
 def test_settings_have_the_family_s_names_and_values(made_up, tmp_path, tiny_tokenizer):
