@@ -1,7 +1,7 @@
-"""LevelDB's sorted table, in which TensorFlow keeps the index of a checkpoint: bytes to rows and back.
+"""LevelDB's sorted table, the format of a TensorFlow checkpoint's index: bytes to rows and back.
 
-A table is blocks of sorted keys with values, each key as what it adds to the one before it, then a block of where the
-blocks are, and a footer. Every block carries a CRC32C, which is compared before anything in it is believed.
+A table consists of blocks of sorted keys with values, a block with the offsets of these blocks, and a footer. A key is
+stored as the suffix that it adds to the key before it. The CRC32C of a block is compared before its content is used.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 from bertsmith.errors import UserError
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-FOOTER, TRAILER = 48, 5  # bytes: two places and the magic number; the kind of compression and a checksum
+FOOTER, TRAILER = 48, 5  # bytes: two block handles and the magic number; the compression and a checksum
 RAW, SNAPPY = 0, 1
-BLOCK_SIZE, RESTART = 256 << 10, 16  # TensorFlow's: bytes of a block, keys between two that are written whole
+BLOCK_SIZE, RESTART = 256 << 10, 16  # TensorFlow's: bytes of a block, keys between two restart points
 
 
 class Damaged(Exception):
-    """The reason why bytes are not what they should be; who knows the file's name makes a UserError of it."""
+    """Why bytes are not a valid table; the caller, who knows the name of the file, raises a UserError with it."""
 
 
 def checksum(data: bytes | NDArray[np.uint8]) -> int:
-    """The CRC32C of bytes, masked as LevelDB does: a CRC of data that holds its own CRC is weak."""
+    """Return the CRC32C of bytes, masked as in LevelDB, since a CRC of data that contains its own CRC is weak."""
     crc = library("google_crc32c").value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def library(name: str) -> Any:
-    """A library that only this format needs."""
+    """Import a library that only this format needs."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -42,14 +42,14 @@ def library(name: str) -> Any:
 
 
 def read_table(data: bytes) -> list[tuple[bytes, bytes]]:
-    """All rows of a table. Its blocks must fill the file: then no byte is left that no checksum covers."""
+    """Return all rows of a table. Its blocks must fill the file, so that a checksum covers every byte."""
     if len(data) < FOOTER or data[-len(MAGIC) :] != MAGIC:
-        raise Damaged("is cut short, or is not the index of a checkpoint: it does not end in the magic number")
+        raise Damaged("is truncated, or is not the index of a checkpoint: it does not end with the magic number")
     footer = data[-FOOTER:]
     meta, place = _read_place(footer, 0)
     index, _ = _read_place(footer, place)
     if footer != _footer(meta, index):
-        raise Damaged("is damaged: its footer is not one")
+        raise Damaged("is damaged: its footer is invalid")
     places = [_read_place(value, 0)[0] for _, value in _rows(_read_block(data, index))]
     rows: list[tuple[bytes, bytes]] = []
     end = 0
@@ -62,36 +62,36 @@ def read_table(data: bytes) -> list[tuple[bytes, bytes]]:
     if end != len(data) - FOOTER:
         raise Damaged(f"is damaged: its blocks end at byte {end}, its footer begins at {len(data) - FOOTER}")
     if any(first[0] >= second[0] for first, second in pairwise(rows)):
-        raise Damaged("is damaged: its names are not in order")
+        raise Damaged("is damaged: its names are not sorted")
     return rows
 
 
 def _read_block(data: bytes, place: tuple[int, int]) -> bytes:
-    """The content of a block, its checksum compared, uncompressed."""
+    """Return the uncompressed content of a block after comparing its checksum."""
     offset, size = place
     block, trailer = data[offset : offset + size], data[offset + size : offset + size + TRAILER]
     if offset + size + TRAILER > len(data) - FOOTER:
-        raise Damaged(f"is damaged or cut short: it has no block of {size} bytes at byte {offset}")
+        raise Damaged(f"is damaged or truncated: it has no block of {size} bytes at byte {offset}")
     kind, crc = struct.unpack("<BI", trailer)
     if checksum(block + trailer[:1]) != crc:
         raise Damaged(f"is damaged: the block at byte {offset} does not match its checksum")
     if kind not in (RAW, SNAPPY):
-        raise Damaged(f"has a block of compression {kind}; none (0) and snappy (1) are known")
+        raise Damaged(f"has a block with compression {kind}; only none (0) and snappy (1) are supported")
     return _unpack(block) if kind == SNAPPY else block
 
 
 def _unpack(block: bytes) -> bytes:
     snappy = library("cramjam").snappy
     try:
-        if snappy.decompress_raw_len(block) > 64 * len(block):  # a copy of 64 bytes takes three
-            raise Damaged("is damaged: a block claims to be larger than snappy can pack")
+        if snappy.decompress_raw_len(block) > 64 * len(block):  # a copy of 64 bytes takes three bytes
+            raise Damaged("is damaged: a block claims a size that snappy cannot reach")
         return bytes(snappy.decompress_raw(block))
     except library("cramjam").DecompressionError as error:
         raise Damaged(f"is damaged: {error}") from None
 
 
 def _rows(block: bytes) -> list[tuple[bytes, bytes]]:
-    """The keys and values of a block: a key is a length that it shares with the last one, and what follows."""
+    """Return the keys and values of a block; a key is stored as the length of a shared prefix, and a suffix."""
     count = struct.unpack("<I", block[-4:])[0] if len(block) >= 4 else 0
     end = len(block) - 4 * (count + 1)
     if count < 1 or end < 0:
@@ -110,12 +110,12 @@ def _rows(block: bytes) -> list[tuple[bytes, bytes]]:
         place += added + length
         rows.append((key, block[place - length : place]))
     if restarts - {0}:
-        raise Damaged("is damaged: a restart point of a block is between its names")
+        raise Damaged("is damaged: a restart point of a block is not the start of a name")
     return rows
 
 
 def write_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A table of sorted rows, uncompressed, as TensorFlow writes it."""
+    """Return the bytes of a table of sorted rows, uncompressed, as TensorFlow writes it."""
     data, index, first, size = b"", [], 0, 0
     for number, (key, value) in enumerate(rows):
         size += len(key) + len(value)
@@ -129,7 +129,7 @@ def write_table(rows: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _pack(rows: Sequence[tuple[bytes, bytes]], restart: int) -> bytes:
-    """A block with its trailer."""
+    """Return the bytes of a block with its trailer."""
     block, restarts, last = bytearray(), [], b""
     for number, (key, value) in enumerate(rows):
         if number % restart == 0:
@@ -149,14 +149,14 @@ def _footer(meta: tuple[int, int], index: tuple[int, int]) -> bytes:
 
 
 def _read_place(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """The offset and the size of a block, and where the bytes go on."""
+    """Read the offset and the size of a block; also return the position after them."""
     offset, at = read_varint(data, at)
     size, at = read_varint(data, at)
     return (offset, size), at
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, low ones first, and the place after it."""
+    """Read a number with seven bits per byte, low bits first; also return the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         if place >= len(data):
