@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeVar, Union
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import regular_file
 
-LARGEST_JSON = 100_000_000  # bytes; no configuration or index that anybody writes comes near it
+LARGEST_JSON = 100_000_000  # bytes, far more than any configuration or index needs
 Config = TypeVar("Config")
-# The settings that have an option of their own, and in Python an argument.
+# Settings that have a command-line option of their own, and an argument in Python.
 SHORT = {
     "learning_rate": "train.learning_rate",
     "epochs": "train.epochs",
@@ -39,14 +39,14 @@ LENGTHS = ("train.steps", "train.epochs", "train.hours")  # each says how long a
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The numbers that a setting may have; `ends` says which ends belong to them, as in `[0, 1)`."""
+    """The allowed range of a number; `ends` says which ends belong to it, as in `[0, 1)`."""
 
     least: float
     most: float
     ends: str = "[]"
 
     def refusal(self, value: float) -> str:
-        """What a number outside would have to be, in words; nothing for one inside."""
+        """The range in words, for an error about a number outside it; empty for a number inside."""
         if not math.isfinite(value):
             return "a finite number"
         low = f"at least {self.least:,}" if self.ends[0] == "[" else f"above {self.least:,}"
@@ -59,9 +59,9 @@ class Bounds:
 
 
 def check_bounds(config: Any, section: str = "") -> None:
-    """Refuse numbers of a configuration outside the `BOUNDS` of its class; `section` is what stands before their names.
+    """Refuse numbers of a configuration outside the `BOUNDS` of its class; errors put `section` before their names.
 
-    What is not set is not looked at; of a table of numbers all have to lie inside.
+    Settings that are None are skipped; all numbers of a table have to lie in the range.
     """
     for name, bounds in type(config).BOUNDS.items():
         value = getattr(config, name)
@@ -123,14 +123,14 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def read_json_value(path: str | Path) -> Any:
-    """Any JSON value from a file that somebody else may have written."""
+    """Any JSON value from a file, which may come from elsewhere."""
     file = regular_file(path)
     if file.stat().st_size > LARGEST_JSON:
         raise UserError(f"{path} has {file.stat().st_size:,} bytes; a JSON file here has at most {LARGEST_JSON:,}")
     try:
         text = file.read_text(encoding="utf-8")
         value = json.loads(text)
-        if "\\u" in text:  # half of a surrogate pair can be written so, and is not text
+        if "\\u" in text:  # half of a surrogate pair can be escaped like this, and is not text
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise UserError(f"{path} is nested too deeply") from None
@@ -161,7 +161,7 @@ def override(config: Config, changes: Iterable[str], option: str = "--set") -> C
 
 
 def with_short(changes: Iterable[str], **short: Any) -> list[str]:
-    """Changes as `override` takes them, with the short forms that were given; what is said twice is an error."""
+    """Add the given short forms to the changes for `override`; a setting that is given twice is an error."""
     changes = list(changes)
     given = {SHORT[name]: value for name, value in short.items() if value is not None}
     changed = {change.partition("=")[0].strip() for change in changes}
@@ -225,7 +225,7 @@ def _refuse_other_kinds(kinds: Mapping[str, Any], cls: Any, key: str, where: str
 
 
 def _parse(text: str) -> Any:
-    """A command-line value: JSON where it is JSON (`3`, `true`, `null`, `[1, 2]`), else the text itself."""
+    """Parse a command-line value as JSON (`3`, `true`, `null`, `[1, 2]`), or keep the text itself."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -233,7 +233,7 @@ def _parse(text: str) -> Any:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """The value as the hinted type, or an error that names the place, the value and the type."""
+    """Convert a value to the hinted type, or raise an error that names the place, the value and the type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Every named run as a function. A recipe returns one complete configuration; an ablation is a change of another."""
+"""The recipes: functions that return one complete configuration each; an ablation changes another recipe."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sized(layers: int, hidden: int, heads: int) -> PretrainConfig:
 
 
 def masked(mask: int, same: int, random: int, size: str = "base") -> PretrainConfig:
-    """Table 8: other shares (per cent) of [MASK], the word itself and a random word among the chosen tokens."""
+    """Table 8: other shares (per cent) of [MASK], the original token and a random token among the chosen tokens."""
     base = bert(size)
     if mask + same + random != 100:
         raise UserError(f"masking shares {mask}, {same} and {random} add up to {mask + same + random}, not to 100")
@@ -131,7 +131,7 @@ def demo() -> PretrainConfig:
 
 
 def feature_based(task: str, variant: str) -> FinetuneConfig:
-    """Table 7 of the BERT paper, below the line: a BiLSTM that starts at random on an encoder that is not trained."""
+    """Table 7 of the BERT paper, feature-based: a BiLSTM with random weights on a frozen encoder."""
     train = TrainConfig(epochs=20, batch_size=32, learning_rate=1e-3, warmup=0.05)
     return FinetuneConfig(task, train=train, features=FeatureConfig(variant))
 
@@ -161,7 +161,7 @@ def recipe(name: str) -> PretrainConfig:
     return RECIPES[name]()
 
 
-START = ("quickstart", "speedrun", "bert-base")  # what most people need first
+START = ("quickstart", "speedrun", "bert-base")  # the recipes to start with
 
 
 def describe() -> dict[str, str]:
@@ -170,7 +170,7 @@ def describe() -> dict[str, str]:
 
 
 def grouped() -> dict[str, dict[str, str]]:
-    """The recipes for people: the ones to start with, then all, those of one kind under what they have in common."""
+    """The recipes to print: those to start with, then all recipes, grouped by what they have in common."""
     groups = {"To start with": {name: f"{_purpose(name)}; {_size(name)}" for name in START}}
     for name in RECIPES:
         groups.setdefault(_purpose(name), {})[name] = _size(name)

@@ -1,4 +1,4 @@
-"""Evaluation of a pre-training objective on held-out text: figures, and samples of what it fills into masks."""
+"""Evaluation of a pre-training objective on held-out text: scores, and predictions for masks in sample sentences."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bertsmith.pretraining.loader import Loader
 from bertsmith.text.frame import SHOWN_MASK
 from bertsmith.text.tokenizer import Tokenizer
 
-LONG = "long_"  # before the names of figures on sequences of the second phase's length
-SEQUENCES, TOKENS, AT_ONCE = 512, 65_536, 4096  # in all, the fewer of both; tokens at once
-TEXTS, CANDIDATES = 4, 3  # texts that are shown, words for each mask
-SHORTEST, LONGEST = 8, 32  # tokens of a text that is shown
+LONG = "long_"  # the prefix of scores on sequences of the second phase's length
+SEQUENCES, TOKENS, AT_ONCE = 512, 65_536, 4096  # the evaluation ends at either limit; tokens of a batch
+TEXTS, CANDIDATES = 4, 3  # sample sentences, and predictions for each mask
+SHORTEST, LONGEST = 8, 32  # tokens of a sample sentence
 TEXT = 109  # a stream of draws
 
 

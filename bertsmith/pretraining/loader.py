@@ -31,11 +31,11 @@ class DataConfig:
     """How a corpus becomes pre-training data.
 
     `pairs` says what a sequence holds: a segment and the "next" or a random one (BERT), two segments in "order" or
-    swapped (ALBERT), or "full" sentences in one segment (RoBERTa), which come without pair labels. `short_share` is the
-    share of pairs that are made shorter than they might be; full sentences never are. `copies` is how many differently
-    masked copies of the data there are, gone through in turn (the paper: ten); 0 masks anew in every epoch.
-    `held_out` is the share of documents that are kept for evaluation. Where `long_length` is set, the last `long_share`
-    of a run has sequences of that length, as the paper's last tenth with 512 tokens; their positions are learnt in it.
+    swapped (ALBERT), or "full" sentences in one segment (RoBERTa), which have no pair labels. `short_share` is the
+    share of pairs that are shortened to a random length; full sentences never are. `copies` is the number of
+    differently masked copies of the data, used in turn (the paper: ten); 0 draws new masks in every epoch. `held_out`
+    is the share of documents that are held out for evaluation. With `long_length`, the last `long_share` of a run has
+    sequences of that length, as the last tenth with 512 tokens in the paper; their positions are trained in it.
     """
 
     max_length: int = 128
@@ -93,7 +93,7 @@ class Loader:
     def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
         """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
 
-        Of several ranks each builds its share of the same list, no more.
+        Each rank builds only its own share of that list.
         """
         begin, size = number * batch_size, len(self.source)
         epochs = (begin + np.arange(batch_size)) // size
@@ -103,7 +103,7 @@ class Loader:
         return [batch.zero_weight() if idle else batch for batch, idle in own]
 
     def batch(self, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> Batch:
-        """One batch of the given chunks, each in its epoch."""
+        """One batch: the sequences of some chunks, each in its epoch."""
         copies = epochs % self.config.copies if self.config.copies else epochs
         samples = self.source.samples(copies, indices)
         parts = [part for sample in samples for part in sample.parts]
@@ -133,7 +133,7 @@ class Loader:
 
 
 def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction: Direction) -> Masked:
-    """Nothing hidden: every position but the last one predicts its successor, or right to left all but the first."""
+    """Targets without masks: a position predicts its successor or, right to left, its predecessor, where it has one."""
     ends = np.cumsum(lengths)
     if direction == "left-to-right":
         positions = np.delete(np.arange(len(tokens)), ends - 1)
@@ -143,7 +143,7 @@ def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction
 
 
 def split_documents(count: int, held_out: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The documents for training and those held out: about the given share, chosen by number, at least two."""
+    """The documents for training and those held out: a random choice of about this share, at least two."""
     if held_out == 0:
         return np.arange(count), np.arange(0)
     size = min(max(2, round(held_out * count)), count - 2)

@@ -1,7 +1,7 @@
 """Masking for the masked language model (BERT paper, section 3.1): 15 % of the tokens, 80/10/10.
 
-What is chosen as a whole is a token, a word (whole-word masking, as in the code released with BERT) or a span of words
-(SpanBERT, Joshi et al. 2020, section 3.1). T tokens of B sequences, of which M are chosen; W words.
+The unit of masking is a token, a word (whole-word masking, as in the code released with BERT) or a span of words
+(SpanBERT, Joshi et al. 2020, section 3.1). Shapes: T tokens of B sequences, of which M are chosen; W words; S spans.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ Unit = Literal["token", "word", "span"]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Keys = NDArray[np.uint64]
-ORDER, FATE, RANDOM, SPAN_LENGTH, SPAN_START, SPAN_FATE = range(6)  # streams of draws under a sequence's key
+ORDER, REPLACEMENT, RANDOM, SPAN_LENGTH, SPAN_START, SPAN_REPLACEMENT = range(
+    6
+)  # streams of draws under a sequence's key
 
 
 @dataclass(frozen=True)
 class MaskPolicy:
-    """How many tokens are chosen, in which units, and what becomes of them; what is left over stays as it is.
+    """How many tokens are chosen, in which units, and which shares become masks or random tokens; the rest is kept.
 
     `span_p` and `span_max` are the geometric distribution of a span's length in words, for `unit="span"`.
     """
@@ -60,7 +62,7 @@ class MaskPolicy:
 
 @dataclass(frozen=True)
 class Masked:
-    """Tokens with some replaced, where the chosen ones stand, and what they were."""
+    """Masked tokens, the positions of the chosen ones, and the original tokens there."""
 
     tokens: NDArray[Any]  # (T,)
     positions: NDArray[np.int64]  # (M,)
@@ -95,8 +97,9 @@ def mask_tokens(
 ) -> Masked:
     """Mask packed sequences; sequence i draws from `keys[i]` alone, so its neighbours do not matter.
 
-    Of a sequence of n tokens (special ones counted) max(1, round(rate · n)) are chosen, as released: exactly so many
-    with the units token and span, and as many as whole words make up with the unit word. Special tokens never are.
+    In a sequence of n tokens (special ones included) the budget is max(1, round(rate · n)) tokens, as in the released
+    code: the units token and span choose exactly that many, the unit word as many as whole words fit. Special tokens
+    are never chosen.
     """
     starts = np.cumsum(lengths) - lengths
     owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -108,17 +111,17 @@ def mask_tokens(
         words = find_words(special, vocabulary.continues(tokens), owner)
         spans = draw_spans(words, keys, budget, policy)
         positions = _ranges(spans.begin, spans.end)
-        fate = np.repeat(draws.uniform(keys[spans.owner], spans.number, SPAN_FATE), spans.end - spans.begin)
+        draw = np.repeat(draws.uniform(keys[spans.owner], spans.number, SPAN_REPLACEMENT), spans.end - spans.begin)
     else:
         if policy.unit == "word":
             words = find_words(special, vocabulary.continues(tokens), owner)
             positions = _choose_words(words, places, keys, budget)
         else:
             positions = _choose_tokens(special, owner, places, keys, budget)
-        fate = draws.uniform(keys[owner[positions]], places[positions], FATE)
+        draw = draws.uniform(keys[owner[positions]], places[positions], REPLACEMENT)
     masked = tokens.copy()
-    masked[positions[fate < policy.mask_share]] = vocabulary.mask_id
-    random = (fate >= policy.mask_share) & (fate < policy.mask_share + policy.random_share)
+    masked[positions[draw < policy.mask_share]] = vocabulary.mask_id
+    random = (draw >= policy.mask_share) & (draw < policy.mask_share + policy.random_share)
     chosen = positions[random]
     masked[chosen] = vocabulary.ordinary[
         draws.below(len(vocabulary.ordinary), keys[owner[chosen]], places[chosen], RANDOM)
@@ -127,16 +130,16 @@ def mask_tokens(
 
 
 def _choose_tokens(special: Flags, owner: Numbers, places: Numbers, keys: Keys, budget: Numbers) -> Numbers:
-    """The first tokens of each sequence in a drawn order, as many as the budget says."""
+    """Positions of the first tokens of each sequence in a random order, up to its budget."""
     order_draw = draws.uniform(keys[owner], places, ORDER)
     order_draw[special] = 1.0  # after all others
-    order = np.argsort(order_draw + 2.0 * owner)  # sequence by sequence: the sorted ones have the same owners
+    order = np.argsort(order_draw + 2.0 * owner)  # sorted inside each sequence
     return np.sort(order[places < budget[owner]])
 
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """The words of packed sequences: where each begins and ends, and the sequence that it stands in. Each (W,)."""
+    """The words of packed sequences: the begin, the end and the sequence (`owner`) of each. Each (W,)."""
 
     begin: Numbers
     end: Numbers
@@ -144,9 +147,9 @@ class Words:
 
 
 def find_words(special: Flags, continuation: Flags, owner: Numbers) -> Words:
-    """A word is a token and its continuations up to the next word, special token or end of the sequence.
+    """Find the words: a token and its continuations up to the next word, special token or end of the sequence.
 
-    What truncation left of a word at the beginning of a segment is a word too.
+    Continuations at the beginning of a segment, where truncation dropped the word's first token, are a word too.
     """
     opens = np.diff(owner, prepend=-1) != 0  # the first token of a sequence
     opens[1:] |= special[:-1]
@@ -158,10 +161,10 @@ def find_words(special: Flags, continuation: Flags, owner: Numbers) -> Words:
 
 
 def _choose_words(words: Words, places: Numbers, keys: Keys, budget: Numbers) -> Numbers:
-    """The tokens of the words that are taken, in a drawn order, as long as they fit the budget (as released).
+    """Positions of whole words, taken in a random order while they fit the budget (as in the released code).
 
-    Where every word of a sequence is longer than its budget, the released code masks nothing and the sequence is read
-    in vain. Here the first word of the order is then taken from its beginning on, as far as the budget goes.
+    Where every word of a sequence is longer than its budget, the released code masks nothing. Here the first tokens of
+    the first word in the order are then taken, up to the budget.
     """
     order_draw = draws.uniform(keys[words.owner], places[words.begin], ORDER)
     order = np.argsort(order_draw + 2.0 * words.owner)
@@ -169,15 +172,15 @@ def _choose_words(words: Words, places: Numbers, keys: Keys, budget: Numbers) ->
     taken = _fitting(end - begin, owner, budget)
     first, _, whose = _groups(owner)
     taken[first] |= np.bincount(owner[taken], minlength=len(budget))[whose] == 0
-    end = np.minimum(end, begin + budget[owner])  # cuts none but those that are too long for their sequence
+    end = np.minimum(end, begin + budget[owner])  # shortens only words that are longer than their budget
     return np.sort(_ranges(begin[taken], end[taken]))
 
 
 def _fitting(sizes: Numbers, owner: Numbers, budget: Numbers) -> Flags:
-    """Which units are taken when each sequence goes through its own in order and passes over what does not fit.
+    """Which units are taken when each sequence goes through its units in order and skips those that do not fit.
 
-    All units up to the first that does not fit are taken at once; then those too long for what is left are put
-    aside, and so on. What is left becomes less than the length of that first one, so there are few rounds.
+    A round takes all units up to the first that does not fit, then drops those that are too long for the rest of the
+    budget. That rest is then shorter than the unit that did not fit, so there are few rounds.
     """
     taken, left = np.zeros(len(sizes), dtype=bool), budget.copy()
     waiting = np.flatnonzero(sizes <= left[owner])
@@ -194,7 +197,7 @@ def _fitting(sizes: Numbers, owner: Numbers, budget: Numbers) -> Flags:
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Spans in the order of the text: from `begin` to `end`, the `number`-th that its sequence drew. Each (S,)."""
+    """Spans in the order of the text: `begin`, `end`, the sequence, and the span's number in its draws. Each (S,)."""
 
     begin: Numbers
     end: Numbers
@@ -203,8 +206,10 @@ class Spans:
 
 
 def draw_spans(words: Words, keys: Keys, budget: Numbers, policy: MaskPolicy) -> Spans:
-    """Spans of whole words until each sequence's budget is spent."""
-    owner = np.repeat(np.arange(len(budget)), budget)  # a span has a token at least: there are no more of them
+    """Draw spans of whole words until the budget of each sequence is used up."""
+    owner = np.repeat(
+        np.arange(len(budget)), budget
+    )  # a span has at least one token: there are no more spans than this
     number = _ranges(np.zeros_like(budget), budget)
     lengths = span_lengths(draws.uniform(keys[owner], number, SPAN_LENGTH), policy).tolist()
     starts = draws.key(keys[owner], number, SPAN_START).tolist()
@@ -220,7 +225,7 @@ def draw_spans(words: Words, keys: Keys, budget: Numbers, policy: MaskPolicy) ->
 
 
 def _spans_of(begin: Numbers, end: Numbers, left: int, lengths: list[int], words: list[int]) -> list[tuple[int, int]]:
-    """The spans of one sequence, out of a length and a 32-bit word for the start of each.
+    """The spans of one sequence, from a drawn length and a 32-bit random number for the start of each.
 
     The start is drawn among the places where so many free words follow one another, so that neither other spans nor
     special tokens shorten a span. The span that would exceed the budget loses words at its end, and shorter ones may
@@ -246,7 +251,7 @@ def _spans_of(begin: Numbers, end: Numbers, left: int, lengths: list[int], words
 
 
 def _starts(free: int, joined: int, fitting: int, wanted: int) -> tuple[int, int]:
-    """The fitting words with so many free ones in a row, and how many these are where no row is as long as wanted."""
+    """The words where a run of `wanted` free words starts, or of the longest length that exists, and that length."""
     row = free
     for length in range(1, wanted):
         longer = free & joined & (row >> 1)
@@ -257,12 +262,12 @@ def _starts(free: int, joined: int, fitting: int, wanted: int) -> tuple[int, int
 
 
 def _bits(flags: Flags) -> int:
-    """Flags as the bits of a whole number, the first as the lowest."""
+    """Flags as the bits of an integer, the first flag as the lowest bit."""
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 def _nth_bit(bits: int, n: int) -> int:
-    """The place of the n-th bit that is set, by halving."""
+    """The index of the n-th set bit, by binary search."""
     low, high = 0, bits.bit_length()
     while high - low > 1:
         middle = (low + high) // 2
@@ -272,19 +277,19 @@ def _nth_bit(bits: int, n: int) -> int:
 
 
 def span_lengths(uniform: NDArray[np.float64], policy: MaskPolicy) -> Numbers:
-    """Lengths in words out of uniform numbers: geometric, up to `span_max`."""
-    # What is longer counts for nothing, instead of for the longest: so the mean is 3.8, as SpanBERT reports it.
+    """Span lengths in words from uniform numbers: a geometric distribution, truncated at `span_max`."""
+    # Longer spans are left out of the distribution, not clipped to span_max: the mean is 3.8, as SpanBERT reports.
     shares = np.cumsum((1 - policy.span_p) ** np.arange(policy.span_max))
     return 1 + np.searchsorted(shares[:-1] / shares[-1], uniform, "right")
 
 
 def _groups(owner: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Where in a sorted row each owner's entries begin, how many they are, and whose."""
+    """The first index, the size and the owner of each group of equal entries in a sorted array."""
     first = np.flatnonzero(np.diff(owner, prepend=-1))
     return first, np.diff(first, append=len(owner)), owner[first]
 
 
 def _ranges(begin: Numbers, end: Numbers) -> Numbers:
-    """All numbers from each begin up to its end, one after the other."""
+    """The concatenated ranges from each begin to its end."""
     sizes = end - begin
     return np.arange(sizes.sum()) + np.repeat(begin - (np.cumsum(sizes) - sizes), sizes)

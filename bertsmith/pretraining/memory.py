@@ -1,4 +1,4 @@
-"""How many sequences go through a model at once: as set, or what the device's memory has room for."""
+"""The size of a micro-batch: as set, or the largest that fits the device's memory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bertsmith.training.speed import free_memory
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """What the memory of a micro-batch depends on, apart from its size."""
+    """What the memory of a training step depends on, apart from the size of its micro-batches."""
 
     model: EncoderConfig
     train: TrainConfig
     device: torch.device
     length: int  # of a sequence, in tokens
-    masked: float  # the share of the tokens that the vocabulary head scores
+    predicted: float  # the share of the tokens that the vocabulary head is applied to
 
     def size(self, kept: int | None = None) -> int:
         """The size that is set, else the one that the run was started with (`kept`), else the largest that fits.
 
-        All processes choose the same one, by the process with the least memory. A run keeps its size when it is
-        resumed, since another one draws other dropout masks. What cannot fit is refused.
+        All ranks choose the same size, by the rank with the least memory. A resumed run keeps its size, since another
+        one would draw other dropout masks. A size that does not fit is refused.
         """
         train, most = self.train, -(-self.train.batch_size // distributed.world_size())
         room = distributed.all_reduce_min(free_memory(self.device))
@@ -44,11 +44,12 @@ class MicroBatches:
         if kept is not None:
             say(
                 f"note: the run was started with {kept} sequences of {self.length} tokens at once, which do not fit "
-                f"here; with {size} it goes on, but not to the bit where there is dropout"
+                f"here; it resumes with {size}, and where there is dropout it is not identical to the bit"
             )
         return size
 
     def _largest(self, most: int, room: float) -> int:
+        """The largest size up to `most` that fits the free memory `room`, with a margin."""
         size = min(self.train.micro_size(self.length), most)
         while self.device.type == "cuda" and size * 2 <= most and self.memory(size * 2) <= 0.6 * room:
             size *= 2
@@ -59,8 +60,8 @@ class MicroBatches:
         return size
 
     def memory(self, size: int) -> float:
-        """The bytes that a step with micro-batches of this size needs, about."""
-        words = int(self.masked * size * self.length) + size
+        """About how many bytes a step with micro-batches of this size needs."""
+        words = int(self.predicted * size * self.length) + size
         half = autocast_dtype(self.train.precision, self.device) is not None
         checkpointing, divided = self.train.gradient_checkpointing, self.train.parallel == "fsdp"
         processes = distributed.world_size() if divided else 1
@@ -70,7 +71,7 @@ class MicroBatches:
         )  # fmt: skip
 
     def _refusal(self, size: int, room: float) -> str:
-        """Why a micro-batch is refused, and what would do."""
+        """The error for a micro-batch that does not fit, with the settings that would."""
         smaller = next((s for s in range(size - 1, 0, -1) if self.memory(s) <= 0.9 * room), 0)
         text = (
             f"{size} sequences of {self.length} tokens at once need about {self.memory(size) / 1e9:.1f} GB; "

@@ -1,9 +1,9 @@
-"""What sequences are made of: segment pairs (BERT paper, section 3.1 and appendix A.2; ALBERT's) or full sentences.
+"""The text of sequences: segment pairs (BERT paper, section 3.1 and appendix A.2; ALBERT's) or full sentences.
 
-An index names a chunk of about one sequence's tokens; the epoch moves the chunks and draws the rest. Where sequences
-are pairs, every document is a row of chunks, and it is drawn whether the second segment follows or is a random one
-(or whether the two are swapped), how long the sequence is, where it is divided. Where they are full sentences, the
-chunks lie on the documents in a row. All of it is a pure function of (seed, epoch, index).
+An index names a chunk of about one sequence's tokens; every epoch shifts the chunks. For pairs, each document is
+divided into chunks, and random draws decide whether the second segment is the next or a random one (or whether the two
+are swapped), how long the sequence is, and where it is divided. For full sentences, all documents are concatenated and
+then divided. Everything is a pure function of (seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bertsmith.text.frame import WORDPIECE, Frame
 
 PairKind = Literal["next", "order", "full"]
 SHIFT = 108  # a stream of draws
-NUM_WORDS = 6 + 32  # six numbers and 1024 coins: more than truncation, under two sentences, ever takes
+NUM_WORDS = 6 + 32  # six numbers and 1024 random bits, more than the truncation of a sequence uses
 Ids = NDArray[Any]
 
 
@@ -46,10 +46,10 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class PairSource:
-    """The pairs of some documents of a corpus.
+    """Segment pairs from some documents of a corpus.
 
-    In half of them the second segment follows the first. In the others it is a random one (kind "next", BERT) or the
-    two are swapped (kind "order", sentence-order prediction: ALBERT, Lan et al. 2020, section 3.1).
+    In half of the pairs the second segment follows the first. In the others it is a random one (kind "next", BERT) or
+    the two are swapped (kind "order", sentence-order prediction: ALBERT, Lan et al. 2020, section 3.1).
     """
 
     corpus: Corpus
@@ -78,7 +78,7 @@ class PairSource:
 
     @cached_property
     def chunk_ends(self) -> NDArray[np.int64]:
-        """How many chunks there are up to and with each document."""
+        """The cumulative number of chunks after each document."""
         lengths = self.corpus.document_tokens[self.documents].astype(np.int64)
         chunks = (lengths + self.capacity - 1) // self.capacity
         if self.kind == "order":
@@ -103,13 +103,13 @@ class PairSource:
         return [self._pair(*row) for row in rows]
 
     def _pair(self, place: int, chunk: int, shift: int, words: list[int]) -> Pair:
-        """A pair out of its draws: 32-bit words, of which the first few are used as numbers, the rest as bits."""
+        """A pair from its random 32-bit numbers: the first six are used as fractions, the others as bits."""
         u = [word / 2**32 for word in words[:6]]
         tokens, starts, begin, end = self.corpus.place(int(self.documents[place]))
         origin, length = int(starts[begin]), int(starts[end]) - int(starts[begin])
         target = self.capacity if u[0] >= self.short_share else 2 + int(u[1] * (self.capacity - 1))
         start = chunk * self.capacity
-        if length > self.capacity:  # a long document: its chunks lie elsewhere in every epoch
+        if length > self.capacity:  # the chunks of a long document are shifted in every epoch
             start = min(max(0, start + shift - self.capacity // 2), length - self.capacity)
         bounds = _sentences_from(starts, begin, end, origin + start, target)
         if self.kind == "order" and bounds[-1] - bounds[0] == 1:  # the last token of a document, and a whole sentence
@@ -120,12 +120,12 @@ class PairSource:
         if self.kind == "next" and not is_next:
             second = self._random_segment(place, target - len(first), u[4], u[5])
         elif not is_next:
-            first, second = second, first  # before truncation, which does not treat the two quite alike
+            first, second = second, first  # before truncation, which may drop one token more of the second
         coins = int.from_bytes(np.array(words[6:], dtype=np.uint32).tobytes(), "little")
         return Pair(*truncate(first, second, target, coins), is_next)
 
     def _random_segment(self, place: int, length: int, u: float, v: float) -> Ids:
-        """Whole sentences from a random one of a random other document on."""
+        """Whole sentences of a random other document, starting with a random one."""
         other = int(u * (len(self.documents) - 1))
         tokens, starts, begin, end = self.corpus.place(int(self.documents[other + (other >= place)]))
         bounds = _sentences_from(starts, begin, end, int(starts[begin + int(v * (end - begin))]), max(1, length))
@@ -134,7 +134,7 @@ class PairSource:
 
 @dataclass(frozen=True, eq=False)
 class FullSource:
-    """Full sentences of some documents in a row (FULL-SENTENCES: RoBERTa, Liu et al. 2019, section 4.2).
+    """Full sentences of some concatenated documents (FULL-SENTENCES: RoBERTa, Liu et al. 2019, section 4.2).
 
     A sequence has one segment. It begins with a sentence and is filled to the end, over the ends of documents, with an
     extra separator between two of them; the last document is followed by the first. Its last sentence is cut, unless
@@ -166,7 +166,7 @@ class FullSource:
 
     @cached_property
     def document_ends(self) -> NDArray[np.int64]:
-        """Where each document ends when they stand in a row, a separator before each."""
+        """The end of each document when all are concatenated, with a separator before each."""
         return np.cumsum(self.separators + self.corpus.document_tokens[self.documents].astype(np.int64))
 
     def __len__(self) -> int:
@@ -186,11 +186,11 @@ class FullSource:
         token = int(starts[first]) + offset
         sentence = _sentence_of(starts, first, last, token)
         start, length = int(starts[sentence]), int(starts[sentence + 1] - starts[sentence])
-        piece = -(-length // -(-length // self.capacity))  # a sentence longer than a sequence counts as even pieces
+        piece = -(-length // -(-length // self.capacity))  # a sentence longer than a sequence is divided evenly
         begin = token - (token - start) % piece
         room = min(
             self.capacity, int(self.document_ends[-1]) - self.separators
-        )  # once around at most: nothing comes twice
+        )  # no more than the whole corpus: no token comes twice
         parts = []
         while room > 0:
             end = int(starts[last])
@@ -221,26 +221,26 @@ def segment_source(
     seed: int,
     frame: Frame = WORDPIECE,
 ) -> SegmentSource:
-    """What the sequences of some documents are made of, by `data.pairs`."""
+    """The source of the sequences of some documents, by `data.pairs`."""
     if kind == "full":
         return FullSource(corpus, documents, max_length, seed, frame)
     return PairSource(corpus, documents, max_length, short_share, seed, kind, frame)
 
 
 def _sentence_of(starts: Ids, begin: int, end: int, token: int) -> int:
-    """Which of the sentences `begin` to `end` holds a token."""
+    """The number of the sentence, among `begin` to `end`, that contains a token."""
     return begin + int(starts[begin:end].searchsorted(token, "right")) - 1
 
 
 def _sentences_from(starts: Ids, begin: int, end: int, token: int, length: int) -> list[int]:
-    """Bounds of the sentences `begin` to `end` from the one that holds a token on, until the length is reached."""
+    """Bounds of the sentences from the one that contains a token on, until the length or sentence `end` is reached."""
     first = _sentence_of(starts, begin, end, token)
     last = first + int(starts[first : end + 1].searchsorted(starts[first] + length, "left"))
     return starts[first : min(last, end) + 1].tolist()
 
 
 def _division(bounds: list[int], u: float) -> int:
-    """Where the first segment ends: at a random sentence, or inside the only one, so that labels stay balanced."""
+    """The end of the first segment: after a random sentence, or inside the only one, so that labels stay balanced."""
     if len(bounds) > 2:
         return bounds[1 + int(u * (len(bounds) - 2))]
     length = bounds[1] - bounds[0]
@@ -248,10 +248,10 @@ def _division(bounds: list[int], u: float) -> int:
 
 
 def truncate(first: Ids, second: Ids, limit: int, coins: int) -> tuple[Ids, Ids]:
-    """Shorten the longer segment until both fit, each token taken from the front or the back as a coin falls.
+    """Drop tokens of the longer segment until both fit, each from the front or from the back at random.
 
-    `coins` is a whole number whose bits are the coins. The longer one is levelled first, then both lose in turn:
-    the same lengths as dropping one token at a time.
+    The bits of `coins` decide between front and back. The longer segment is first cut to the length of the shorter one,
+    then both lose tokens in turn: the lengths are those of dropping one token at a time.
     """
     excess = len(first) + len(second) - limit
     if excess <= 0:

@@ -1,4 +1,4 @@
-"""Held-out evaluation: it reads the documents that training does not, and its figures are what they say."""
+"""Held-out evaluation reads the documents that training does not, and its scores are correct."""
 
 import math
 from pathlib import Path
@@ -47,8 +47,8 @@ def objective_of(loader: Loader, direction: str = "both") -> Objective:
     return objective
 
 
-def plain_figures(objective: Objective, loader: Loader, indices: np.ndarray) -> dict[str, float]:
-    """The same figures, one sequence at a time and word by word."""
+def plain_scores(objective: Objective, loader: Loader, indices: np.ndarray) -> dict[str, float]:
+    """The same scores, computed one sequence and one word at a time."""
     name = objective.token_loss
     losses, right, pairs = [], [], []
     for index in indices:
@@ -67,13 +67,13 @@ def plain_figures(objective: Objective, loader: Loader, indices: np.ndarray) -> 
 
 
 @pytest.mark.parametrize("direction", ["both", "left-to-right"])
-def test_figures_are_those_of_a_plain_recomputation(world: Path, direction: str, monkeypatch) -> None:
+def test_scores_equal_a_plain_recomputation(world: Path, direction: str, monkeypatch) -> None:
     monkeypatch.setattr(held_out, "AT_ONCE", 10 * LENGTH)  # several batches, the last one smaller
     loader = loader_of(world, np.array([3, 7]), direction)
     assert 15 < len(loader.source) < held_out.SEQUENCES
     objective = objective_of(loader, direction)
     found = held_out.evaluate(objective, loader, [])
-    expected = plain_figures(objective, loader, np.arange(len(loader.source)))
+    expected = plain_scores(objective, loader, np.arange(len(loader.source)))
     assert found == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
     assert 0 < found["mlm_accuracy" if direction == "both" else "lm_accuracy"] < 100
 
@@ -91,7 +91,7 @@ def test_a_large_part_is_evaluated_on_a_fixed_sample_of_different_sequences(worl
     indices = [i for _, part in asked[:3] for i in part]
     assert {e for epochs, _ in asked for e in epochs} == {0}
     assert len(set(indices)) == 12 < max(indices)  # not the first ones alone
-    assert first["mlm_loss"] == pytest.approx(plain_figures(objective, loader, np.array(indices))["mlm_loss"], rel=1e-4)
+    assert first["mlm_loss"] == pytest.approx(plain_scores(objective, loader, np.array(indices))["mlm_loss"], rel=1e-4)
 
 
 def test_words_in_samples_are_the_likeliest_with_their_probabilities(world: Path) -> None:
@@ -116,7 +116,7 @@ def test_words_in_samples_are_the_likeliest_with_their_probabilities(world: Path
 
 
 def test_a_run_is_evaluated_on_the_documents_that_it_does_not_learn(world: Path, tmp_path: Path, monkeypatch) -> None:
-    """Its samples too, and its second phase; and training reads none of them."""
+    """The samples and the second phase are held out too; training reads none of them."""
     evaluated, learnt, samples = [], [], []
 
     def evaluate(objective, loader, given, dtype):

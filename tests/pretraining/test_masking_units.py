@@ -1,4 +1,4 @@
-"""Whole words and spans are masked as their papers say; single tokens as they always were."""
+"""Whole words and spans are masked as in their papers; the masks of single tokens have not changed."""
 
 import hashlib
 
@@ -90,7 +90,7 @@ def data():
     [(MaskPolicy(), "fcfc1708914a735e"), (MaskPolicy(0.4, 0.5, 0.3), "84e98252724a4042")],
     ids=["paper", "other"],
 )
-def test_single_tokens_are_masked_as_they_always_were(policy, expected):
+def test_masks_of_single_tokens_have_not_changed(policy, expected):
     lengths = 5 + np.arange(300) * 37 % 90
     tokens = 5 + np.arange(lengths.sum()) * 7919 % 95
     starts = np.cumsum(lengths) - lengths
@@ -149,7 +149,7 @@ def test_spans_at_other_rates(data, rate):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_fates(data, unit):
+def test_shares_of_masked_random_and_kept_tokens(data, unit):
     data = sequences(8000)
     found = masks(data, unit)
     now = found.tokens[found.positions]
@@ -179,7 +179,7 @@ def test_text_of_special_tokens_only(unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_korean(unit, tokenizer_folder):
+def test_korean_words_of_many_pieces(unit, tokenizer_folder):
     """Words of many pieces, from a real vocabulary."""
     tokenizer = Tokenizer.load(tokenizer_folder)
     vocabulary = Vocabulary.of(tokenizer)
@@ -262,7 +262,7 @@ def test_the_pieces_of_a_word_are_masked_together(data):
             assert chosen[word].all() or not chosen[word].any()
 
 
-def test_the_fate_of_a_words_pieces_is_drawn_for_each(data):
+def test_each_piece_of_a_word_is_masked_replaced_or_kept_by_its_own_draw(data):
     found = masks(data, "word")
     now = dict(zip(found.positions.tolist(), found.tokens[found.positions].tolist(), strict=True))
     words = [w for w in words_by_hand(*data[:2]) if len(w) > 1 and w[1] in now]
@@ -324,7 +324,7 @@ def test_lengths_are_counted_in_words():
 @pytest.mark.parametrize(
     ("span_p", "span_max", "mean"), [(1.0, 10, 1.0), (0.2, 1, 1.0), (0.5, 3, 11 / 7), (1e-9, 5, 3.0)]
 )
-def test_other_lengths(span_p, span_max, mean):
+def test_other_distributions_of_span_lengths(span_p, span_max, mean):
     lengths = span_lengths(draws.uniform(1, np.arange(20_000)), MaskPolicy(span_p=span_p, span_max=span_max))
     assert lengths.min() >= 1
     assert lengths.max() <= span_max
@@ -344,7 +344,7 @@ def test_spans_start_at_any_word_alike():
         assert abs(chi_square(np.bincount(starts[lengths == length])[places])) < 6
 
 
-def test_the_tokens_of_a_span_share_a_fate(data):
+def test_the_tokens_of_a_span_share_one_draw(data):
     found, spans = masks(data, "span", mask_share=0.4, random_share=0.3), spans_of(data)
     kinds, same_random = [], 0
     for begin, end in zip(spans.begin, spans.end, strict=True):

@@ -1,4 +1,4 @@
-"""All processes choose one size of micro-batch, and a run keeps it: another one would draw other dropout masks."""
+"""All ranks choose one size of micro-batch, and a resumed run keeps it: another one would draw other dropout masks."""
 
 import shutil
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_a_resumed_run_keeps_its_micro_batches(world: Path, tmp_path: Path, monk
     assert weights(other) != weights(whole)  # the size does matter
 
 
-def test_what_is_set_or_does_not_fit_takes_the_place_of_the_size_that_was_kept(
+def test_a_size_that_is_set_or_a_smaller_memory_overrides_the_stored_size(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config, run = settings(*DROPOUT), tmp_path / "run"

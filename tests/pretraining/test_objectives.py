@@ -28,20 +28,20 @@ from bertsmith.recipes import RECIPES, recipe
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUICK = [*TINY, "train.steps=6", "train.batch_size=8", "train.save_every=2", "data.max_length=16", "train.workers=0"]
 QUICK += ["data.long_length=null"]
-PAIRS_ALONE = MaskedLMConfig(next_sentence=False)
+NO_PAIRS = MaskedLMConfig(next_sentence=False)
 
 
 def test_recipes_set_the_section() -> None:
     found = {recipe(name).objective for name in RECIPES}
-    assert found == {MaskedLMConfig(), PAIRS_ALONE, CausalLMConfig()}
-    assert recipe("bert-tiny-no-nsp").objective == recipe("quickstart").objective == PAIRS_ALONE
+    assert found == {MaskedLMConfig(), NO_PAIRS, CausalLMConfig()}
+    assert recipe("bert-tiny-no-nsp").objective == recipe("quickstart").objective == NO_PAIRS
     assert recipe("bert-tiny-right-to-left").objective == CausalLMConfig()
     assert {kinds.objective_class(config).__name__ for config in found} == {"MaskedLM", "CausalLM"}
 
 
 def test_set_switches_the_kind_or_a_field() -> None:
     bert = recipe("bert-tiny")
-    assert override(bert, ["objective.next_sentence=false"]).objective == PAIRS_ALONE
+    assert override(bert, ["objective.next_sentence=false"]).objective == NO_PAIRS
     one_way = override(bert, ["objective.kind=causal-lm", "model.direction=left-to-right"])
     assert one_way.objective == CausalLMConfig()
     assert one_way == replace(recipe("bert-tiny-left-to-right"), recipe="bert-tiny")
@@ -141,8 +141,8 @@ class Twins(Objective):
     def __init__(self, encoder: Encoder, config: TwinsConfig) -> None:
         super().__init__()
         self.config = config
-        self.first = MaskedLM(encoder, PAIRS_ALONE)
-        self.second = MaskedLM(Encoder(replace(encoder.config, num_layers=config.second_layers)), PAIRS_ALONE)
+        self.first = MaskedLM(encoder, NO_PAIRS)
+        self.second = MaskedLM(Encoder(replace(encoder.config, num_layers=config.second_layers)), NO_PAIRS)
 
     @property
     def encoder(self) -> Encoder:  # type: ignore[override]

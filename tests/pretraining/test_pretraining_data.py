@@ -87,7 +87,7 @@ def test_large_parts_make_a_difference():
 
 
 def test_keys_stay_what_they_are():
-    """A run that is resumed with a later version goes on with the same data; one by one or together, all the same."""
+    """A run that a later version resumes gets the same data; keys are the same one by one and vectorised."""
     parts = [0, 1, 2**32 - 1, 2**32 + 1, 2**63 + 1]
     expected = [3086681396, 2085254608, 2146738012, 2232188005, 1536619631]
     assert draws.key(3, np.array(parts, dtype=np.uint64), 7).tolist() == expected
@@ -403,7 +403,7 @@ def test_exactly_the_share_of_each_sequence(unmasked, masked):
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.4, 0.99])
-def test_other_shares(unmasked, rate):
+def test_other_masking_rates(unmasked, rate):
     tokens, lengths, keys = unmasked
     found = mask_tokens(tokens, lengths, keys, MaskPolicy(rate=rate), VOCABULARY)
     counts = np.bincount(np.repeat(np.arange(2000), lengths)[found.positions], minlength=2000)
@@ -449,7 +449,7 @@ def test_every_place_is_chosen_alike(unmasked):
 @pytest.mark.parametrize(
     ("mask_share", "random_share"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)], ids=["mask", "random", "keep"]
 )
-def test_other_fates(unmasked, mask_share, random_share):
+def test_other_shares_of_masked_and_random_tokens(unmasked, mask_share, random_share):
     policy = MaskPolicy(mask_share=mask_share, random_share=random_share)
     found = mask_tokens(*unmasked, policy, VOCABULARY)
     now = found.tokens[found.positions]
@@ -458,7 +458,7 @@ def test_other_fates(unmasked, mask_share, random_share):
     assert np.array_equal(now, found.targets) == (mask_share + random_share == 0)
 
 
-def test_neighbours_do_not_matter(unmasked):
+def test_masks_do_not_depend_on_the_other_sequences(unmasked):
     tokens, lengths, keys = (part.copy() for part in unmasked)
     starts = np.cumsum(lengths) - lengths
     whole = mask_tokens(tokens, lengths, keys, MaskPolicy(), VOCABULARY)
@@ -604,7 +604,7 @@ def test_ranks_divide_the_micro_batches_of_a_step(loader, monkeypatch, ranks, ba
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
-def test_share(ranks):
+def test_split_for_rank(ranks):
     items = list("abcdefg")
     shares = [split_for_rank(items, rank, ranks) for rank in range(ranks)]
     assert {len(own) for own in shares} == {-(-7 // ranks)}

@@ -1,4 +1,4 @@
-"""Sentence-order pairs and full sentences are as in their papers, and next-sentence pairs are what they always were."""
+"""Sentence-order pairs and full sentences are as in their papers; next-sentence pairs have not changed."""
 
 import hashlib
 from itertools import pairwise
@@ -54,12 +54,12 @@ def sentence_starts(corpus: Corpus) -> np.ndarray:
 # What was there before
 
 
-def test_next_sentence_pairs_stay_as_they_are(corpus):
+def test_next_sentence_pairs_have_not_changed(corpus):
     pairs = drawn(source_of(corpus, 48), 3)
     assert digest(*(x for p in pairs for x in (p.first, p.second, [p.is_next]))) == "87ae67c1ab5da7df"
 
 
-def test_batches_of_next_sentence_pairs_stay_as_they_are(corpus, tokenizer):
+def test_batches_of_next_sentence_pairs_have_not_changed(corpus, tokenizer):
     loader = Loader.of(source_of(corpus, 48), tokenizer, DataConfig(max_length=48))
     columns = []
     for batch in (b for number in range(20) for b in loader.step(number, 32, 12)):
@@ -228,7 +228,7 @@ def test_sequences_begin_with_a_sentence(corpus, full):
     assert np.isin([s.parts[0][0] for s in full], sentence_starts(corpus)).all()
 
 
-def test_a_sentence_that_would_get_next_to_nothing_is_left_out(tmp_path):
+def test_a_last_sentence_with_almost_no_room_is_left_out(tmp_path):
     source = full_of(corpus_of(tmp_path, [[20] * 300, [20] * 300]), 62 + 2)
     inside = [s for s in all_samples(source) if len(s.parts) == 1]
     assert {size_of(s) for s in inside} == {62}, "three sentences of 20; two tokens of a fourth would fit"
@@ -337,7 +337,7 @@ def test_batches_in_another_frame(corpus, kind):
     vocab = {token: number for number, token in enumerate([*ROBERTA.special_tokens, *words])}
     tokenizer = Tokenizer(Backend(models.WordLevel(vocab, unk_token="<unk>")), False, frame=ROBERTA)
     source = segment_source(kind, corpus, np.arange(corpus.manifest.documents), 48, 0.0, 3, ROBERTA)
-    loader = Loader.of(source, tokenizer, DataConfig(max_length=48, pairs=kind))
+    loader = Loader.of(source, tokenizer, DataConfig(max_length=48, pairs=kind), objective=NO_PAIRS)
     batch = loader.batch(np.zeros(40, dtype=np.int64), np.arange(40))
     tokens = batch.tokens.clone()
     tokens[batch.labels["masked"]] = batch.labels["targets"]

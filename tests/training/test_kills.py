@@ -240,7 +240,7 @@ def test_by_the_clock_a_run_ends_with_its_time_also_when_it_was_stopped(world: P
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 143
-    assert "not to the bit" in said
+    assert "not identical to the bit" in said
     process = start(world, run, settings, "--resume")
     assert process.wait(120) == 0, process.communicate()[1]
     records = [r for r in runlog.read(run) if "loss" in r]

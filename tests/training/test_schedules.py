@@ -108,7 +108,7 @@ def check_clock(run: Path) -> None:
 @pytest.mark.usefixtures("own_clock")
 def test_a_run_ends_with_its_time(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scores = pretrain(settings(*CLOCK), world / "shards", tmp_path / "run", device="cpu")
-    assert "not to the bit" in capfd.readouterr().err
+    assert "not identical to the bit" in capfd.readouterr().err
     assert scores["steps"] == runlog.read(tmp_path / "run")[-1]["step"] == 90
     check_clock(tmp_path / "run")
     again = pretrain(settings(*CLOCK), world / "shards", tmp_path / "run", device="cpu", resume=True)
