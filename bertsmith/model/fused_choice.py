@@ -18,8 +18,8 @@ from bertsmith.progress import say
 
 HEAD_SIZES = (16, 32, 64, 128)  # that the attention kernels have tiles for
 OLDEST = (8, 0)  # the first compute capability with bfloat16 products
-# What the fused kernels cannot compute: a test of the configuration, and the reason. A new feature gets a row.
-UNKNOWN: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
+# What the fused kernels cannot compute: a test of the configuration, and the reason. A new feature gets a row here.
+UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
     (lambda c: c.num_segments == 0, "there is no table of segments"),
     (
@@ -37,7 +37,7 @@ _allowed = True
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether the fused kernels run, and where they do not, the reason."""
+    """Whether the fused kernels run; if not, `reason` says why in words."""
 
     reason: str = ""
 
@@ -47,7 +47,7 @@ class Choice:
 
 
 def choose_now(config: EncoderConfig, device: torch.device, layout: Layout) -> Choice:
-    """The kernels of a forward pass on this device, with this layout, under the autocast of the moment."""
+    """The kernels of a forward pass on this device, with this layout, under the present autocast."""
     autocast = device.type == "cuda" and torch.is_autocast_enabled("cuda")
     return choose(config, device, torch.get_autocast_dtype("cuda") if autocast else None, layout)
 
@@ -63,7 +63,7 @@ def choose_for_run(config: EncoderConfig, device: torch.device, dtype: torch.dty
 def choose(
     config: EncoderConfig, device: torch.device, dtype: torch.dtype | None, layout: Layout | None = None
 ) -> Choice:
-    """The kernels for matrix products of this type (None: no autocast), on packed batches or those of this layout."""
+    """The kernels for matrix products of this type (None: no autocast), on batches of this layout (None: packed)."""
     if not _allowed:
         return Choice("plain kernels were asked for")
     if device.type != "cuda":
@@ -73,8 +73,8 @@ def choose(
         return Choice(f"matrix products are {found}; the fused kernels take bfloat16")
     if layout is not None and not isinstance(layout, Packed):
         return Choice("the batch is padded")
-    unknown = (reason.format(c=config) for has, reason in UNKNOWN if has(config))
-    return Choice(next(unknown, "") or _device_reason(device))
+    unsupported = (reason.format(c=config) for has, reason in UNSUPPORTED if has(config))
+    return Choice(next(unsupported, "") or _device_reason(device))
 
 
 @lru_cache
@@ -96,7 +96,7 @@ def _note(reason: str) -> None:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """In the block every forward pass takes plain code: what the fused kernels are compared with."""
+    """A context in which every forward pass takes plain code, for comparison with the fused kernels."""
     global _allowed
     before, _allowed = _allowed, False
     try:
@@ -106,7 +106,7 @@ def plain_kernels() -> Iterator[None]:
 
 
 def compiled_kernels() -> int:
-    """How many kernels have been compiled so far in this process: it must not grow after a run's first steps."""
+    """The number of kernels compiled so far in this process; it must not grow after a run's first steps."""
     from bertsmith.model.fused import attention, long_attention, lookup, rows
 
     parts = (rows, attention, long_attention, lookup)

@@ -1,6 +1,7 @@
-"""Compile every fused kernel for a GPU, which need not be there: `python tests/model/compile_kernels.py`.
+"""Compile every fused kernel for a GPU, which the machine need not have: `python tests/model/compile_kernels.py`.
 
-Triton's interpreter, which runs the kernels in the other tests, forgives what its compiler does not. Prints the names.
+Triton's interpreter, which runs the kernels in the other tests, accepts code that its compiler does not. Prints the
+names of the kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BERT = EncoderConfig(
 
 
 def compile_only() -> None:
-    """Have Triton compile for an H100 and start nothing."""
+    """Make Triton compile for an H100 and launch nothing."""
     ours = {
         "get_current_device": lambda: 0,
         "get_current_stream": lambda device: 0,

@@ -1,4 +1,4 @@
-"""Encoders that read in one direction: what they see, that they are those of `transformers`, how they learn and end."""
+"""Encoders that read in one direction: what a token sees, parity with `transformers`, training, saving and heads."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def rows_of(states: torch.Tensor, batch) -> list[torch.Tensor]:
 @layouts
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 @torch.inference_mode()
-def test_a_token_sees_no_other_than_its_direction_shows(direction, packed, norm_first):
+def test_a_token_sees_only_the_tokens_of_its_direction(direction, packed, norm_first):
     encoder = encoder_of(direction, norm_first=norm_first)
     before, place = examples(), 9
     changed = [replace(e, tokens=e.tokens.copy()) for e in before]
@@ -72,7 +72,7 @@ def test_a_token_sees_no_other_than_its_direction_shows(direction, packed, norm_
 
 @directions
 @torch.inference_mode()
-def test_every_kernel_gives_the_same(direction):
+def test_every_kernel_computes_the_same_states(direction):
     encoder, padded, packed = encoder_of(direction), collate(examples(), packed=False), collate(examples(), packed=True)
     expected = rows_of(encoder(padded), padded)
     for batch in (packed, padded):
@@ -90,7 +90,7 @@ def test_every_kernel_gives_the_same(direction):
 
 
 @directions
-def test_padding_leaves_no_trace_in_gradients(direction):
+def test_padding_does_not_change_gradients(direction):
     encoder, gradients = encoder_of(direction), []
     for packed in (False, True):
         batch = collate(examples(), packed=packed)
@@ -153,7 +153,7 @@ def test_logits_losses_and_gradients_are_those_of_transformers(tmp_path, tiny_to
     assert_close(layer, their_layer, atol=1e-5, rtol=1e-4)
 
 
-def test_what_is_predicted():
+def test_the_tokens_that_are_predicted():
     tokens = np.array([2, 10, 11, 3, 2, 20, 3])
     forwards = next_tokens(tokens, np.array([4, 3]), "left-to-right")
     assert forwards.positions.tolist() == [0, 1, 2, 4, 5]
@@ -164,7 +164,7 @@ def test_what_is_predicted():
     assert forwards.tokens.tolist() == tokens.tolist()
 
 
-def test_a_saved_one_is_opened_by_transformers_as_it_is(tmp_path, tiny_tokenizer):
+def test_transformers_opens_a_saved_left_to_right_model(tmp_path, tiny_tokenizer):
     from transformers import AutoModelForCausalLM
 
     config = EncoderConfig(vocab_size=tiny_tokenizer.vocab_size, direction="left-to-right", **SMALL)
@@ -186,7 +186,7 @@ def test_a_saved_one_is_opened_by_transformers_as_it_is(tmp_path, tiny_tokenizer
         convert(tmp_path / "a", tmp_path / "c", "tf1")
 
 
-def test_right_to_left_is_no_model_of_transformers(tmp_path, tiny_tokenizer):
+def test_transformers_has_no_class_for_right_to_left_models(tmp_path, tiny_tokenizer):
     from transformers import AutoModel
 
     config = EncoderConfig(vocab_size=tiny_tokenizer.vocab_size, direction="right-to-left", **SMALL)
@@ -216,7 +216,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", HEADS)
-def test_heads_read_what_has_seen_the_whole_sequence_and_are_saved(tmp_path, tiny_tokenizer, kind, form):
+def test_heads_read_the_state_that_has_seen_the_whole_sequence_and_are_saved(tmp_path, tiny_tokenizer, kind, form):
     config = EncoderConfig(vocab_size=tiny_tokenizer.vocab_size, direction="left-to-right", **SMALL)
     model = randomise(TaskModel(Encoder(config), replace(HEADS[kind], **FORMS[form]))).eval()
     batch, padded = collate(examples(), packed=True), collate(examples(), packed=False)
@@ -265,7 +265,7 @@ def pretrained(world, tmp_path_factory):
     return folder
 
 
-def test_learning_the_next_word(world, pretrained, tmp_path):
+def test_the_loss_of_the_next_word_falls(world, pretrained, tmp_path):
     more = [*TINY, "train.steps=60", "train.batch_size=16", "train.learning_rate=5e-3", "train.evaluate_every=0"]
     scores = pretrain(override(left_to_right("tiny"), more), world / "shards", tmp_path / "run", device="cpu")
     before = json.loads((pretrained / "ltr" / "metrics.jsonl").read_text().splitlines()[0])["loss"]
@@ -286,7 +286,7 @@ def test_fine_tuning(world, pretrained, tmp_path, form):
     assert evaluate(tmp_path / "run", world / "dev.csv", device="cpu")["accuracy"] == scores["accuracy"]
 
 
-def test_beside_is_the_mirror_image(world, pretrained, tmp_path):
+def test_the_second_encoder_reads_in_the_other_direction(world, pretrained, tmp_path):
     still = ["train.steps=1", "train.learning_rate=1e-9", "data.max_length=16", f"beside={pretrained / 'rtl'}"]
     config = override(FinetuneConfig("classify"), still)
     finetune(config, pretrained / "ltr", world / "train.csv", tmp_path / "still", device="cpu")
@@ -306,7 +306,7 @@ def test_beside_is_the_mirror_image(world, pretrained, tmp_path):
         override(FinetuneConfig("tag", bilstm_layers=1), ["features.variant=last"])
 
 
-def test_ablations_differ_in_a_line():
+def test_ablations_change_one_setting():
     base = bert("base")
     assert replace(no_nsp("base"), objective=base.objective, recipe=base.recipe) == base
     ltr = left_to_right("base")

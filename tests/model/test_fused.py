@@ -1,4 +1,4 @@
-"""The fused kernels compute what plain code does. On a machine without a GPU, Triton's interpreter runs them."""
+"""The fused kernels compute what plain code computes; Triton's interpreter runs them on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORD = (1 << 32) - 1
 DROPOUTS = pytest.mark.parametrize("dropout", [0.0, 0.3])
 
 
-def scrambled(index: Tensor, seed: int) -> Tensor:
+def hashed(index: Tensor, seed: int) -> Tensor:
     x = (index * 0x9E3779B1 + (seed & WORD)) & WORD
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
     x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
@@ -56,8 +56,8 @@ def column_numbers(count: int) -> Tensor:
 
 
 def kept(rows: Tensor, columns: Tensor, seed: int, dropout: float) -> Tensor:
-    """What dropout leaves of ones, 0 or 1 / (1 - dropout), where rows and columns of these numbers meet."""
-    slope, level = scrambled(rows, seed), scrambled(rows, seed ^ 0x2545F491)
+    """The factors of dropout, 0 or 1 / (1 - dropout), for the elements of these rows and columns."""
+    slope, level = hashed(rows, seed), hashed(rows, seed ^ 0x2545F491)
     numbers = column_numbers(1024)[columns]
     keep = ((slope * numbers + level) & WORD) >= round(dropout * (1 << 32))
     return keep / (1 - dropout)
@@ -127,7 +127,7 @@ def test_the_input_layer(dropout: float) -> None:
     assert_same(ours, plain, [*tables, norm.weight, norm.bias])
 
 
-def test_products() -> None:
+def test_matrix_products() -> None:
     x, weight = random(13, 20), random(8, 20)
     product, same = ops.linear_and_residual(x, weight)
     assert_same(product.sum() * 2 + (same**3).sum(), F.linear(x, weight).sum() * 2 + (x**3).sum(), [x, weight])
@@ -209,7 +209,7 @@ def test_blocks_outside_the_reach_are_skipped(near: tuple[int, int], far: tuple[
         assert not torch.isfinite(found[slice(*far)]).any()
 
 
-def test_dropout_is_even_and_independent() -> None:
+def test_dropout_is_uniform_and_independent() -> None:
     rate, size = 0.1, 1024
     kept_places = [torch.from_numpy(np.asarray(places)) > 0 for places in (_dropped(1, size), _dropped(2, size))]
     for places in kept_places:
@@ -281,7 +281,7 @@ SLOW = "pre-norm", "another activation"
 def test_a_whole_model(name: str, request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(CONFIGS[name]))
-    batch = masked_batch([20, 3, 30] if name != "bert" else [20, 150, 3])
+    batch = masked_batch({"bert": [20, 150, 3], "windows, shared layers": [14, 3]}.get(name, [20, 3, 30]))
     expected = losses_and_gradients(model, batch)
     request.getfixturevalue("fused")
     assert_alike(losses_and_gradients(model, batch), expected)
@@ -309,7 +309,7 @@ def test_a_task_with_padding_sequences(kind: str, labels: tuple[str, ...], reque
     assert_alike(losses_and_gradients(model, bucketed(batch)), expected)
 
 
-def test_rounded_batches_have_few_sizes() -> None:
+def test_bucketed_batches_have_few_sizes() -> None:
     sizes = set()
     for length in range(100, 128):
         batch = bucketed(masked_batch([length] * 40))
@@ -377,7 +377,7 @@ KNOWN = {  # fields that the fused kernels know all values of, or that change no
 
 
 def test_every_field_of_a_configuration_is_known_to_the_fused_kernels_or_is_a_reason(gpu: None) -> None:
-    """A new field belongs to KNOWN once the kernels compute it; until then it gets a row in `fused_choice.UNKNOWN`."""
+    """A new field belongs to KNOWN once the kernels compute it, and before that to `fused_choice.UNSUPPORTED`."""
     assert {field.name for field in dataclasses.fields(EncoderConfig)} == KNOWN | set(OTHER_VALUES)
     reasons = {
         name: choose(dataclasses.replace(CONFIGS["bert"], **values), CUDA, torch.bfloat16).reason  # type: ignore[arg-type]
@@ -388,7 +388,7 @@ def test_every_field_of_a_configuration_is_known_to_the_fused_kernels_or_is_a_re
     assert reasons["positions"] == "positions are rotary, not learned"
 
 
-def test_autocast_of_the_moment_is_asked(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_present_autocast_decides(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = masked_batch([4, 3]).layout
     assert not choose_now(CONFIGS["bert"], CUDA, packed).fused
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: True)
@@ -403,7 +403,9 @@ def test_a_run_on_a_gpu_says_once_why_it_takes_plain_kernels(monkeypatch: pytest
     fused_choice._note.cache_clear()
     for _ in range(2):
         assert not choose_for_run(CONFIGS["bert"], CUDA, torch.bfloat16).fused
-        assert not choose_for_run(CONFIGS["bert"], CPU, torch.bfloat16).fused  # no note: a CPU has no others
+        assert not choose_for_run(
+            CONFIGS["bert"], CPU, torch.bfloat16
+        ).fused  # no note: there are no fused kernels for a CPU
     assert notes == ["note: training on this GPU takes plain kernels: this one is too old"]
 
 

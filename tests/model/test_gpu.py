@@ -1,4 +1,4 @@
-"""What needs a GPU: the fused kernels and recorded steps give what plain code gives, and compile once."""
+"""Tests that need a GPU: fused kernels and CUDA graphs compute what plain code computes, and kernels compile once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def all_gradients(model: torch.nn.Module, batch: Batch, precision: str) -> tuple
     ],
     ids=["bert", "pre-norm", "left-to-right", "right-to-left", "window", "window-left-to-right"],
 )
-def test_fused_is_as_near_to_float32_as_plain_code(longest: int, changes: dict[str, object]) -> None:
+def test_fused_kernels_are_as_close_to_float32_as_plain_code(longest: int, changes: dict[str, object]) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(config(**changes))).to(CUDA)  # type: ignore[arg-type]
     batch = masked_batch(longest, 16)
@@ -83,46 +83,46 @@ def test_fused_is_as_near_to_float32_as_plain_code(longest: int, changes: dict[s
 
 
 def weights_after(
-    model: torch.nn.Module, batches: list[Batch], train: TrainConfig, recorded: bool
+    model: torch.nn.Module, batches: list[Batch], train: TrainConfig, captured: bool
 ) -> tuple[list[float], Tensor]:
     optimizers = make_optimizers(model, train)
-    recorder = GraphRunner(model, optimizers, train, capturable=True) if recorded else None
+    runner = GraphRunner(model, optimizers, train, capturable=True) if captured else None
     losses = []
     for step, batch in enumerate(batches):
-        means, _ = gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, step, recorder)
+        means, _ = gradients(model, [batch], {n: float(c) for n, c in batch.counts.items()}, train, step, runner)
         losses.append(sum(v for n, v in means.items() if not n.endswith("accuracy")))
-        update(optimizers, 1.0, recorder)
-        if recorder is None:
+        update(optimizers, 1.0, runner)
+        if runner is None:
             model.zero_grad(set_to_none=True)
     return losses, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_recorded_steps_are_those_that_are_not(optimizer: str) -> None:
+def test_captured_steps_equal_eager_steps(optimizer: str) -> None:
     train = TrainConfig(steps=1, optimizer=optimizer, learning_rate=1e-3)  # type: ignore[arg-type]
     batches = [bucketed(masked_batch(128, 8, seed)) for seed in range(8)]
     runs = []
-    for recorded in (False, True):
+    for captured in (False, True):
         torch.manual_seed(0)
-        runs.append(weights_after(MaskedLM(Encoder(config(0.1))).to(CUDA), batches, train, recorded))
+        runs.append(weights_after(MaskedLM(Encoder(config(0.1))).to(CUDA), batches, train, captured))
     (plain, first), (fast, second) = runs
     assert np.allclose(plain, fast, atol=0.02)
     assert (first - second).norm() < 0.02 * first.norm()
 
 
-def test_losses_of_recorded_micro_batches_add_up() -> None:
+def test_losses_of_captured_micro_batches_add_up() -> None:
     train = TrainConfig(steps=1, learning_rate=1e-3)
     steps = [[bucketed(masked_batch(128, rows, 10 * step + rows)) for rows in (8, 24, 8, 16)] for step in range(5)]
     found = []
-    for recorded in (False, True):
+    for captured in (False, True):
         torch.manual_seed(0)
         model = MaskedLM(Encoder(config())).to(CUDA)
-        recorder = GraphRunner(model, make_optimizers(model, train), train, capturable=True) if recorded else None
+        runner = GraphRunner(model, make_optimizers(model, train), train, capturable=True) if captured else None
         for number, batches in enumerate(steps):
             counts = {name: float(sum(b.counts[name] for b in batches)) for name in batches[0].counts}
-            means, norm = gradients(model, batches, counts, train, number, recorder)
+            means, norm = gradients(model, batches, counts, train, number, runner)
             found.append([*means.values(), norm])
-            model.zero_grad(set_to_none=recorder is None)
+            model.zero_grad(set_to_none=runner is None)
     plain, fast = found[: len(steps)], found[len(steps) :]
     assert np.allclose(plain, fast, rtol=0.02, atol=0.02)
 
@@ -136,11 +136,11 @@ def test_small_batches_of_a_task() -> None:
         batches.append(collate(rows, packed=True))
     train = TrainConfig(steps=1, learning_rate=1e-4)
     runs = []
-    for recorded in (False, True):
+    for captured in (False, True):
         torch.manual_seed(0)
         model = TaskModel(Encoder(config()), HeadConfig("single", ("a", "b"))).to(CUDA)
-        given = [bucketed(b) for b in batches] if recorded else batches
-        runs.append(weights_after(model, given, train, recorded)[0])
+        given = [bucketed(b) for b in batches] if captured else batches
+        runs.append(weights_after(model, given, train, captured)[0])
     assert np.allclose(*runs, atol=0.02)
 
 
@@ -148,7 +148,7 @@ def test_small_batches_of_a_task() -> None:
     "kind",
     ["weighted", "multi", "regression", "tags", "span", "choice", "beside", "bilstm", "bilstm-tags", "features"],
 )
-def test_every_head_can_be_recorded(kind: str) -> None:
+def test_every_head_can_be_captured(kind: str) -> None:
     rng = np.random.default_rng(0)
     labels = {"multi": [1.0, 0.0], "regression": 0.5, "span": (1, 2)}.get(kind, 1)
     head = {"bilstm-tags": "tags", "features": "tags"}.get(kind, kind)
@@ -166,7 +166,7 @@ def test_every_head_can_be_recorded(kind: str) -> None:
         batches.append(collate(rows, packed=True))
     encoder = config(direction="left-to-right" if kind == "beside" else "both")
     runs = []
-    for recorded in (False, True):
+    for captured in (False, True):
         torch.manual_seed(0)
         names = ("a", "b") if head in ("single", "multi", "tags") else ()
         choices = 4 if head == "choice" else 0
@@ -177,23 +177,23 @@ def test_every_head_can_be_recorded(kind: str) -> None:
         model = TaskModel(Encoder(encoder), made).to(CUDA)
         if kind == "weighted":
             model.class_weights = [0.5, 2.0]
-        given = [bucketed(b) for b in batches * 3] if recorded else batches * 3
-        runs.append(weights_after(model, given, TrainConfig(steps=1, learning_rate=1e-4), recorded)[0])
+        given = [bucketed(b) for b in batches * 3] if captured else batches * 3
+        runs.append(weights_after(model, given, TrainConfig(steps=1, learning_rate=1e-4), captured)[0])
     assert np.allclose(*runs, atol=0.03)
 
 
 def test_kernels_are_compiled_once() -> None:
     model = MaskedLM(Encoder(config(0.1))).to(CUDA)
     train = TrainConfig(steps=1)
-    weights_after(model, [masked_batch(128, 9, 0)], train, recorded=False)
+    weights_after(model, [masked_batch(128, 9, 0)], train, captured=False)
     before = compiled_kernels()
-    weights_after(model, [masked_batch(128, rows, rows) for rows in range(7, 20)], train, recorded=False)
+    weights_after(model, [masked_batch(128, rows, rows) for rows in range(7, 20)], train, captured=False)
     assert compiled_kernels() == before
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_dropout_keeps_the_mean(dropout: float) -> None:
-    """Averaged over many draws, outputs with dropout come near those without."""
+    """The mean of outputs with dropout over many draws is close to the output without."""
     torch.manual_seed(0)
     model = Encoder(config(dropout, num_layers=1)).to(CUDA)
     batch = masked_batch(128, 8).to(CUDA)
@@ -205,7 +205,7 @@ def test_dropout_keeps_the_mean(dropout: float) -> None:
     assert (mean - plain).norm() < 0.15 * plain.norm()
 
 
-def test_evaluation_on_both_paths() -> None:
+def test_evaluation_with_plain_and_fused_kernels() -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(config())).to(CUDA).eval()
     batch = masked_batch(128, 8).to(CUDA)
@@ -218,7 +218,7 @@ def test_evaluation_on_both_paths() -> None:
 
 @pytest.fixture(scope="module")
 def pretrained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the command: its workers' batches are pinned by another thread, while the main one records."""
+    """A run of the command: another thread pins the workers' batches while the main thread captures CUDA graphs."""
     run = tmp_path_factory.mktemp("pretrained") / "run"
     changes = ["model.hidden_size=128", "model.num_heads=2", "train.steps=30", "train.workers=2", "data.max_length=64"]
     pretrain(override(recipe("bert-tiny"), changes), world / "shards", run, device="cuda")
