@@ -28,7 +28,7 @@ from bertsmith.commands.options import (
 )
 from bertsmith.commands.show import show, show_prediction, show_scores
 from bertsmith.errors import UserError
-from bertsmith.rows.columns import listed
+from bertsmith.rows.columns import split_names
 from bertsmith.text.safe import safe_argument
 
 PredictOut = Annotated[
@@ -153,7 +153,7 @@ def predict(
         raise UserError(f"no such file: {data}; a single text needs several words to be recognised as one")
     if not out:
         raise UserError(f"--out is missing: name a .jsonl, .csv or .parquet file for the predictions of {data}, or -")
-    given: dict[str, Any] = {"keep": listed(keep), "text": text, "pair": pair, "resume": resume, "force": force}
+    given: dict[str, Any] = {"keep": split_names(keep), "text": text, "pair": pair, "resume": resume, "force": force}
     rows = function(models, data, out, **given, **options)
     if out != "-":
         show({"predictions": out, "rows": rows}, as_json)
@@ -189,7 +189,7 @@ def embed(
 
     found = function(
         model, data, out, pooling=pooling, normalize=normalize, layer=layer, max_length=max_length,
-        keep=listed(keep), text=text or "text", force=force, device=device,
+        keep=split_names(keep), text=text or "text", force=force, device=device,
     )  # fmt: skip
     show(found, as_json)
 

@@ -1,4 +1,4 @@
-"""Rows of files and tables: which column is what. Imports without torch."""
+"""Rows of files and tables, and the columns of their texts and labels. Imports without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from bertsmith.errors import BadRow, UserError
 from bertsmith.rows.records import STDIN, Form, OnProgress, Record, Source, read_records
 
-# Where each role's column is looked for, unless a task or the user names it.
+# The usual names of the columns, for roles whose column is named neither by the task nor by the user.
 NAMES: dict[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "document", "review", "content", "comment", "title"),
     "label": ("gold_label", "label", "labels", "class", "category", "target", "score", "sentiment", "rating"),
@@ -25,12 +25,12 @@ VOTE = re.compile(r"(label|annotator|annotation|worker|vote)s?[_ -]?\d+|(annotat
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns; where one is not given, it is guessed from the names that the file has.
+    """The names of the columns; those that are not set are guessed from the columns that the file has.
 
-    A text, for pairs a second one, and what is to be learnt. `endings` are the endings of a choice: a column with a
-    list, or several columns, separated by commas (a name that has a comma stands in quotation marks). `start` says
-    where an answer begins, `key` names the rows. `separator` is no column: it divides the labels where a text file
-    gives a row several.
+    `text` and, for pairs, `pair` are the texts, `label` is the gold label. `endings` are the endings of a multiple
+    choice: a column with lists, or several columns, separated by commas (a name with a comma is quoted). `start` is the
+    character at which an answer begins, `key` the id of a row. `separator` is no column: it separates the labels of a
+    row that has several in one field of a text file.
     """
 
     text: str = ""
@@ -44,11 +44,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its texts, its label as written, and its place for error messages.
+    """One row: its texts, its label as the file has it, and its place for error messages.
 
-    `text` is a question where `pair` is the context of its answer. `parts` are the endings of a choice, or the words
-    of a sentence; `document` has the words around them too, from `begin` on this row's. `kept` are columns to carry
-    along.
+    `text` is a question where `pair` is the context of its answer. `parts` are the endings of a multiple choice, or the
+    words of a sentence; `document` has all words of the sentence's document, in which the sentence begins at word
+    `begin`. `kept` are other columns that go into the output.
     """
 
     text: str
@@ -62,13 +62,13 @@ class Row:
     kept: dict[str, Any] = field(default_factory=dict)
 
 
-def listed(names: str) -> list[str]:
-    """The names of a list with commas; a name that has a comma stands in quotation marks."""
+def split_names(names: str) -> list[str]:
+    """The names of a comma-separated list; a name with a comma is quoted."""
     return [name.strip() for name in next(csv.reader([names], skipinitialspace=True), []) if name.strip()]
 
 
-def as_list(names: Sequence[str]) -> str:
-    """Names as `listed` reads them."""
+def join_names(names: Sequence[str]) -> str:
+    """A comma-separated list of names, the inverse of `split_names`."""
     return ",".join(f'"{name}"' if "," in name else name for name in names)
 
 
@@ -85,11 +85,11 @@ def read_rows(
     keep: Sequence[str] = (),
     on_progress: OnProgress = lambda share: None,
 ) -> Iterator[Row]:
-    """The rows of a file, one at a time; a missing column or label is an error that names file and line.
+    """The rows of a file, one at a time; a missing column or label is an error with the file and line.
 
-    `names` says where the columns are looked for that are not given. `literal` and `header`: see `separated`. Texts to
-    learn from may only be empty with `empty`. With `left_out` rows that cannot be used are left out, and what is wrong
-    with them put there. `keep` names columns to carry along; `told` hears which share of the file has been read.
+    `names` are the usual names of columns that are not set. `literal` and `header`: see `separated`. Labelled rows may
+    have empty texts only with `empty`. With `errors`, bad rows are skipped, and their errors are added there. Rows keep
+    the columns in `keep`; `on_progress` gets the share of the file that has been read.
     """
     where = "standard input" if str(path) == STDIN else str(path)
 
@@ -99,14 +99,14 @@ def read_rows(
                 raise missing_columns(where, {"": name}, record)
         return find_columns(columns, names, record, where, labelled=labelled)
 
-    def used(there: Sequence[str]) -> list[str]:
-        """Of a file's columns those that are needed."""
-        chosen = find(dict.fromkeys(there))
-        wanted = [chosen.text, chosen.pair, chosen.label, *listed(chosen.endings), chosen.start, chosen.key, *keep]
-        return [name for name in there if name in wanted]
+    def needed(all_names: Sequence[str]) -> list[str]:
+        """The columns of a file that are needed."""
+        chosen = find(dict.fromkeys(all_names))
+        wanted = [chosen.text, chosen.pair, chosen.label, *split_names(chosen.endings), chosen.start, chosen.key, *keep]
+        return [name for name in all_names if name in wanted]
 
     known = tuple(name for each in names.values() for name in each)
-    form = Form(literal, header, known, columns.text or names.get("text", ("text",))[0], used, on_progress)
+    form = Form(literal, header, known, columns.text or names.get("text", ("text",))[0], needed, on_progress)
     found: Columns | None = None
     for place, record in read_records(path, form):
         try:
@@ -125,7 +125,7 @@ def read_rows(
 
 
 def first_records(path: Source, count: int) -> list[Record]:
-    """The first records of a file that has columns, without those that cannot be read."""
+    """The first records of a file, without those that cannot be read."""
     placed = list(islice(read_records(path, Form()), count))
     records = [record for _, record in placed if not isinstance(record, BadRow)]
     if not records:
@@ -138,18 +138,18 @@ def first_records(path: Source, count: int) -> list[Record]:
 def find_columns(
     columns: Columns, names: Mapping[str, tuple[str, ...]], record: Record, where: str, *, labelled: bool
 ) -> Columns:
-    """The columns as given and, where not given, by their usual names; a role in `names` that has none is an error."""
+    """The columns as set or by their usual names; a role in `names` without a column is an error."""
     optional = {"start", "key", *(["pair"] if "endings" in names else []), *([] if labelled else ["label"])}
     found = named_columns(columns, names, record)
-    lacking = {r: found[r] or (r if r in usual else usual[0]) for r, usual in names.items() if r not in optional}
-    lacking |= {role: name for role, name in found.items() if name and (labelled or role not in optional)}
-    lacking = {
+    missing = {r: found[r] or (r if r in usual else usual[0]) for r, usual in names.items() if r not in optional}
+    missing |= {role: name for role, name in found.items() if name and (labelled or role not in optional)}
+    missing = {
         role: name
-        for role, name in lacking.items()
-        if not found[role] or any(each not in record for each in (listed(name) if role == "endings" else [name]))
+        for role, name in missing.items()
+        if not found[role] or any(each not in record for each in (split_names(name) if role == "endings" else [name]))
     }
-    if lacking:
-        raise missing_columns(where, lacking, record)
+    if missing:
+        raise missing_columns(where, missing, record)
     for role, other in (("text", "label"), ("text", "pair"), ("pair", "label")):
         if found[role] and found[role] == found[other] and (labelled or other != "label"):
             raise UserError(f"{where}: column {found[role]!r} cannot be both {role} and {other}; name another one")
@@ -157,28 +157,28 @@ def find_columns(
 
 
 def named_columns(columns: Columns, names: Mapping[str, tuple[str, ...]], record: Record) -> dict[str, str]:
-    """For each role the column that was given, else the first of its usual names that is there, else nothing."""
+    """The column of each role: the one that is set, else the first usual name in the file, else an empty string."""
     found = {}
     for role in (each.name for each in fields(Columns) if each.name != "separator"):
-        given, candidates = getattr(columns, role), names.get(role, ())
-        if role == "endings" and candidates and not given:
-            given = as_list([name for name in record if ENDINGS.match(name)])
-        found[role] = given or next((name for name in candidates if name in record), "")
+        name, candidates = getattr(columns, role), names.get(role, ())
+        if role == "endings" and candidates and not name:
+            name = join_names([name for name in record if ENDINGS.match(name)])
+        found[role] = name or next((candidate for candidate in candidates if candidate in record), "")
     return found
 
 
-def missing_columns(where: str, lacking: Mapping[str, str], record: Record) -> UserError:
-    """An error that names all columns that are looked for and not there, and the ones that are."""
-    near = {name: near_column(name, record) for name in lacking.values()}
-    said = [f"no column {name!r}" + (f"; did you mean {other!r}?" if other else "") for name, other in near.items()]
-    return UserError(f"{where}: {', '.join(said)}; the columns are: {', '.join(map(str, record))}")
+def missing_columns(where: str, missing: Mapping[str, str], record: Record) -> UserError:
+    """An error that names all missing columns and the columns that the file has."""
+    near = {name: near_column(name, record) for name in missing.values()}
+    parts = [f"no column {name!r}" + (f"; did you mean {other!r}?" if other else "") for name, other in near.items()]
+    return UserError(f"{where}: {', '.join(parts)}; the columns are: {', '.join(map(str, record))}")
 
 
 def near_column(name: str, record: Record) -> str:
     """The column that may be meant: one with this name as a whole word, else a similar one, but no annotator's vote."""
-    there = [column for column in record if not VOTE.fullmatch(column)]
-    whole = [column for column in there if name.lower() in words_of_name(column)]
-    return next(iter(whole or get_close_matches(name, there, n=1)), "")
+    columns = [column for column in record if not VOTE.fullmatch(column)]
+    whole = [column for column in columns if name.lower() in words_of_name(column)]
+    return next(iter(whole or get_close_matches(name, columns, n=1)), "")
 
 
 def words_of_name(name: str) -> list[str]:
@@ -215,14 +215,14 @@ def _row(record: Record, columns: Columns, place: str, *, labelled: bool, empty:
 
 
 def _plain(value: Any, name: str, place: str) -> str:
-    """A value as text; what only looks like one when it is printed (an object, bytes, not a number) is refused."""
+    """A value as text; a value that is no text (an object, a list, bytes, NaN) is refused."""
     if value is None or isinstance(value, (dict, list, tuple, bytes)) or value != value:
         raise BadRow(f"{place}: {str(value)[:60]} in column {name!r} is not a text")
     return str(value)
 
 
 def _endings(record: Record, names: str, place: str) -> tuple[str, ...]:
-    values = [record.get(name) for name in listed(names)]
+    values = [record.get(name) for name in split_names(names)]
     if len(values) == 1:
         values = list(values[0]) if isinstance(values[0], (list, tuple)) else [None]
     if len(values) < 2 or any(value is None or not str(value).strip() for value in values):

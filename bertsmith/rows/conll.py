@@ -1,4 +1,4 @@
-"""Files with a word a line, as CoNLL-2003: the word (or its number) first, its tag last, sentences between blank lines.
+"""Files with one word per line, as CoNLL-2003: the word (or its number) first, its tag last, a blank line after a sentence.
 
 Imports without torch.
 """
@@ -19,12 +19,12 @@ from bertsmith.text.safe import SafeTexts
 
 DOCUMENT = "-DOCSTART-"
 NAMES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
-BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # other schemes' names
-KIND_FIRST = re.compile(r"(.+)[-_]([BI])")  # PER-B, PER_B: Naver's form
+BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # prefixes of BIOES and BILOU
+TYPE_FIRST = re.compile(r"(.+)[-_]([BI])")  # PER-B, PER_B: Naver's form
 
 
 def is_conll(path: str | Path) -> bool:
-    """Whether a file has a word a line: by its name or, where that says text or table, by its first lines."""
+    """Whether a file has one word per line: by its name or, for text files and tables, by its first lines."""
     path = Path(path)
     if path.suffix.lower() not in (".txt", ".tsv") or not path.is_file():
         return path.suffix.lower() in NAMES and path.is_file()
@@ -40,7 +40,7 @@ def _fields(line: str) -> list[str]:
 
 
 def read_conll(path: str | Path, *, labelled: bool) -> Iterator[Row]:
-    """The sentences of a file, each with the words of its document around it."""
+    """The sentences of a file, each with all words of its document."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"no such file: {path}")
@@ -50,7 +50,7 @@ def read_conll(path: str | Path, *, labelled: bool) -> Iterator[Row]:
 def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
     words: list[list[str]] = []  # the fields of each
     begin = width = 0
-    numbered: bool | None = None  # whether a word's number stands before it; the first sentence tells
+    numbered: bool | None = None  # whether the first column is the number of the word, as the first sentence shows
     safe = SafeTexts()
     with unchanged(path) as file:
         lines = [*decoded(file, str(path)), ""]
@@ -86,7 +86,7 @@ def _sentence(words: list[list[str]], column: int, place: str, labelled: bool) -
 
 
 def with_documents(rows: Iterable[Row]) -> Iterator[Row]:
-    """Sentences with the words of their document: it begins at `-DOCSTART-`; without that, a sentence is alone."""
+    """Sentences with the words of their document, which begins at `-DOCSTART-`; else every sentence is a document."""
     document: list[Row] = []
     inside = False
     for row in rows:
@@ -109,23 +109,23 @@ def _together(sentences: list[Row]) -> Iterator[Row]:
 
 
 def to_bio(tags: Iterable[Any]) -> list[str]:
-    """Tags in which every entity begins with B: IOB1 (B only between neighbours), BIO, BIOES and Naver's are read."""
+    """Tags in BIO, where every entity begins with B, from IOB1 (B only between neighbours), BIO, BIOES or Naver's form."""
     found: list[str] = []
     before = "O"
     for tag in map(bio_name, tags):
-        kind = tag.removeprefix("I-")
-        if kind != tag and before not in (f"B-{kind}", tag):
-            tag = f"B-{kind}"
+        type_ = tag.removeprefix("I-")
+        if type_ != tag and before not in (f"B-{type_}", tag):
+            tag = f"B-{type_}"
         found.append(tag)
         before = tag
     return found
 
 
 def bio_name(tag: Any) -> str:
-    """The name of one tag in BIO, whatever stands before it."""
+    """The name of a single tag in BIO."""
     tag = str(tag)
     head, dash, kind = tag.partition("-")
-    if head not in ("B", "I", *BEGINS) and (match := KIND_FIRST.fullmatch(tag)):
+    if head not in ("B", "I", *BEGINS) and (match := TYPE_FIRST.fullmatch(tag)):
         return f"{match[2]}-{match[1]}"
     if tag == "-":
         return "O"

@@ -1,6 +1,7 @@
 """Records of files (CSV, TSV, JSON, JSON lines, parquet, plain text), standard input and tables in memory.
 
-Nothing here holds a whole file, apart from JSON that is one list: records come one at a time, of parquet a thousand.
+No file is held in memory as a whole, apart from JSON that is one list: records are read one at a time, or a thousand
+at a time from parquet.
 Imports without torch.
 """
 
@@ -23,13 +24,13 @@ from bertsmith.text.safe import SafeTexts
 STDIN = "-"
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
 Record = Mapping[str, Any]
-Placed = tuple[str, Record | BadRow]  # an error where something stands that is no record
+Placed = tuple[str, Record | BadRow]  # the place of a record, or of the error where it cannot be read
 OnProgress = Callable[[float], None]  # gets the share of a file that has been read
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows in memory; `classes` are the names of a column's numbers, as a table of `datasets` knows them."""
+    """Rows in memory; `classes` are the label names of columns with numbers, from a table of `datasets`."""
 
     records: Sequence[Record]
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -43,10 +44,10 @@ Source = str | Path | Table
 
 @dataclass(frozen=True)
 class Form:
-    """How a file is read: `literal`, `header` and `known` as `separated` takes them; the column of a plain text.
+    """How a file is read: `literal`, `header` and `known` as in `separated`; `text` is the column of a plain text.
 
-    `used` gives the columns that are wanted of those that a parquet file has, so that no others take memory; `told`
-    hears which share of the file has been read (of standard input, none).
+    `used` chooses the columns of a parquet file that are read, so that no others take memory; `on_progress` gets the
+    share of the file that has been read (never for standard input).
     """
 
     literal: bool = False
@@ -58,7 +59,7 @@ class Form:
 
 
 def read_records(path: Source, form: Form) -> Iterator[Placed]:
-    """Each record with its place; a note says where characters that no text may hold were replaced."""
+    """Each record with its place; a note is printed where characters that no text may have were replaced."""
     safe = SafeTexts()
     for place, record in _records(path, form):
         yield place, safe.value(record, place)
@@ -94,7 +95,7 @@ def _records(path: Source, form: Form) -> Iterator[Placed]:
 def _opened(
     path: Path, on_progress: OnProgress, records: Callable[[Iterator[str]], Iterator[Placed]]
 ) -> Iterator[Placed]:
-    """The records of a file of lines; `told` hears how far it has been read."""
+    """The records of a file of lines."""
     size = max(1, path.stat().st_size)
     with unchanged(path) as file:
         for record in records(decoded(file, str(path))):
@@ -104,7 +105,7 @@ def _opened(
 
 @contextmanager
 def unchanged(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to read it in this block; it is an error if the file was changed in the meantime."""
+    """Open a file for reading; it is an error if the file is changed before the block ends."""
     before = path.stat()
     with path.open("rb") as file:
         yield file
@@ -115,16 +116,16 @@ def unchanged(path: Path) -> Iterator[BinaryIO]:
 
 
 def decoded(file: BinaryIO, name: str) -> Iterator[str]:
-    """Lines as they stand, also those inside the quotes of a CSV file; what is no UTF-8 is refused, not guessed."""
+    """The lines of a UTF-8 file with their ends, which matter inside CSV quotes; other encodings are refused."""
     lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     for number, line in enumerate(lines, 1):
         _refuse_bytes(line, name, number)
         yield line
-    lines.detach()  # the file stays open: records of its end may still be on their way
+    lines.detach()  # else the file would be closed, and `tell` fails for the records that are still to come
 
 
 def _refuse_bytes(text: str, name: str, line: int) -> None:
-    """An error where a text was not UTF-8; bytes that could not be read are lone surrogates in it."""
+    """Refuse a text that was not UTF-8: undecodable bytes are lone surrogates in it."""
     try:
         text.encode("utf-8")
         good = line > 1 or "\0" not in text  # UTF-16 without its mark
@@ -152,13 +153,13 @@ def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Placed]
 
 
 def _texts(lines: Iterator[tuple[int, str]], name: str, column: str) -> Iterator[Placed]:
-    """A text a line; an empty line is an empty text, so that answers stand beside their lines."""
+    """One text per line; an empty line is an empty text, so that predictions have the numbers of their lines."""
     for number, line in lines:
         yield f"{name}, line {number}", {column: line.rstrip("\r\n")}
 
 
 def _lines_or_json(file: Iterable[str], column: str) -> Iterator[Placed]:
-    """Standard input: JSON lines where the first line is an object, else a text a line."""
+    """Standard input: JSON lines where the first line is an object, else one text per line."""
     lines = enumerate(file, 1)
     for first in lines:
         both = chain([first], lines)
@@ -176,14 +177,14 @@ def _loaded(line: str) -> Any:
 
 
 def _has_columns(path: Path, known: Sequence[str]) -> bool:
-    """Whether a `.txt` file of a data set is a table: its first line has a tab, or is the name of a column."""
+    """Whether a `.txt` file of a data set is a table: its first line has a tab or is a known column name."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = file.readline().rstrip("\r\n")
     return "\t" in first or first in known
 
 
 def _has_lines(path: Path) -> bool:
-    """Whether a `.json` file is JSON lines: its first line is an object by itself, or no JSON at all."""
+    """Whether a `.json` file is JSON lines: its first line is a whole object, or no JSON at all."""
     with path.open("rb") as file:
         first = next(decoded(file, str(path)), "").strip()
     start = _loaded(first)
@@ -230,7 +231,7 @@ def _objects(parent: Record, name: str, where: str) -> list[Record]:
 
 
 def class_names(path: Source, columns: Sequence[str]) -> tuple[str, ...]:
-    """What the numbers of the first of these columns mean, as `datasets` notes it in the parquet files it writes."""
+    """The label names of the first of these columns that has numbers, as `datasets` saves them in parquet files."""
     if isinstance(path, Table):
         return next((path.classes[name] for name in columns if name in path.classes), ())
     import pyarrow as pa

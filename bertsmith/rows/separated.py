@@ -1,8 +1,8 @@
-"""Records of CSV and TSV files, whatever wrote them. Imports without torch.
+"""Records of CSV and TSV files of all dialects. Imports without torch.
 
-A TSV may be plain, with quotation marks that mean nothing (GLUE), or as spreadsheets and pandas write it, with fields
-in quotes. A line that has as many fields as the header is taken as it stands, and a field is unquoted where it is
-quoted as a whole; only a line that has too few is read on to the closing quote.
+A TSV file may have literal quotation marks (GLUE), or quoted fields, as spreadsheets and pandas write them. A line
+with as many fields as the header is a record, whose fields are unquoted where they are quoted as a whole; only a line
+with another number of fields is continued up to the closing quote.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bertsmith.errors import BadRow, UserError
 
 csv.field_size_limit(sys.maxsize)
 SEPARATORS = ",;\t|"
-Fields = tuple[int, list[str]]  # the number of the line, and what stands in it
-LONGEST = 1000  # lines that one quoted field may go over
+Fields = tuple[int, list[str]]  # the number of the line, and its fields
+LONGEST = 1000  # lines of one quoted field
 
 
 def separated(
@@ -32,11 +32,10 @@ def separated(
     header: Sequence[str] = (),
     known: Sequence[str] = (),
 ) -> Iterator[tuple[str, dict[str, str | None] | BadRow]]:
-    """Each record with its place, None in the columns that a short line lacks; an error for a line with too many.
+    """Each record with its place, with None for missing fields; a line with too many fields is an error.
 
-    `literal` takes quotes as plain characters, and the delimiter as it is given; else the header line may show that it
-    is another one. A file of as many columns as `header` that has none of the `known` names in its first line has no
-    header line of its own.
+    With `literal`, quotes are plain characters and the delimiter is fixed; else the header line may show another one. A
+    file has no header line of its own where it has as many columns as `header` and its first line has no `known` name.
     """
     lines = iter(file)
     start = next(lines, "")
@@ -62,13 +61,13 @@ def separated(
 
 
 def _delimiter(header: str, usual: str) -> str:
-    """What separates the names in a header line: the usual sign where it is there, else the most frequent other one."""
+    """The delimiter of a header line: the usual one where the line has it, else the most frequent other one."""
     bare = re.sub(r'"[^"]*"', "", header)
     return usual if usual in bare else max(usual + SEPARATORS, key=bare.count)
 
 
 def refuse_doubles(names: Sequence[str], place: str) -> None:
-    """An error where two columns have one name."""
+    """Refuse two columns with the same name."""
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{place}: two columns are named {double!r}; rename one")
@@ -105,7 +104,7 @@ def _tab_rows(file: Iterable[str], literal: bool) -> Iterator[Fields]:
 
 
 class _Lines:
-    """The lines of a file, which can be looked at before they are taken."""
+    """The lines of a file, with look-ahead."""
 
     def __init__(self, file: Iterable[str]) -> None:
         self.rest = (line.rstrip("\r\n") for line in file)
@@ -124,14 +123,14 @@ class _Lines:
 
 
 def _goes_on(fields: list[str], width: int, lines: _Lines) -> bool:
-    """Whether a record may hold a tab or go over several lines, in quotes."""
+    """Whether a quoted field of the record may have a tab or continue on the next line."""
     if len(fields) != width:
         return any(_opens(field) for field in fields)
     return _opens(fields[-1]) and any(line.count("\t") != width - 1 for line in lines.look(1))
 
 
 def _read_on(line: str, lines: _Lines, width: int) -> list[str] | None:
-    """The record that begins in this line, to its closing quotes; None where that is no record of the file's width."""
+    """The record from this line to its closing quote; None where it does not have the file's number of fields."""
     following = lines.look(LONGEST)
     reader = csv.reader([f"{text}\n" for text in [line, *following]], delimiter="\t", strict=True)
     try:
@@ -146,11 +145,11 @@ def _read_on(line: str, lines: _Lines, width: int) -> list[str] | None:
 
 
 def _opens(field: str) -> bool:
-    """Whether a field begins with a quote that it does not close."""
+    """Whether a field begins with a quote that is not closed."""
     return field.startswith('"') and _unquoted(field) == field
 
 
 def _unquoted(field: str) -> str:
     whole = len(field) > 1 and field[0] == field[-1] == '"' and '"' not in field[1:-1].replace('""', "")
-    whole = whole and not field[1:2] == field[-2:-1] == " "  # marks with a space beside them are words of a sentence
+    whole = whole and not field[1:2] == field[-2:-1] == " "  # quotes with spaces inside are tokens of a sentence
     return field[1:-1].replace('""', '"') if whole else field

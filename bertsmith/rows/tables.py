@@ -13,7 +13,7 @@ TUPLES = {2: ("text", "label"), 3: ("text", "pair", "label")}
 
 
 def as_source(data: Any) -> Source:
-    """A path as it is, anything else as a table."""
+    """A path as it is, rows in memory as a table."""
     if isinstance(data, (str, Path, Table)):
         return data
     records = [_record(row, number) for number, row in enumerate(_rows(data), 1)]
@@ -23,7 +23,7 @@ def as_source(data: Any) -> Source:
 
 
 def _rows(data: Any) -> Iterable[Any]:
-    """The rows of whatever has rows, by what it can do."""
+    """The rows of a table, by the methods that it has."""
     if hasattr(data, "to_pylist"):  # pyarrow
         return data.to_pylist()
     if hasattr(data, "to_dicts"):  # polars
@@ -51,14 +51,14 @@ def _record(row: Any, number: int) -> Record:
 
 
 def _plain(value: Any) -> Any:
-    """A value without numpy's and pandas' types."""
+    """A value as a plain Python type instead of one of numpy or pandas."""
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _classes(data: Any) -> dict[str, tuple[str, ...]]:
-    """The names of numbers that are classes, as `datasets` knows them."""
+    """The label names of columns with numbers, from the features of `datasets`."""
     features = getattr(data, "features", None)
     columns = features.items() if isinstance(features, Mapping) else ()
     named = {name: getattr(getattr(feature, "feature", feature), "names", None) for name, feature in columns}

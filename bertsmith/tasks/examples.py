@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bertsmith.batch import IGNORE, Batch, Example, Label, LabelKind, lay_out
 from bertsmith.text.tokenizer import Tokenizer
 
-AT_ONCE = 16384  # texts in the hands of the tokenizer: what it gives takes much more memory than the tokens
+AT_ONCE = 16384  # texts per call of the tokenizer: its output takes much more memory than the tokens
 
 TARGET = LabelKind("sequence", loss="task")  # `label`: a class, a number, a row of numbers, or a (start, end) span
 TAG = LabelKind("token", fill=IGNORE, loss="task")  # `tags`: a class per token, IGNORE where there is none

@@ -1,8 +1,8 @@
-"""Which column is what, guessed from the names and the contents of a file's first rows.
+"""The columns of texts and labels, guessed from the names and the contents of a file's first rows.
 
-A usual name decides where there is one (`NAMES` and the like). Else a label is the column whose name has a word such as
-`topic`, or the only one with few values; a text is the longest one; two texts have names such as `a` and `b`; the
-endings of a choice are numbered or lettered columns; an answer stands in its context.
+A column with a usual name is taken first (`NAMES` and the like). Else the label is the column whose name has a word
+such as `topic`, or the only one with few values; the text is the longest one; two texts have names such as `a` and `b`;
+the endings of a choice are numbered or lettered columns; an answer is part of its context.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from bertsmith.rows.columns import VOTE, Columns, as_list, listed, named_columns, words_of_name
+from bertsmith.rows.columns import VOTE, Columns, join_names, named_columns, split_names, words_of_name
 from bertsmith.rows.records import Record
 from bertsmith.tasks.description import Task
 
@@ -36,7 +36,7 @@ TWINS = (("1", "2"), ("a", "b"), ("0", "1"), ("first", "second"), ("left", "righ
 
 @dataclass(frozen=True)
 class Column:
-    """What the first rows have in a column."""
+    """A column of the first rows."""
 
     name: str
     values: Sequence[Any]  # without the missing ones
@@ -59,7 +59,7 @@ class Column:
 
     @cached_property
     def is_text(self) -> bool:
-        """Whether people may have written it: neither numbers nor names of rows, and not the same in all of them."""
+        """Whether it has texts: strings that are neither numbers nor ids, and not the same in all rows."""
         is_string = bool(self.values) and all(isinstance(value, str) for value in self.values)
         return (
             is_string and not self.is_number and not self.words & NO_TEXT and self.distinct >= min(2, len(self.values))
@@ -67,13 +67,13 @@ class Column:
 
     @cached_property
     def length(self) -> tuple[bool, float]:
-        """How long its texts are; a single word in ASCII is a code or a name before it is a text."""
+        """The mean length of its texts, after whether they are sentences: single ASCII words are codes or names."""
         written = sum(len(value.split()) > 1 or not value.isascii() for value in self.values)
         return written >= len(self.values) / 10, sum(map(len, self.values)) / len(self.values)
 
     @cached_property
     def has_few_values(self) -> bool:
-        """Whether its values come again and again, as labels do."""
+        """Whether its values are repeated, as labels are."""
         return 2 <= self.distinct <= max(2, len(self.values) / 2) and not self.words & NO_TEXT
 
 
@@ -97,8 +97,8 @@ class Guess:
         return [Column(n, [r[n] for r in self.sample if not _is_missing(r.get(n))]) for n in names]
 
     def free(self) -> list[Column]:
-        """The columns that have no role yet; annotators' votes never get one."""
-        taken = {*self.found.values(), *listed(self.found["endings"])}
+        """The columns without a role; votes of annotators never get one."""
+        taken = {*self.found.values(), *split_names(self.found["endings"])}
         return [c for c in self.columns if c.values and c.name not in taken and not VOTE.fullmatch(c.name)]
 
     def texts(self) -> list[Column]:
@@ -111,11 +111,11 @@ class Guess:
             self.found[role], self.why[role] = first.name, why
 
     def take_only(self, role: str, candidates: Sequence[Column], why: str) -> None:
-        """The same where there is just one candidate: with several, people have to say which."""
+        """Give a role the only candidate; where there are several, the user has to choose."""
         self.take(role, candidates if len(candidates) == 1 else (), why)
 
     def take_by_words(self, role: str, words: frozenset[str], candidates: Sequence[Column]) -> None:
-        """The same by words of the name: `gold` first, else the only one."""
+        """Give a role the candidate with one of these words in its name: `gold` first, else the only one."""
         named = [c for c in candidates if c.words & words]
         gold = [c for c in named if "gold" in c.words]
         self.take_only(role, gold or named, "by its name")
@@ -156,16 +156,16 @@ def guess_choice(guess: Guess, task: Task) -> None:
     """A text, endings in a list or in columns of their own, and the right one."""
     guess.take("endings", [c for c in guess.free() if c.is_list and all(len(v) > 1 for v in c.values)], "a list")
     if not guess.found["endings"] and (family := _family(guess.free())):
-        guess.found["endings"], guess.why["endings"] = as_list([c.name for c in family]), "numbered columns"
+        guess.found["endings"], guess.why["endings"] = join_names([c.name for c in family]), "numbered columns"
     guess.take_by_words("label", CHOICE_WORDS, guess.free())
     guess.take("text", guess.texts(), "the longest text")
-    endings = listed(guess.found["endings"])
+    endings = split_names(guess.found["endings"])
     right = [c for c in guess.free() if all(_chooses(record, c.name, endings) for record in guess.sample)]
     guess.take_only("label", right, "it names an ending")
 
 
 def guess_answer(guess: Guess, task: Task) -> None:
-    """A question, the context of its answer, and the answer, which stands in it."""
+    """A question, a context, and the answer, which is part of the context."""
     questions = [c for c in guess.texts() if sum(v.rstrip().endswith("?") for v in c.values) > len(c.values) / 2]
     guess.take_only("text", questions, "questions")
     guess.take("pair", guess.texts(), "the longest text")
@@ -177,7 +177,7 @@ def guess_answer(guess: Guess, task: Task) -> None:
 
 
 def guess_tags(guess: Guess, task: Task) -> None:
-    """Words and as many tags: lists, or texts of as many words."""
+    """Words and tags: lists or texts with the same number of words."""
 
     def parts(column: Column) -> list[list[Any]]:
         return [value.split() if isinstance(value, str) else list(value) for value in column.values]
@@ -195,7 +195,7 @@ def guess_tags(guess: Guess, task: Task) -> None:
 
 
 def _twins(texts: Sequence[Column]) -> list[Column]:
-    """Two columns whose names differ in `1` and `2`, `a` and `b` and the like alone."""
+    """Two columns whose names differ only in `1` and `2`, `a` and `b` and the like."""
     for one, other in TWINS:
         names = {(*words_of_name(c.name),): c for c in texts}
         for words, column in names.items():
@@ -205,7 +205,7 @@ def _twins(texts: Sequence[Column]) -> list[Column]:
 
 
 def _family(columns: Sequence[Column]) -> list[Column]:
-    """The most columns whose names are numbered or lettered from the beginning: `A` to `D`, `opt1` to `opt5`."""
+    """The largest set of columns whose names are numbered or lettered: `A` to `D`, `opt1` to `opt5`."""
     families: dict[str, list[tuple[str, Column]]] = {}
     for column in columns:
         if match := NUMBERED.fullmatch(column.name):

@@ -1,4 +1,4 @@
-"""The files of a task: found in a folder, read as rows in whatever form they have."""
+"""The files of a task: found in a folder, and read as rows in all formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from bertsmith.config import SHORT
 from bertsmith.errors import BadRow, UserError
 from bertsmith.progress import say
-from bertsmith.rows.columns import Columns, Row, find_columns, first_records, listed, near_column, read_rows
+from bertsmith.rows.columns import Columns, Row, find_columns, first_records, near_column, read_rows, split_names
 from bertsmith.rows.conll import NAMES as CONLL
 from bertsmith.rows.conll import is_conll, read_conll
 from bertsmith.rows.records import OnProgress, Record, Source, Table, class_names
@@ -37,12 +37,12 @@ class Splits:
 
 
 def find_splits(task: Task, data: Any, dev: Any = None) -> Splits:
-    """What `--data` and `--dev` name: a file each, a folder in the form of the data set or of the hub, or rows."""
+    """The files of `--data` and `--dev`: a file each, a folder as the data set or the hub has it, or rows in memory."""
     if isinstance(data, Splits):
         return data
     if isinstance(data, Mapping) and "train" in data:  # the splits of `datasets`, or a dict of such
-        held = next((data[name] for name in DEV if name in data), None)
-        return find_splits(task, data["train"], held if dev is None else dev)
+        held_out = next((data[name] for name in DEV if name in data), None)
+        return find_splits(task, data["train"], held_out if dev is None else dev)
     splits = _training_files(task, Path(data)) if isinstance(data, (str, Path)) else Splits([as_source(data)])
     if dev is None:
         return splits
@@ -80,7 +80,7 @@ def in_folder(task: Task, folder: Path) -> Splits:
 
 
 def _files(folder: Path, stems: Sequence[str]) -> list[Path]:
-    """The file of a split under the first name that is there, or its numbered parts."""
+    """The file of a split, by the first name that exists, or its numbered parts."""
     for stem in stems:
         for end in ENDS:
             if (folder / f"{stem}{end}").is_file():
@@ -185,9 +185,9 @@ def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:
 
 
 def guessed_columns(task: Task, source: Source, columns: Columns, command: str = "bertsmith finetune …") -> Columns:
-    """The columns of the user's own rows, guessed where they were not named, and shown.
+    """The columns of the user's own rows, guessed and printed where they are not set.
 
-    Where one cannot be told, the error gives the whole command that names it; `command` is its beginning.
+    Where a column cannot be guessed, the error has an example of the whole command, which begins with `command`.
     """
     if not task.own or (not isinstance(source, Table) and has_words(task, source, labelled=True)):
         return columns
@@ -196,9 +196,9 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
     KINDS[task.head].guess(guess, task)
     found, reasons = replace(columns, **guess.found), guess.why
     try:
-        if lacking := [role for role in _roles(task, found) if not getattr(found, role)]:
-            there = ", ".join(map(str, sample[0]))
-            raise UserError(f"{source}: which column is the {' and the '.join(lacking)}? The columns are: {there}")
+        if missing := [role for role in _roles(task, found) if not getattr(found, role)]:
+            names = ", ".join(map(str, sample[0]))
+            raise UserError(f"{source}: which column is the {' and the '.join(missing)}? The columns are: {names}")
         found = find_columns(found, names_for(task, found), sample[0], str(source), labelled=True)
     except UserError as error:
         raise UserError(f"{error}. For example: {_naming(task, found, sample, source, command)}") from None
@@ -212,15 +212,15 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
 
 
 def _roles(task: Task, columns: Columns) -> list[str]:
-    """What rows to learn from have to have."""
+    """The columns that labelled rows must have."""
     return [role for role in names_for(task, columns) if role not in ("start", "key")]
 
 
 def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source, command: str) -> str:
-    """How the columns are named: those that were found, and for the others the free one with the fewest values."""
+    """An example that sets all columns: those that were found, and for a missing label the one with the fewest values."""
     roles = _roles(task, found)
     chosen = {role: getattr(found, role) for role in roles}
-    is_there = {role: set(listed(name)) <= set(sample[0]) for role, name in chosen.items()}
+    is_there = {role: set(split_names(name)) <= set(sample[0]) for role, name in chosen.items()}
     chosen = {role: name if is_there[role] else near_column(name, sample[0]) for role, name in chosen.items()}
     counts = {name: len({str(record.get(name)) for record in sample}) for name in sample[0]}
     rest = sorted(counts.keys() - set(chosen.values()), key=lambda name: (counts[name] == 1, counts[name], name))
@@ -229,8 +229,8 @@ def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source
     if isinstance(source, Table):
         return "finetune(…, " + ", ".join(f"{role}={name!r}" for role, name in chosen.items()) + ")"
     options = (f"--{role} " if role in SHORT else f"--set data.columns.{role}=" for role in chosen)
-    given = (option + shlex.quote(name) for option, name in zip(options, chosen.values(), strict=True))
-    return f"{command} {' '.join(given)}"
+    set_all = (option + shlex.quote(name) for option, name in zip(options, chosen.values(), strict=True))
+    return f"{command} {' '.join(set_all)}"
 
 
 def training_rows(

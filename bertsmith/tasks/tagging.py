@@ -36,7 +36,7 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
 
 
 def words_of(row: Row) -> list[tuple[int, int]]:
-    """Where the words of a row stand in its text: as they were given, else as letters and signs divide them."""
+    """Where the words of a row stand in its text: those of `parts`, else as letters and punctuation divide the text."""
     if not row.parts:
         return [match.span() for match in word_pattern().finditer(row.text)]
     ends = np.cumsum([len(word) + 1 for word in row.parts]) - 1
@@ -45,13 +45,13 @@ def words_of(row: Row) -> list[tuple[int, int]]:
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    """Letters and digits together, each sign alone, both with the marks on them: vowel signs, accents, tones."""
+    """Letters and digits together, each punctuation sign alone, both with combining marks: vowel signs, accents, tones."""
     sign = rf"{FLAG}{{2}}|[^\w\s](?:\u200d{PICTURE}|[{marks()}{SKIN_TONES}])*"
     return re.compile(rf"\w[\w{marks()}]*|{sign}")
 
 
 def tags_of(row: Row) -> list[str]:
-    """The tags of a row's words, every entity with a B at its beginning."""
+    """The tags of a row's words in BIO."""
     tags = row.label.split() if isinstance(row.label, str) else row.label
     if not isinstance(tags, (list, tuple)):
         raise UserError(f"{row.place}: the tags are {row.label!r}, not a list")
@@ -69,7 +69,7 @@ def tag_indices(row: Row, head: HeadConfig) -> list[int]:
 
 
 def bio_labels(head: HeadConfig) -> tuple[str, ...]:
-    """The names of a head's classes as gold tags are read; older versions saved `PER-B` where a file has that."""
+    """The head's labels in BIO; older versions saved `PER-B` where the file had that."""
     return tuple(map(bio_name, head.labels))
 
 
@@ -120,7 +120,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
 
 
 def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:
-    """The sub-tokens of each word; one that vanishes in cleaning is unknown."""
+    """The sub-tokens of each word; a word without sub-tokens is the unknown token."""
     distinct = list(dict.fromkeys(words))
     unknown = [tokenizer.unknown_id]
     return {word: ids or unknown for word, ids in zip(distinct, tokenizer.encode(distinct), strict=True)}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import UserError
-from bertsmith.rows.columns import Columns, as_list, listed
+from bertsmith.rows.columns import Columns, join_names, split_names
 from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import guessed_columns, read_task, training_rows
 from bertsmith.tasks.task import find_task
@@ -185,8 +185,8 @@ def test_the_suggestion_is_a_whole_word_and_no_vote(tmp_path: Path) -> None:
 
 def test_names_may_have_commas(tmp_path: Path) -> None:
     names = ["yes, sure", "no"]
-    assert listed(as_list(names)) == names
-    assert listed(" a , b,,c") == ["a", "b", "c"]
+    assert split_names(join_names(names)) == names
+    assert split_names(" a , b,,c") == ["a", "b", "c"]
     row = {"text": "a", "yes, sure": "one", "no": "two", "label": 0}
     found = guessed_columns(find_task("choose"), records(tmp_path, row), Columns(endings='"yes, sure",no'))
     (read,) = read_task(find_task("choose"), tmp_path / "t.jsonl", found, labelled=True)
