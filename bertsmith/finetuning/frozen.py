@@ -1,4 +1,4 @@
-"""Training on a frozen encoder (section 5.3): its states of the training rows are computed once and lie on the disk."""
+"""Training on a frozen encoder (section 5.3): its hidden states of the training rows are computed once and stored."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from bertsmith.tasks.tagging import tag_indices
 from bertsmith.training import distributed
 
 STATE = LabelKind("token", fill=0)  # (n, layers, H) what a frozen encoder computed
-STATES = "states"  # in a run's folder, while it goes on
+STATES = "states"  # in the run folder, until the run is finished
 
 
 @dataclass(frozen=True)
 class FrozenExamples:
-    """Sentences with their states, a batch of them at a time."""
+    """Sentences with the hidden states of their words."""
 
     examples: list[Example]
 
@@ -44,7 +44,7 @@ class FrozenExamples:
 
 
 def check_features(features: FeatureConfig, task: Task) -> None:
-    """Refuse features where there are no words to tag."""
+    """Refuse features for tasks that do not tag words."""
     if features.variant and not KINDS[task.head].tags_words:
         raise UserError(f"--features {features.variant} is for tasks that tag words (conll2003, tag), not {task.name}")
 
@@ -52,7 +52,7 @@ def check_features(features: FeatureConfig, task: Task) -> None:
 def frozen_examples(
     predictor: Predictor, rows: Sequence[Row], head: HeadConfig, max_length: int, folder: Path
 ) -> FrozenExamples:
-    """One example a sentence: the states of its words, memory-mapped, and their tags."""
+    """One example per sentence: the memory-mapped hidden states of its words, and their tags."""
     assert head.features is not None
     extractor = Extractor(predictor, head.features.layers, "first", "float16", max_length)
     distributed.on_rank_zero(lambda: _write(extractor, rows, folder))
@@ -65,7 +65,7 @@ def frozen_examples(
 
 
 def _write(extractor: Extractor, rows: Sequence[Row], folder: Path) -> None:
-    if (folder / INDEX).exists():  # of this run, before it was stopped
+    if (folder / INDEX).exists():  # written by this run before it was stopped
         return
 
     share = ReadShare()

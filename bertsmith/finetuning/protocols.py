@@ -1,7 +1,7 @@
-"""Protocols: one fine-tuning with several seeds and over a grid of settings, and what to make of the scores.
+"""Protocols: fine-tuning with several seeds and a grid search over settings, and the summary of their scores.
 
 `OUT/seed-1`, … are runs; with a grid, `OUT/SETTING/seed-1`, …. `OUT/summary.json` has the scores and their mean,
-deviation, median and best; `OUT/model` is a copy of the best run's model, so that OUT is a model itself.
+standard deviation, median and best; `OUT/model` is a copy of the best run's model, so that OUT can be used as a model.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from bertsmith.training.side_by_side import side_by_side
 
 PROTOCOL, SUMMARY = "protocol.json", "summary.json"
 Grid = dict[str, Sequence[Any]]
-# The paper's appendix A.3: what works well across all tasks.
+# Appendix A.3 of the paper: the values that work well across all tasks.
 GENERAL: Grid = {
     "train.batch_size": (16, 32),
     "train.learning_rate": (5e-5, 3e-5, 2e-5),
     "train.epochs": (2, 3, 4),
 }
-# Section 4.1: one batch size and length for all of GLUE, the rate chosen on dev.
+# Section 4.1: one batch size and number of epochs for all of GLUE; the learning rate is chosen on dev.
 GLUE: Grid = {"train.batch_size": (32,), "train.learning_rate": (5e-5, 4e-5, 3e-5, 2e-5), "train.epochs": (3,)}
-# Sections 4.2 to 4.4: what the paper fine-tuned these with.
+# Sections 4.2 to 4.4: the settings with which the paper fine-tuned these tasks.
 SINGLE: dict[str, Grid] = {
     "squad1": {"train.batch_size": (32,), "train.learning_rate": (5e-5,), "train.epochs": (3,)},
     "squad2": {"train.batch_size": (48,), "train.learning_rate": (5e-5,), "train.epochs": (2,)},
@@ -89,7 +89,7 @@ def settings_of(grid: Grid) -> list[dict[str, Any]]:
 
 
 def name_of(setting: dict[str, Any]) -> str:
-    """A setting as people and folders name it."""
+    """The name of a setting in folders and summaries."""
     return ",".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
 
 
@@ -106,11 +106,11 @@ def finetune_many(
     resume: bool = False,
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """Fine-tune with every setting of a grid and `seeds` seeds each, so many `jobs` at a time; gives the summary.
+    """Fine-tune with every setting of a grid and `seeds` seeds each, `jobs` runs at a time; return the summary.
 
     `data` and `dev` are files, the folder of a data set, or rows in memory, as `finetune` takes them.
     The setting with the best mean on dev is chosen, and of its runs the best one, whose model becomes `out/model`. With
-    `resume`, runs that are finished stay as they are; more seeds may be added to a protocol that is done.
+    `resume`, finished runs are skipped; more seeds may be added to a finished protocol.
     """
     out, task = Path(out), find_task(config.task)
     for option, value in (("--seeds", seeds), ("--jobs", jobs)):
@@ -121,8 +121,8 @@ def finetune_many(
     splits = find_splits(task, data, dev)
     if not splits.dev and not config.data.dev_share:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
-    facts: dict[str, Any] = {"start": str(model), "data": _named(data, splits.train), "grid": grid or ""}
-    facts |= {"dev": _named(dev, splits.dev.get("", ())), "config": to_dict(config)}
+    facts: dict[str, Any] = {"start": str(model), "data": _describe(data, splits.train), "grid": grid or ""}
+    facts |= {"dev": _describe(dev, splits.dev.get("", ())), "config": to_dict(config)}
     folders = [out / name_of(setting) if setting else out for setting in settings]
     runs = [
         (folder / f"seed-{seed}", override(changed, [f"train.seed={seed}"]))
@@ -174,7 +174,7 @@ def _finetune_one(
     which: str, out: Path, run: Path, config: FinetuneConfig, model: str | Path, splits: Splits,
     device: str | None, resume: bool,
 ) -> dict[str, str] | None:  # fmt: skip
-    """One run of a protocol; where it diverged, which and why: one bad run does not end the others."""
+    """Run one fine-tuning; return its folder and error where it has diverged, which does not end the other runs."""
     name = str(run.relative_to(out))
     say(f"{which}: {name}")
     try:
@@ -185,11 +185,11 @@ def _finetune_one(
     return None
 
 
-def _named(given: Any, sources: Sequence[Source]) -> str:
-    """What a protocol notes of its rows: their path or, of rows in memory, how many there are and their hash."""
+def _describe(data: Any, sources: Sequence[Source]) -> str:
+    """The rows of a protocol in `protocol.json`: their path or, for rows in memory, their number and hash."""
     tables = [source.records for source in sources if isinstance(source, Table)]
     if not tables:
-        return str(given or "")
+        return str(data or "")
     digest = hashlib.sha256(repr(tables).encode(errors="surrogatepass")).hexdigest()
     return f"{sum(map(len, tables))} rows in memory, sha256 {digest[:16]}"
 
@@ -199,7 +199,7 @@ def _is_done(run: Path) -> bool:
 
 
 def _open(out: Path, facts: dict[str, Any], resume: bool) -> None:
-    """Begin a protocol, or go on with the same one."""
+    """Start a protocol, or resume one with the same settings."""
     if resume and (out / PROTOCOL).exists():
         same_settings(read_checked(out / PROTOCOL), facts, out / PROTOCOL)
         return
@@ -208,7 +208,7 @@ def _open(out: Path, facts: dict[str, Any], resume: bool) -> None:
 
 
 def _runs_in(folder: Path, out: Path) -> list[dict[str, Any]]:
-    """The finished runs of a setting, also those of an earlier call with more seeds."""
+    """The finished runs of a setting, including those of an earlier call with more seeds."""
     numbers = (path.name.removeprefix("seed-") for path in folder.glob("seed-*") if is_finished(path))
     return [_run(folder / f"seed-{seed}", seed, out) for seed in sorted(int(n) for n in numbers if n.isdecimal())]
 
@@ -234,7 +234,7 @@ def _finish(
     best = summary["best"]["folder"]
     before = read_checked(out / SUMMARY)["best"]["folder"] if (out / SUMMARY).exists() else None
     if best != before or not (out / MODEL).exists():
-        (out / SUMMARY).unlink(missing_ok=True)  # a kill from here on is mended by --resume
+        (out / SUMMARY).unlink(missing_ok=True)  # after a kill from here on, --resume copies the model again
         shutil.rmtree(out / MODEL, ignore_errors=True)
         with new_folder(out / MODEL) as folder:
             shutil.copytree(out / best / MODEL, folder, dirs_exist_ok=True)
@@ -243,7 +243,7 @@ def _finish(
 
 
 def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Each setting with the mean, deviation, median and best of its seeds, and the run to take, chosen on dev."""
+    """The mean, deviation, median and best of each setting over its seeds, and the best run on dev."""
     known = next(row["runs"][0]["scores"] for row in rows if row["runs"])
     if not known:
         raise UserError("the runs have no scores to compare: there are too few rows to hold some out; give --dev")
@@ -266,7 +266,7 @@ def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def figures_of(values: Sequence[float]) -> dict[str, Any]:
-    """The number of seeds, their mean, deviation (of a sample), median and best; None where there is no such figure."""
+    """The number of seeds, their mean, sample standard deviation, median and best; None where they are not defined."""
     if not values:
         return {"seeds": 0, "mean": None, "deviation": None, "median": None, "best": None}
     deviation = stdev(values) if len(values) > 1 else None
@@ -282,9 +282,9 @@ def noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> float | None:
 
 
 def glue(folders: Sequence[str | Path]) -> dict[str, Any]:
-    """GLUE's table and both averages out of finished runs: folders of runs, or runs themselves.
+    """GLUE's table and both averages of finished runs; `folders` are runs, or folders of runs.
 
-    Of runs with several seeds the scores of the chosen setting are averaged.
+    The score of a protocol is the mean over the seeds of its best setting.
     """
     found: dict[tuple[str, str], GlueScore] = {}
     places: dict[tuple[str, str], Path] = {}
@@ -315,7 +315,7 @@ def _task_of(run: Path) -> str:
 
 
 def _glue_score(run: Path) -> tuple[GlueScore, int]:
-    """The scores of a run, or the means of a protocol's chosen setting, and how many seeds they are of."""
+    """The scores of a run, or the means of a protocol's best setting, and their number of seeds."""
     runs = [run]
     if (run / SUMMARY).exists():
         summary = read_checked(run / SUMMARY)

@@ -1,6 +1,6 @@
-"""Encoded rows on the disk, by their content: the second run on the same rows does not tokenise them again.
+"""A cache of encoded rows on the disk, by their content: a second run on the same rows does not tokenise them again.
 
-The cache is a folder of safetensors files; whatever is wrong with it, rows are encoded as if it were not there.
+The cache is a folder of safetensors files; where it cannot be read or written, rows are encoded without it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from bertsmith.tasks.spans import Window
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import distributed
 
-FOLDER = "BERTSMITH_CACHE"  # the variable that names the folder; empty: nothing is kept
+FOLDER = "BERTSMITH_CACHE"  # the environment variable with the folder; empty: no cache
 LARGEST = 4 << 30  # bytes of all files together
-FORGOTTEN = 86400.0  # seconds after which a half-written file has nobody who finishes it
+ABANDONED = 86400.0  # seconds after which a partial file is removed
 Arrays = dict[str, NDArray[Any]]
 
 
 def encode_once(
     rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool
 ) -> Encoded:
-    """What `encode` of the head's kind gives, read from the cache where these rows have been encoded before.
+    """Encode rows as the head's kind does, or read them from the cache where they have been encoded before.
 
-    Labelled rows are to be learnt from: they come without the details that decoding needs. Of several processes, which
-    all have to call this, the first of each machine encodes and the others read what it has written.
+    Labelled rows are for training: they have no details, which only decoding needs. All ranks have to call this: the
+    first rank of each machine encodes, and the others read what it has written.
     """
     folder = cache_folder()
     if folder is None:
@@ -62,22 +62,22 @@ def encode_once(
         encoded = KINDS[head.kind].encode(rows, tokenizer, limits, head, labelled=labelled)
         _write(path, encoded, with_details=not labelled)
         return encoded
-    finally:  # also where rows are refused: the others refuse them too
+    finally:  # also where rows are refused, so that the other ranks can refuse them too
         if first:
             distributed.barrier()
 
 
 def cache_folder() -> Path | None:
-    """Where encoded rows are kept; None where they are not."""
+    """The folder of the cache; None where there is none."""
     if (named := os.environ.get(FOLDER)) is not None:
         return Path(named).expanduser() / "rows" if named else None
-    with suppress(RuntimeError):  # nobody's home
+    with suppress(RuntimeError):  # no home folder
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertsmith" / "rows"
     return None
 
 
 def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, labelled: bool) -> str:
-    """All that decides how rows are encoded, the code included, as one name."""
+    """The key of encoded rows: a digest of all that decides how they are encoded, the code included."""
     found = hashlib.blake2b(digest_size=16)
     settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.num_choices, labelled]
     settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
@@ -87,14 +87,14 @@ def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
 
 
 def rows_hash(rows: Iterable[Row]) -> str:
-    """What tells rows from others, whatever reads them: a digest of their texts and labels."""
+    """A digest of the texts and labels of rows, whatever file they were read from."""
     found = hashlib.blake2b(digest_size=16)
     _add_rows(found, list(rows), labelled=True)
     return found.hexdigest()
 
 
 def _add_rows(found: hashlib.blake2b, rows: Sequence[Row], labelled: bool) -> None:
-    documents = {id(row.document): row.document for row in rows}  # the sentences of a document share one
+    documents = {id(row.document): row.document for row in rows}  # the sentences of a document share one tuple
     places = {key: number for number, key in enumerate(documents)}
     for texts in (
         [row.text for row in rows],
@@ -112,7 +112,7 @@ def _add_rows(found: hashlib.blake2b, rows: Sequence[Row], labelled: bool) -> No
 
 @cache
 def _code() -> str:
-    """The code of tasks and texts: rows that another version has encoded are not those of this one."""
+    """A digest of the code that encodes rows: another version of it must not read their cache."""
     found = hashlib.blake2b(digest_size=16)
     package = Path(__file__).parent.parent
     for path in sorted([*package.glob("tasks/*.py"), *package.glob("text/*.py")]):
@@ -135,14 +135,14 @@ def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     facts = {"shortened": encoded.shortened, "step": examples.step, "checksum": _checksum(arrays)}
-    with suppress(OSError, SafetensorError):  # a full disk or a folder of others: the next run encodes anew
+    with suppress(OSError, SafetensorError):  # a full disk or a read-only folder: the next run encodes the rows again
         with new_file(path) as work:
             save_file(arrays, work, {"facts": json.dumps(facts)})
-        _forget_oldest(path)
+        _remove_oldest(path)
 
 
 def _read(path: Path) -> Encoded | None:
-    """What is kept under a name; None where there is nothing, or something damaged."""
+    """The encoded rows of a file; None where it does not exist or is damaged."""
     try:
         with safe_open(path, "numpy") as file:
             facts = json.loads(file.metadata()["facts"])
@@ -155,7 +155,7 @@ def _read(path: Path) -> Encoded | None:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     with suppress(OSError):
-        os.utime(path)  # the oldest go first: those that nobody has asked for
+        os.utime(path)  # the files that have not been used for longest are removed first
     return found
 
 
@@ -168,7 +168,7 @@ def _checksum(arrays: Arrays) -> str:
 
 
 def _flat_details(details: Sequence[Any]) -> Arrays:
-    """What decoding needs of each part: the first tokens of words, or windows of contexts."""
+    """The details of all parts as arrays: the first tokens of words, or the windows of contexts."""
     if not isinstance(details[0], Window):
         return {"words": joined(details, np.int32), "word_starts": starts_of([len(d) for d in details])}
     return {
@@ -189,11 +189,11 @@ def _details(arrays: Arrays) -> list[Any]:
     return [Window(int(s), o, b) for s, o, b in zip(arrays["shifts"], offsets, best, strict=True)]
 
 
-def _forget_oldest(new: Path) -> None:
-    """Keep the cache under its size: what was not asked for longest goes first, and what nobody will finish."""
-    for left in new.parent.glob(".*.partial"):
-        if time.time() - left.stat().st_mtime > FORGOTTEN:
-            left.unlink()
+def _remove_oldest(new: Path) -> None:
+    """Remove the files that have not been used for longest until the cache is small enough, and old partial files."""
+    for partial in new.parent.glob(".*.partial"):
+        if time.time() - partial.stat().st_mtime > ABANDONED:
+            partial.unlink()
     files = sorted(((p.stat(), p) for p in new.parent.glob("*.safetensors")), key=lambda pair: pair[0].st_mtime)
     total = sum(stat.st_size for stat, _ in files)
     for stat, path in files:

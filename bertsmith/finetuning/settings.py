@@ -13,13 +13,13 @@ from bertsmith.training.settings import TrainConfig
 
 @dataclass(frozen=True)
 class FinetuneData:
-    """How rows are read and encoded; `max_length` is the task's own where it is not set.
+    """How rows are read and encoded; `max_length` is that of the task where it is not set.
 
-    Answers are looked for in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer
-    has at most `max_answer`. Rows of a class count `class_weights` times, or, `balanced`, all classes count alike.
-    `partial` says that the rows are only a part of their data set, so that reports mark the scores. With `skip_bad`,
-    rows that cannot be used (an empty text, no label) are left out and counted; else they end the run. Where no dev
-    rows are given, `dev_share` of the training rows are held out to score on (see `tasks.dev_split`); 0: none.
+    Contexts are read in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer has at
+    most `max_answer`. `class_weights` are factors of the loss by class; `balanced` gives all classes the same weight.
+    `partial` marks the scores in reports, because the rows are only a part of their data set. With `skip_bad`, rows
+    that cannot be used (an empty text, no label) are skipped and counted; else they end the run. Where there are no dev
+    rows, `dev_share` of the training rows are held out for evaluation (see `dev_split`); 0: none.
     """
 
     max_length: int | None = None
@@ -50,11 +50,12 @@ class FinetuneConfig:
     """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
 
     A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
-    the pooler start anew (Zhang et al. 2021); `frozen_layers` keeps the embeddings and as many of the lowest layers as
-    they are (0: the embeddings alone). With a variant of `features` the encoder is not trained: a BiLSTM on its states
-    is (section 5.3). `bilstm_layers` puts a random BiLSTM between the encoder and the output layer, trained with them
-    (Table 5); `beside` is a second model that reads the other way, whose states stand beside the first one's. `dropout`
-    is set everywhere instead of the model's own: one that was pre-trained without any may still need some here.
+    the pooler are initialised again (Zhang et al. 2021); `frozen_layers` freezes the embeddings and as many of the
+    lowest layers (0: the embeddings alone). With a variant of `features` the encoder is frozen, and a BiLSTM on its
+    hidden states is trained (section 5.3). `bilstm_layers` puts a new BiLSTM between the encoder and the output layer,
+    trained with them (Table 5); `beside` is a second model of the other direction, whose hidden states are concatenated
+    with those of the first. `dropout` replaces the model's own: a model that was pre-trained without dropout may still
+    need it here.
     """
 
     task: str

@@ -1,6 +1,6 @@
-"""Files with one word per line, as CoNLL-2003: the word (or its number) first, its tag last, a blank line after a sentence.
+"""Files with one word per line, as CoNLL-2003: the word (or its number) first, its tag last.
 
-Imports without torch.
+A blank line ends a sentence. Imports without torch.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _together(sentences: list[Row]) -> Iterator[Row]:
 
 
 def to_bio(tags: Iterable[Any]) -> list[str]:
-    """Tags in BIO, where every entity begins with B, from IOB1 (B only between neighbours), BIO, BIOES or Naver's form."""
+    """Tags in BIO, where every entity begins with B, from IOB1 (B only between neighbours), BIOES or Naver's form."""
     found: list[str] = []
     before = "O"
     for tag in map(bio_name, tags):

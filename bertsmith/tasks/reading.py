@@ -217,7 +217,7 @@ def _roles(task: Task, columns: Columns) -> list[str]:
 
 
 def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source, command: str) -> str:
-    """An example that sets all columns: those that were found, and for a missing label the one with the fewest values."""
+    """An example that sets all columns: those that were found, and for a missing label the one with few values."""
     roles = _roles(task, found)
     chosen = {role: getattr(found, role) for role in roles}
     is_there = {role: set(split_names(name)) <= set(sample[0]) for role, name in chosen.items()}

@@ -45,7 +45,7 @@ def words_of(row: Row) -> list[tuple[int, int]]:
 
 @cache
 def word_pattern() -> re.Pattern[str]:
-    """Letters and digits together, each punctuation sign alone, both with combining marks: vowel signs, accents, tones."""
+    """Letters and digits together, each punctuation sign alone, both with combining marks (accents, vowel signs)."""
     sign = rf"{FLAG}{{2}}|[^\w\s](?:\u200d{PICTURE}|[{marks()}{SKIN_TONES}])*"
     return re.compile(rf"\w[\w{marks()}]*|{sign}")
 
