@@ -1,7 +1,7 @@
-"""Documents out of Wikipedia: the XML dump's articles as prose, and what WikiExtractor wrote.
+"""Documents from Wikipedia: articles of an XML dump as plain prose, and the output of WikiExtractor.
 
-As in the BERT paper (section 3.1) only text passages are kept: lists, tables and headers are left out. Wikitext is read
-by scans and expressions that take linear time whatever they are given; nothing here resolves an XML entity.
+As in the BERT paper (section 3.1) only text passages are kept: lists, tables and headers are dropped. Wikitext is
+parsed by scans and regular expressions that take linear time on any input; custom XML entities are never resolved.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from html.entities import html5
 
-GONE = "\0"  # for a while in place of what was removed, lest `''{{a}}''` become four apostrophes
-MAX_DEPTH = 40  # no article nests deeper; a bound on it keeps the time linear
+GONE = "\0"  # placeholder for removed markup, so that `''{{a}}''` does not become four apostrophes
+MAX_DEPTH = 40  # no article nests deeper; the bound keeps the time linear
 LANGUAGES = frozenset(
     """aa ab ace ady af ak als alt am ami an ang ann anp ar arc ary arz as ast atj av avk awa ay az azb ba ban bar
     bat-smg bbc bcl bdr be be-tarask be-x-old bew bg bh bi bjn blk bm bn bo bpy br bs btm bug bxr ca cbk-zam cdo ce ceb
@@ -27,7 +27,7 @@ LANGUAGES = frozenset(
     tet tg th ti tig tk tl tly tn to tpi tr trv ts tt tum tw ty tyv udm ug uk ur uz ve vec vep vi vls vo vro wa war wo
     wuu xal xh xmf yi yo yue za zea zgh zh zh-classical zh-min-nan zh-yue zu""".split()
 )
-# The files' and categories' namespaces: English holds everywhere, then Korean and the other large Wikipedias.
+# Namespaces of files and categories: in English, which every Wikipedia accepts, Korean and other large Wikipedias.
 HIDDEN_NAMESPACES = frozenset(
     """file image category 파일 그림 분류 datei bild kategorie fichier catégorie archivo imagen categoría immagine
     categoria ficheiro imagem bestand afbeelding categorie plik grafika kategoria файл изображение категория зображення
@@ -39,7 +39,7 @@ HIDDEN_ELEMENTS = """ref references gallery math chem ce score timeline syntaxhi
 BLOCK_TAGS = "br p div blockquote center hr poem li dt dd tr td th caption".split()
 INLINE_TAGS = """abbr b bdi bdo big cite code data del dfn em font i ins kbd mark nowiki noinclude onlyinclude phonos
     q ruby rb rtc s samp section small span strike strong sub sup time tt u var wbr tbody thead tfoot""".split()
-# Sections of sources and links, as `_section_name` writes them: small letters, no spaces.
+# Sections of sources and links, as `_section_name` normalises them: lower case, no spaces.
 HIDDEN_SECTIONS = frozenset(
     """references notes footnotes citations sources bibliography workscited notesandreferences referencesandnotes
     generalreferences externallinks seealso furtherreading 각주 주석 출처 참고문헌 참고자료 외부링크 바깥고리 같이보기
@@ -84,7 +84,7 @@ _WORD = re.compile(r"[^\W_]")
 
 
 def page_documents(block: bytes) -> Iterator[list[str]]:
-    """The articles' paragraphs out of whole `<page>` elements of a MediaWiki export; no redirects, no other pages."""
+    """Yield the paragraphs of each article in whole `<page>` elements of a MediaWiki export, without redirects."""
     for page in _pages(block):
         text = _article(page)
         if text and (document := wikitext_paragraphs(text)):
@@ -92,7 +92,7 @@ def page_documents(block: bytes) -> Iterator[list[str]]:
 
 
 def extracted_documents(block: str) -> Iterator[list[str]]:
-    """The documents' paragraphs out of `<doc …>` elements as WikiExtractor writes them, without their titles."""
+    """Yield the paragraphs of each `<doc …>` element of WikiExtractor's output, without titles."""
     inside, title, lines = False, "", list[str]()
     for raw in [*block.split("\n"), "</doc>"]:
         line = raw.strip()
@@ -107,7 +107,7 @@ def extracted_documents(block: str) -> Iterator[list[str]]:
 
 
 def wikitext_paragraphs(text: str) -> list[str]:
-    """The prose of one page's wikitext, a paragraph a line."""
+    """The paragraphs of prose in a page's wikitext."""
     text = _without_elements(_NOWIKI.sub(_plain_or_nothing, text.replace("\r\n", "\n")))
     text = _UNCLOSED.sub("", _with_link_texts(_without_braces(text)))
     text = _EXTERNAL.sub(r"\1", text.replace("[[", "").replace("]]", ""))
@@ -116,7 +116,7 @@ def wikitext_paragraphs(text: str) -> list[str]:
     return _tidy(_INLINE_TAG.sub("", _BLOCK_TAG.sub("\n", text)))
 
 
-# From the dump to wikitext. A dump writes `<` in text as an entity, so that finding tags as plain bytes is exact.
+# From the dump to wikitext. A dump escapes `<` in text as an entity, so searching for tags as bytes is exact.
 
 
 def _pages(block: bytes) -> Iterator[bytes]:
@@ -127,7 +127,7 @@ def _pages(block: bytes) -> Iterator[bytes]:
 
 
 def _article(page: bytes) -> str | None:
-    """The wikitext of a page's newest revision, or nothing where the page is not an article."""
+    """The wikitext of a page's newest revision; None if the page is not an article."""
     head = page[: max(page.find(b"<revision"), 0)]
     if not _ARTICLE.search(head) or b"<redirect" in head:
         return None
@@ -145,15 +145,15 @@ def _article(page: bytes) -> str | None:
 
 
 class _Nesting:
-    """Text written piece by piece, out of which comes what lies between an opening mark and its closing one."""
+    """Text that is built piece by piece, from which everything since an opening mark can be taken out again."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
-        self.kinds: list[str] = []  # of what is open, the outermost first
-        self.starts: list[int] = []  # and where in the pieces it starts
+        self.kinds: list[str] = []  # of the open marks, the outermost first
+        self.starts: list[int] = []  # the indices of the open marks in `pieces`
 
     def open(self, kind: str, mark: str) -> None:
-        """Write an opening mark; what is open deeper than MAX_DEPTH counts as never closed, the outermost first."""
+        """Write an opening mark; beyond MAX_DEPTH open marks, the outermost one counts as never closed."""
         if len(self.kinds) == MAX_DEPTH:
             del self.kinds[0], self.starts[0]
         self.kinds.append(kind)
@@ -161,7 +161,7 @@ class _Nesting:
         self.pieces.append(mark)
 
     def close(self, kind: str) -> list[str] | None:
-        """Take out the pieces since the nearest opening mark of the kind, itself the first; nothing if none is open."""
+        """Take out the pieces from the nearest opening mark of the kind on; None if none is open."""
         if kind not in self.kinds:
             return None
         while self.kinds.pop() != kind:
@@ -173,8 +173,8 @@ class _Nesting:
 
 
 def _plain_or_nothing(found: re.Match[str]) -> str:
-    """Nothing for a comment; for `<nowiki>` its content with markup as entities, characters again at the very end."""
-    if found[2] is not None:  # never closed: all that follows is wikitext
+    """Remove a comment; replace `<nowiki>` by its content with markup as entities, which are decoded at the end."""
+    if found[2] is not None:  # never closed: the rest is wikitext
         return _COMMENT.sub("", found[0])
     return _MARKUP.sub(_as_entity, found[1] or "")
 
@@ -184,7 +184,7 @@ def _as_entity(found: re.Match[str]) -> str:
 
 
 def _without_elements(text: str) -> str:
-    """Remove the elements whose content is no prose."""
+    """Remove the elements whose content is not prose."""
     nesting, at = _Nesting(), 0
     for found in _ELEMENT.finditer(text):
         nesting.pieces.append(text[at : found.start()])
@@ -200,7 +200,7 @@ def _without_elements(text: str) -> str:
 
 
 def _without_braces(text: str) -> str:
-    """Remove templates and tables, however nested; closing braces with nothing to close go too."""
+    """Remove templates and tables at any depth, and closing braces without an opening one."""
     nesting, at = _Nesting(), 0
     for found in _BRACES.finditer(text):
         nesting.pieces.append(text[at : found.start()])
@@ -221,7 +221,7 @@ def _without_braces(text: str) -> str:
 
 
 def _with_link_texts(text: str) -> str:
-    """Replace links by their text, the innermost first; closing brackets with nothing to close go."""
+    """Replace links by their text, the innermost first; remove closing brackets without an opening one."""
     nesting, at = _Nesting(), 0
     for found in _BRACKETS.finditer(text):
         nesting.pieces.append(text[at : found.start()])
@@ -236,11 +236,11 @@ def _with_link_texts(text: str) -> str:
 
 
 def _link_text(inner: str) -> str:
-    """What a reader sees of a link; nothing of files, categories and links to other languages."""
+    """The visible text of a link; empty for files, categories and links to other languages."""
     target, bar, label = inner.partition("|")
     prefix, colon, rest = target.partition(":")
     if colon and (prefix.strip() in LANGUAGES or prefix.strip().lower() in HIDDEN_NAMESPACES):
-        return "[[" + inner if "\n\n" in inner else ""  # a link does not go over paragraphs: it was never closed
+        return "[[" + inner if "\n\n" in inner else ""  # a link does not span paragraphs: it was never closed
     if "\n" in target:
         return inner
     if label.strip():
@@ -250,14 +250,14 @@ def _link_text(inner: str) -> str:
 
 
 def _apostrophes(found: re.Match[str]) -> str:
-    """The apostrophes that are text in a run: two are italic, three bold, five both."""
+    """The apostrophes of a run that are text: two of them mark italics, three bold, five both."""
     count = len(found[0])
     return "'" if count == 4 else "'" * max(count - 5, 0)
 
 
 def _prose_lines(text: str) -> Iterator[str]:
-    """The lines that are neither heading nor list nor row of an unclosed table, less the sections of sources."""
-    hidden = 0  # the level of the hidden section, 0 in a shown one
+    """Yield the lines that are not headings, list items, rows of unclosed tables or in sections of sources."""
+    hidden = 0  # the level of the current hidden section; 0 in a visible one
     for raw in text.split("\n"):
         line = raw.strip()
         if level := _heading_level(line):
@@ -283,13 +283,13 @@ def _is_item(line: str) -> bool:
     return line[0] in "*#:;|" or line.startswith(("----", "{|"))
 
 
-# From prose with leftovers to paragraphs.
+# From prose with remains of markup to paragraphs.
 
 
 def _tidy(text: str) -> list[str]:
-    """Decode HTML entities, clean spaces and what removed templates leave in brackets, and split into paragraphs."""
+    """Decode HTML entities, clean up spaces and brackets that removed templates left, and split into paragraphs."""
     text = _SPACES.sub(" ", _INVISIBLE.sub("", _ENTITY.sub(_character, text)))
-    for _ in range(2):  # brackets in brackets
+    for _ in range(2):  # twice, for nested brackets
         text = _EMPTY_PAIR.sub("", _EMPTY_LABEL.sub("", text))
         text = _TRAILING.sub("", _LEADING.sub(r"\1", text))
     text = _SPACED.sub(r"\1", _DOUBLED.sub(r"\1", text))
@@ -297,7 +297,7 @@ def _tidy(text: str) -> list[str]:
 
 
 def _character(entity: re.Match[str]) -> str:
-    """An entity's character; `html.unescape` alone would also take `&not` out of `&nothing;`, as browsers do."""
+    """Decode an entity; `html.unescape` alone would also decode the `&not` in `&nothing;`, as browsers do."""
     return html.unescape(entity[0]) if entity[0][1] == "#" else html5.get(entity[0][1:], entity[0])
 
 

@@ -1,4 +1,4 @@
-"""Every kind of file gives the same documents, every bad one a clear error; shards hold exactly the tokenised text."""
+"""All kinds of files give the same documents, bad ones clear errors; shards hold exactly the tokenised text."""
 
 import bz2
 import gzip
@@ -213,7 +213,7 @@ def test_rows_that_python_cannot_hold(tmp_path, number):
 
 
 def test_half_a_surrogate_pair_is_replaced(tmp_path, tokenizer_folder):
-    """JSON may hold `\\ud83d` alone, as data cut in the middle of an emoji does."""
+    """JSON may hold a lone `\\ud83d`, for example if an emoji was cut in the middle."""
     (tmp_path / "a.jsonl").write_text('{"text": "list \\ud83d list"}\n')
     assert read(tmp_path / "a.jsonl") == [["list \ufffd list"]]
     assert build_corpus([tmp_path], tokenizer_folder, tmp_path / "out", workers=1).manifest.tokens == 2
@@ -248,7 +248,7 @@ AS_IT_IS = BuildConfig(CleanConfig(unicode="none", unwrap=False, duplicate_docum
 
 @pytest.fixture(scope="module")
 def small_parts():
-    """Several blocks for the workers and several shards out of little text."""
+    """Small blocks, so that a short text gives several shards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK_BYTES", 40_000)
         yield
@@ -338,7 +338,7 @@ def test_long_sentences_are_cut_without_loss(tmp_path, tokenizer_folder):
     assert sizes == [len(whole[0]), *[512] * full, rest, len(whole[2])]
 
 
-def test_what_holds_no_token_is_left_out(tmp_path, tokenizer_folder):
+def test_text_without_tokens_is_dropped(tmp_path, tokenizer_folder):
     (tmp_path / "a.txt").write_text("one list\n\n\u200b\u200d\n\nanother list\n", encoding="utf-8")
     corpus = build_corpus([tmp_path / "a.txt"], tokenizer_folder, tmp_path / "out", workers=1)
     assert (corpus.manifest.documents, corpus.manifest.sentences) == (2, 2)

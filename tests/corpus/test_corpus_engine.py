@@ -1,4 +1,4 @@
-"""The corpus engine: stopped, it goes on to the same bytes; duplicates go, wherever they stand; bad input is named."""
+"""Corpus builds: resuming gives the same bytes, duplicates are dropped anywhere, errors name the bad input."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_an_unfinished_corpus_is_not_continued_with_other_settings(world, tmp_pa
         build_corpus([world / "text.txt"], world / "tok", tmp_path / "cut", workers=1, config=other)
 
 
-def test_after_a_bad_file_the_build_goes_on_mended_or_skipped(world, tmp_path, small_blocks) -> None:
+def test_a_build_resumes_after_a_bad_file_is_fixed_or_skipped(world, tmp_path, small_blocks) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "A first row."}\nnot JSON\n{"text": "A last row."}\n')
     inputs = [world / "text.txt", bad]
@@ -94,7 +94,7 @@ def test_after_a_bad_file_the_build_goes_on_mended_or_skipped(world, tmp_path, s
     assert mended.manifest.documents == skipped.manifest.documents
 
 
-def test_bad_files_and_records_are_reported_and_passed_over(world, tmp_path, capfd) -> None:
+def test_bad_files_and_records_are_reported_and_skipped(world, tmp_path, capfd) -> None:
     import gzip
 
     (tmp_path / "rows.jsonl").write_text('{"text": "A row."}\n{"txt": 1}\n{"text": "Another."}\n')
@@ -112,7 +112,7 @@ def test_bad_files_and_records_are_reported_and_passed_over(world, tmp_path, cap
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_first_of_duplicates_stays_whatever_the_workers(world, tmp_path, small_blocks, workers) -> None:
+def test_the_first_of_duplicates_is_kept_with_any_number_of_workers(world, tmp_path, small_blocks, workers) -> None:
     filler = [f"Filler text number {i} about nothing in particular. " * 20 for i in range(200)]
     long = "A long paragraph that stands in two documents, word for word, and is long enough to be compared at all."
     documents = ["The very first document.", *filler[:100], f"Own text here.\n{long}", *filler[100:]]
@@ -149,7 +149,7 @@ def test_buckets_on_disk_find_the_same_as_a_set(tmp_path, monkeypatch) -> None:
 
 
 def _later(blocks: list[np.ndarray], number: int) -> set[int]:
-    """Places of a block whose value stood before, in an earlier block or earlier in it."""
+    """The places of a block whose value occurs earlier, in the block or in one before it."""
     before = {int(h) for block in blocks[:number] for h in block if h}
     places = set()
     for place, h in enumerate(blocks[number]):
@@ -159,7 +159,7 @@ def _later(blocks: list[np.ndarray], number: int) -> set[int]:
     return places
 
 
-def test_near_duplicates_go_and_the_first_stays(world, tmp_path) -> None:
+def test_near_duplicates_are_dropped_and_the_first_is_kept(world, tmp_path) -> None:
     words = [f"word{i}" for i in range(200)]
     near = " ".join([*words[:100], "changed", *words[101:]])
     other = " ".join(f"thing{i}" for i in range(200))
@@ -172,7 +172,7 @@ def test_near_duplicates_go_and_the_first_stays(world, tmp_path) -> None:
     assert plain.manifest.documents == 3
 
 
-def test_boilerplate_goes_everywhere(world, tmp_path) -> None:
+def test_every_copy_of_boilerplate_is_dropped(world, tmp_path) -> None:
     write_corpus(tmp_path / "text.txt", [f"Text number {i}.\nRead more on our site" for i in range(30)])
     config = BuildConfig(CleanConfig(boilerplate=10))
     corpus = build_corpus([tmp_path / "text.txt"], world / "tok", tmp_path / "out", workers=1, config=config)
@@ -248,7 +248,7 @@ def test_globs_folders_and_urls(world, tmp_path, monkeypatch) -> None:
     assert not memory.exists("/corpora/one/build.json")
 
 
-def test_a_full_disk_or_a_forbidden_folder_is_said(world, tmp_path, monkeypatch) -> None:
+def test_a_full_disk_or_a_forbidden_folder_is_an_error(world, tmp_path, monkeypatch) -> None:
     from bertsmith.corpus.store import Store
 
     def full(self, name, data):

@@ -1,4 +1,4 @@
-"""Damage before a build is resumed, damaged files of a corpus, cut shards, and workers without a main process."""
+"""Damage before a build is resumed, damaged corpus files, truncated shards, and workers without a main process."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def stopped(tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
-    """A build that was stopped after three shards, its command, and the bytes of the same build in one go."""
+    """A build that was stopped after three shards, its command, and the bytes of the same build without a stop."""
     monkeypatch.setattr(sources, "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(building, "BLOCK_BYTES", 1 << 16)
     call = {"inputs": [world / "text.txt"], "tokenizer": world / "tok", "workers": 1}
@@ -54,14 +54,14 @@ def stopped(tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("name", ["000001.safetensors", "000002.hashes", "000001.safetensors.sha256"])
 @pytest.mark.parametrize("place", [10, -1])
-def test_a_flipped_byte_in_an_unfinished_build_is_mended(stopped, name: str, place: int) -> None:
+def test_a_flipped_byte_in_an_unfinished_build_is_repaired(stopped, name: str, place: int) -> None:
     folder, resume, whole = stopped
     flip(folder / name, place)
     resume()
     assert content(folder) == whole
 
 
-def test_damage_after_writing_is_not_sealed_by_the_manifest(stopped, monkeypatch) -> None:
+def test_damage_after_writing_is_found_before_the_manifest_is_written(stopped, monkeypatch) -> None:
     folder, resume, _ = stopped
     real = building._tokenise
 
@@ -76,7 +76,7 @@ def test_damage_after_writing_is_not_sealed_by_the_manifest(stopped, monkeypatch
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[1]", b"\xff"])
-def test_a_damaged_plan_is_one_line(stopped, damaged: bytes) -> None:
+def test_a_damaged_plan_is_a_one_line_error(stopped, damaged: bytes) -> None:
     folder, resume, _ = stopped
     (folder / PLAN).write_bytes(damaged)
     with pytest.raises(UserError, match=r"build\.json is damaged; remove"):
@@ -117,14 +117,14 @@ def test_lengths_of_older_folders_are_checked_by_their_sums(corpus: Path) -> Non
 @pytest.mark.parametrize(
     "damaged", [b"", b"{", b"[]", b"{}", b'{"version": 1}', b'{"version": 1, "shards": 3}', b"\xff"]
 )
-def test_a_damaged_manifest_is_one_line(corpus: Path, damaged: bytes) -> None:
+def test_a_damaged_manifest_is_a_one_line_error(corpus: Path, damaged: bytes) -> None:
     (corpus / MANIFEST).write_bytes(damaged)
     with pytest.raises(UserError, match=r"corpus\.json") as error:
         Corpus.open(corpus)
     assert "\n" not in str(error.value)
 
 
-def test_a_shard_that_is_cut_while_it_is_used_is_an_error(corpus: Path, monkeypatch) -> None:
+def test_a_shard_that_is_truncated_while_in_use_is_an_error(corpus: Path, monkeypatch) -> None:
     monkeypatch.setattr(shards, "CHECK_EVERY", 0.0)
     opened = Corpus.open(corpus)
     before = opened.document(0)[0].tolist()
@@ -197,14 +197,14 @@ def test_no_worker_outlives_the_main_process(tmp_path: Path, world: Path, number
     workers = children(main.pid)
     assert len(workers) >= 2
     os.kill(main.pid, number)
-    _, said = main.communicate(timeout=60)
+    _, stderr = main.communicate(timeout=60)
     deadline = time.monotonic() + 10
     while any(map(alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(alive, workers))
     if number != signal.SIGKILL:
         assert main.returncode == 128 + number
-        assert b"stopped; finished shards are kept" in said
-        assert b"Traceback" not in said
-        assert b"leaked" not in said
+        assert b"stopped; finished shards are kept" in stderr
+        assert b"Traceback" not in stderr
+        assert b"leaked" not in stderr
         assert not list((tmp_path / "out").glob("*.partial"))

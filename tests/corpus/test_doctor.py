@@ -1,4 +1,4 @@
-"""The doctor finds each fault when it is there, and no fault in clean text; its page stands by itself."""
+"""The doctor finds each problem in faulty text and none in clean text; its page is self-contained."""
 
 import dataclasses
 import json
@@ -66,7 +66,7 @@ def build(folder: Path, documents: list[list[str]], tokenizer: Path) -> Path:
 
 
 def faulty(name: str) -> list[list[str]]:
-    """Clean documents with one fault put into them."""
+    """Clean documents with one problem added."""
     documents = clean_documents()
     rng = random.Random(1)
     one = [[sentence(rng)] for _ in range(300)]
@@ -138,7 +138,7 @@ def test_figures_are_exact(tmp_path):
     assert findings["boilerplate"].examples == ("Home | Login | Contact (in 120 documents)",)
 
 
-def test_options_that_mend_are_options(tmp_path):
+def test_the_options_named_in_fixes_exist(tmp_path):
     from bertsmith.config import override
 
     for name in FAULTS:
@@ -159,7 +159,7 @@ def test_everything_in_one_document(tmp_path, words_tokenizer):
     assert findings["document_boundaries"].severity == "problem"
 
 
-def test_whole_documents_on_a_line_each_are_fine(tmp_path):
+def test_documents_on_one_line_each_are_fine(tmp_path):
     findings = look(tmp_path, [[" ".join(d * 2)] for d in clean_documents()])
     assert findings["document_boundaries"].severity == "ok"
 
@@ -201,7 +201,7 @@ def test_a_vocabulary_of_letters_has_many_tokens_a_word(tmp_path):
 
 
 def test_words_and_their_pieces_are_counted(tmp_path):
-    """Punctuation is neither a word nor a piece of one; a word begins where a token is not a continuation."""
+    """Punctuation counts neither as a word nor as a piece of one; every token but a continuation begins a word."""
     documents = [[f"Dogs bark at dogs, {i}!", f"The dog {i} barks."] for i in range(60)]
     tokenizer = train_wordpiece([" ".join(d) for d in documents], 160, min_count=40)
     tokenizer.save(tmp_path / "tok")
@@ -217,7 +217,7 @@ def test_words_and_their_pieces_are_counted(tmp_path):
 
 
 def test_labels_out_of_balance(tmp_path, words_tokenizer):
-    """A document of a single token has nothing that follows."""
+    """A document of a single token has no next segment."""
     rng = random.Random(0)
     balanced = by_name(examine([build(tmp_path, clean_documents(), words_tokenizer)]))["next_sentence"]
     assert balanced.severity == "ok"
@@ -243,7 +243,7 @@ def test_real_text_has_no_duplicates_that_are_a_problem(world):
     assert folder["duplicate_documents"].severity == folder["next_sentence"].severity == "ok"
 
 
-def test_without_a_tokenizer_tokens_are_left_out(tmp_path):
+def test_without_a_tokenizer_tokens_are_not_examined(tmp_path):
     diagnosis = examine([write(tmp_path / "text.txt", clean_documents())])
     assert not {"unknown_tokens", "next_sentence", "padding_128"} & set(by_name(diagnosis))
     assert "--tokenizer" in diagnosis.left_out[0]
@@ -251,7 +251,7 @@ def test_without_a_tokenizer_tokens_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["text", "parquet"])
-def test_a_large_input_is_looked_at_by_sample(tmp_path, monkeypatch, kind):
+def test_a_sample_of_a_large_input_is_examined(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(sources, "BLOCK_BYTES", 4096)
     documents = clean_documents(600)
     path = write(tmp_path / "text.txt", documents)
@@ -299,7 +299,7 @@ def test_spread_keeps_within_its_limit_and_reaches_the_end():
     assert numbers[-1] > 4800
 
 
-def test_the_page_stands_by_itself_and_holds_the_figures(tmp_path, words_tokenizer):
+def test_the_page_is_self_contained_and_has_the_figures(tmp_path, words_tokenizer):
     documents = [["<b>fine</b> & dandy", *d] for d in faulty("duplicate_documents")]
     diagnosis = examine([write(tmp_path / "text.txt", documents)], tokenizer=words_tokenizer)
     write_report(diagnosis, tmp_path / "page.html")
@@ -321,7 +321,7 @@ def test_a_diagnosis_is_json_and_lines(tmp_path, words_tokenizer):
     assert severities == sorted(severities)
     lines = describe(diagnosis)
     assert "1 problem," in lines[0]
-    assert any("mend: nothing: corpus build drops them by default" in line for line in lines)
+    assert any("fix: nothing: corpus build drops them by default" in line for line in lines)
     with pytest.raises(dataclasses.FrozenInstanceError):
         diagnosis.facts = {}  # type: ignore[misc]
 
@@ -333,7 +333,7 @@ def test_histogram_counts_everything():
         assert len(found.counts) == len(found.edges) <= 13
 
 
-def test_errors_speak_to_the_user(tmp_path, words_tokenizer, tokenizer_folder):
+def test_user_errors(tmp_path, words_tokenizer, tokenizer_folder):
     path = write(tmp_path / "text.txt", clean_documents(4))
     corpus = build(tmp_path, clean_documents(4), words_tokenizer)
     with pytest.raises(UserError, match="no such file"):
@@ -358,7 +358,7 @@ def test_imports_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_repetitions_are_not_blamed_on_a_setting_that_is_on(tmp_path, words_tokenizer):
+def test_the_fix_for_duplicates_is_not_a_setting_that_is_on(tmp_path, words_tokenizer):
     finding = look(tmp_path, faulty("duplicate_paragraphs"))["duplicate_paragraphs"]
     assert finding.fix == "nothing: corpus build drops them by default (clean.duplicate_paragraphs=true)"
     raw = build(tmp_path, faulty("duplicate_paragraphs"), words_tokenizer)
@@ -373,7 +373,7 @@ def test_repetitions_are_not_blamed_on_a_setting_that_is_on(tmp_path, words_toke
 
 
 def test_short_sentences_may_repeat(tmp_path, words_tokenizer):
-    """A sentence that stands in many documents is no duplicate paragraph."""
+    """A short sentence that occurs in many documents is not a duplicate paragraph."""
     refrain = "The people of the small green house by the river tell a long story."
     assert 50 <= len(refrain) < 100
     documents = [[f"{p} {refrain}" for p in d] for d in clean_documents()]

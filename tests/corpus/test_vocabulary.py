@@ -33,7 +33,7 @@ RARE_SYLLABLES = "꿹뷁쀍"
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_rare_syllables_stay_and_rare_symbols_go(cased) -> None:
+def test_rare_syllables_are_kept_and_rare_symbols_dropped(cased) -> None:
     texts = [*ENGLISH, *KOREAN.splitlines() * 200, f"단어{RARE_SYLLABLES}", *SYMBOLS]
     entries = train_wordpiece(texts, 4000, cased=cased).backend.get_vocab()
     for syllable in RARE_SYLLABLES:
@@ -52,7 +52,7 @@ def test_every_ascii_character_that_occurs_has_a_piece() -> None:
     assert {"7", "##7", "~", "j", "##z"} <= set(entries)
 
 
-def test_of_too_many_characters_the_most_frequent_stay() -> None:
+def test_of_too_many_characters_the_most_frequent_are_kept() -> None:
     many = [chr(0xAC00 + i) * (2000 - i) for i in range(0, 2000, 10)]
     entries = train_wordpiece(many, 200).backend.get_vocab()
     assert "가" in entries
@@ -75,7 +75,7 @@ def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "SAMPLE_BYTES", 100_000)
 
 
-def test_a_large_text_is_sampled_and_it_is_said(tmp_path, small_sample, capsys) -> None:
+def test_a_large_text_is_sampled_with_a_note(tmp_path, small_sample, capsys) -> None:
     large = write(tmp_path / "a.txt", list(topics.values()))
     small = write(tmp_path / "b.txt", [KOREAN] * 30)
     made = [train_tokenizer([large, small], tmp_path / name, vocab_size=500) for name in ("one", "two")]
@@ -118,7 +118,7 @@ def test_a_sample_has_its_size_and_is_spread_over_all_blocks(tmp_path, small_sam
     assert list(sample(whole, 1.0)) == whole
 
 
-def test_documents_are_held_out_of_a_large_text(tmp_path, monkeypatch) -> None:
+def test_documents_of_a_large_text_are_held_out(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(vocabulary, "HELD_OUT_FROM", 100_000)
     documents = [f"{ENGLISH[i]} {ENGLISH[-i]}" for i in range(2000)]
     for i in range(49, 2000, 50):
@@ -300,7 +300,7 @@ def test_a_model_with_spare_rows_uses_them(tokenizer_folder, tmp_path) -> None:
         assert loaded.model.encoder.config.vocab_size == tokenizer.vocab_size + size
 
 
-def test_of_a_run_its_model_is_extended_and_its_notes_stay(tokenizer_folder, tmp_path) -> None:
+def test_the_model_of_a_run_is_extended_and_its_notes_are_kept(tokenizer_folder, tmp_path) -> None:
     tokenizer, model = Tokenizer.load(tokenizer_folder), tmp_path / "run" / "model"
     reference("single", tokenizer.vocab_size).save_pretrained(model)
     tokenizer.save(model)

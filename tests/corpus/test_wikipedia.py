@@ -146,7 +146,7 @@ def test_an_element_of_wikitext(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "name", ["References", "EXTERNAL LINKS", "See also", "각주", "외부 링크", "같이 보기", "참고 문헌", "참고문헌"]
 )
-def test_sections_of_sources_go_with_what_is_in_them(name: str) -> None:
+def test_sections_of_sources_are_dropped(name: str) -> None:
     text = f"Kept.\n\n== {name} ==\nGone.\n=== Books ===\nGone too.\n"
     text += f"==Later==\nKept again.\n=== ''{name}''{{{{a}}}} ===\nGone."
     assert wikitext_paragraphs(text) == ["Kept.", "Kept again."]
@@ -363,7 +363,7 @@ River
 """
 
 
-def test_what_wikiextractor_wrote() -> None:
+def test_the_output_of_wikiextractor() -> None:
     expected = [
         ["The mill stands here. 1 < 2.", "Second paragraph."],
         ["오래된 물레방아이다."],

@@ -1,4 +1,4 @@
-"""The characters of a vocabulary: ASCII, the letters of the main scripts, Hangul as far as half the entries reach."""
+"""The characters of a vocabulary: ASCII, the letters of the main scripts, and Hangul up to half the entries."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def pieces(tokenizer: Tokenizer) -> set[str]:
 
 
 @pytest.mark.parametrize("texts", [["the cat sat"] * 50, PLAIN], ids=["english", "korean"])
-def test_printable_ascii_is_always_there(texts: list[str]) -> None:
+def test_printable_ascii_is_always_in_the_vocabulary(texts: list[str]) -> None:
     entries = pieces(train_wordpiece(texts, 1000))
     assert set(SIGNS) <= entries
     assert {f"##{c}" for c in SIGNS if c.isalnum()} <= entries
@@ -43,7 +43,7 @@ def test_a_korean_vocabulary_has_all_syllables_of_the_standard() -> None:
 
 
 def test_rare_ideographs_give_way_to_syllables_and_jamo() -> None:
-    """At a small size, half of the entries are not enough for all: what joins into words comes first."""
+    """Half of a small vocabulary has no room for all characters: those that are parts of words come first."""
     hanja = [chr(0x4E00 + i) for i in range(1500)]
     texts = [*PLAIN * 4, *hanja, *SYLLABLES[:600], "“인용” 大學 大學" * 50]
     entries = pieces(train_wordpiece(texts, 3000))
@@ -64,7 +64,7 @@ def test_small_vocabularies_keep_the_characters_of_their_text(size: int) -> None
 # Long words
 
 
-def test_long_words_take_time_in_proportion_and_change_nothing_else() -> None:
+def test_the_time_for_long_words_is_linear_and_other_words_are_unchanged() -> None:
     blob = base64.b64encode(random.Random(1).randbytes(60_000)).decode().replace("+", "a").replace("/", "b")
     start = time.process_time()
     with_blob = train_wordpiece([*["some plain words here"] * 50, blob], 2000)
@@ -91,6 +91,6 @@ def test_long_words_are_unknown_as_in_transformers(tmp_path: Path, letter: str, 
         assert ours == theirs(letter * count, add_special_tokens=False)["input_ids"]
 
 
-def test_a_vocabulary_is_cased_or_of_jamo() -> None:
+def test_cased_and_jamo_exclude_each_other() -> None:
     with pytest.raises(UserError, match="--jamo is for uncased vocabularies"):
         train_wordpiece(PLAIN, 1000, cased=True, jamo=True)

@@ -87,14 +87,14 @@ def test_a_few_invalid_characters_are_damage_and_not_another_encoding(tmp_path: 
         list(Documents.of([tmp_path / "b.txt"]))
 
 
-def test_bad_files_are_passed_over_when_that_is_asked_for(tmp_path: Path, world: Path, capfd) -> None:
+def test_bad_files_are_skipped_with_skip_bad(tmp_path: Path, world: Path, capfd) -> None:
     (tmp_path / "a.txt").write_text(ENGLISH)
     (tmp_path / "b.txt").write_bytes(KOREAN.encode("cp949"))
     config = BuildConfig(skip_bad=True)
     corpus = build_corpus([tmp_path / "*.txt"], world / "tok", tmp_path / "out", config=config, workers=1)
     assert corpus.manifest.documents == 2
-    assert "skipped 1 bad record(s) or file(s)" in (said := capfd.readouterr().err)
-    assert "iconv -f CP949" in said
+    assert "skipped 1 bad record(s) or file(s)" in (stderr := capfd.readouterr().err)
+    assert "iconv -f CP949" in stderr
 
 
 def test_a_wrong_or_unknown_encoding_is_refused(tmp_path: Path) -> None:

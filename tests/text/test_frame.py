@@ -20,7 +20,7 @@ TEXTS = [["the quick fox"], ["the fox", "quick brown"], [""], ["", "fox"]]
 
 
 def tokenizer_of(frame: Frame) -> Tokenizer:
-    """A tokenizer with one entry a word, after the special tokens of its frame."""
+    """A tokenizer with whole words as entries, after the special tokens of its frame."""
     vocab = {token: number for number, token in enumerate([*frame.special_tokens, *WORDS])}
     backend = Backend(models.WordLevel(vocab, unk_token=frame.unknown))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -77,7 +77,7 @@ def test_roberta_of_transformers_frames_texts_alike(texts):
 
 @pytest.mark.parametrize("frame", FRAMES)
 def test_the_template_for_the_library_is_the_same_rule(frame):
-    """What `arrange` names is what `join` makes: saved tokenizers frame texts as we do."""
+    """`arrange`, from which saved tokenizers get their template, and `join` give the same sequence."""
     tokenizer = tokenizer_of(FRAMES[frame])
     for texts in (["the"], ["the", "fox"], ["the", "fox", "jumps"]):
         joined = tokenizer.joiner.join(*tokenizer.encode(texts))
@@ -104,7 +104,7 @@ def test_many_sequences_at_once_are_those_joined_one_by_one(frame, counts):
 
 @pytest.mark.parametrize("frame", FRAMES)
 def test_tokens_of_a_part_are_found_again_where_it_begins(frame):
-    """Offsets of a part's tokens stay theirs: place = begin of the part + number of the token."""
+    """Token i of a part is at `begins` of the part + i, so that its offsets can be carried along."""
     joiner = tokenizer_of(FRAMES[frame]).joiner
     for row in random_parts([1, 2, 2, 3]):
         joined = joiner.join(*row)

@@ -1,4 +1,4 @@
-"""Offsets cover whole letters, however they are written: jamo, accents, vowel signs, emoji sequences."""
+"""Offsets never split a letter of several characters: jamo, accents, vowel signs, emoji sequences."""
 
 import json
 import sys
@@ -59,7 +59,7 @@ def test_no_token_is_cut_inside_a_letter(tokenizer: Tokenizer, name: str, form: 
             assert not "\U0001f3fb" <= after <= "\U0001f3ff"
 
 
-def test_the_words_of_emoji_are_whole() -> None:
+def test_emoji_are_not_split() -> None:
     tokenizer = train_wordpiece([*TEXTS.values()] * 4, 500)
     text = TEXTS["emoji"]
     whole = ["ok", "👩\u200d👩\u200d👧", "👍🏽", "🇰🇷🇯🇵", "❤\ufe0f\u200d🔥", "end"]
@@ -88,13 +88,13 @@ def answer_of(tokenizer: Tokenizer, context: str, answer: str) -> str:
     ("name", "answer"),
     [("korean", "연습"), ("korean", "값"), ("accents", "café"), ("hindi", "में"), ("thai", "ที่นี่"), ("emoji", "👍🏽")],
 )
-def test_an_answer_comes_back_whole(tokenizer: Tokenizer, name: str, answer: str, form: str) -> None:
+def test_answers_are_not_cut_inside_letters(tokenizer: Tokenizer, name: str, answer: str, form: str) -> None:
     context, answer = unicodedata.normalize(form, TEXTS[name]), unicodedata.normalize(form, answer)
     assert answer_of(tokenizer, context, answer) == answer
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_words_of_features_and_entities_are_whole(tokenizer: Tokenizer, form: str) -> None:
+def test_words_of_features_and_entities_are_not_cut_inside_letters(tokenizer: Tokenizer, form: str) -> None:
     text = unicodedata.normalize(form, "연습 문제를 café में")
     row = Row(text, None, None, "")
     (passage,) = passages([row], tokenizer, "first")

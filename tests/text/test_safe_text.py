@@ -1,4 +1,4 @@
-"""NUL characters and lone surrogates of any input are replaced, counted and noted; nothing ends in a traceback."""
+"""NUL characters and lone surrogates of any input are replaced and counted, with a note and without a traceback."""
 
 import json
 import os
@@ -32,8 +32,8 @@ def test_nested_values_are_made_safe_and_counted(capfd) -> None:
     assert safe.value({"a\0": [BAD, 3, None, ("b\0",)]}, "row 7") == {"a\ufffd": [GOOD, 3, None, ("b\ufffd",)]}
     safe.text("c\0", "row 8")
     safe.say()
-    assert "replaced 6 characters" in (said := capfd.readouterr().err)
-    assert "the first in row 7" in said
+    assert "replaced 6 characters" in (stderr := capfd.readouterr().err)
+    assert "the first in row 7" in stderr
     SafeTexts().say()
     assert not capfd.readouterr().err
 
@@ -56,8 +56,8 @@ def test_rows(tmp_path: Path, capfd, name: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     found = [row.text for row in read_rows(tmp_path / name, Columns(), labelled=False)]
     assert found == ["first", GOOD if "json" in name else "a\ufffdlist"]
-    assert f"replaced {4 if 'json' in name else 1} character" in (said := capfd.readouterr().err)
-    assert f"the first in {tmp_path / name}, " in said
+    assert f"replaced {4 if 'json' in name else 1} character" in (stderr := capfd.readouterr().err)
+    assert f"the first in {tmp_path / name}, " in stderr
 
 
 def test_words_with_tags(tmp_path: Path, capfd) -> None:
@@ -73,8 +73,8 @@ def test_a_corpus(tmp_path: Path, world: Path, capfd) -> None:
     assert list(documents) == [["a list"], ["a\ufffdlist of items"], [GOOD]]
     assert documents.read_errors.replaced == 4
     build_corpus([tmp_path], world / "tok", tmp_path / "out", workers=1)
-    assert "replaced 4 invalid character(s)" in (said := capfd.readouterr().err)
-    assert f"the first in {tmp_path / 'a.txt'}" in said
+    assert "replaced 4 invalid character(s)" in (stderr := capfd.readouterr().err)
+    assert f"the first in {tmp_path / 'a.txt'}" in stderr
 
 
 def test_texts_in_python(world: Path, capfd) -> None:
@@ -91,8 +91,8 @@ def test_arguments_that_are_not_utf8(world: Path, tmp_path: Path, monkeypatch, c
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
-    shown, said = capfd.readouterr()
-    assert "replaced 4 characters" in said
+    shown, stderr = capfd.readouterr()
+    assert "replaced 4 characters" in stderr
     assert command == "view" or json.loads(shown)["text"] == "the [MASK] of a \ufffd\ufffd\ufffd\ufffd list"
 
 
@@ -107,5 +107,5 @@ def test_a_path_that_is_not_utf8_is_named(tmp_path: Path, monkeypatch, capfd) ->
 def test_words_for_a_vocabulary(world: Path, tmp_path: Path, capfd) -> None:
     facts = extend(world / "tok", tmp_path / "out", words=["mono\ud83dtonic", "isoto\0pic"])
     assert facts["words"] == ["monotonic", "isotopic"]
-    assert "replaced 2 characters" in (said := capfd.readouterr().err)
-    assert "the first in the given words" in said
+    assert "replaced 2 characters" in (stderr := capfd.readouterr().err)
+    assert "the first in the given words" in stderr

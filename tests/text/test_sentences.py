@@ -1,4 +1,4 @@
-"""Sentences end where they do in hand-checked English and Korean; nothing is lost; wrapped lines become paragraphs."""
+"""Sentences are split as in hand-checked English and Korean; no text is lost; wrapped lines become paragraphs."""
 
 import random
 import subprocess
@@ -14,7 +14,7 @@ CASES = Path(__file__).parent / "sentences"
 
 
 def read_cases(language):
-    """Marked paragraphs, written for this project: `‖` stands where a sentence ends, within spaces if one is there."""
+    """Marked paragraphs, written for this project: `‖` marks the end of a sentence, between spaces if there is one."""
     lines = (CASES / f"{language}.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -28,7 +28,7 @@ def squeezed(text):
 
 
 def boundaries(sentences):
-    """Where sentences end, in characters that are not white space; the end of the paragraph does not count."""
+    """The ends of sentences, counted in characters without white space; the end of the paragraph does not count."""
     ends, position = set(), 0
     for sentence in sentences[:-1]:
         position += len(squeezed(sentence))
@@ -250,7 +250,7 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("kind", LEFT_ALONE)
-def test_unwrap_leaves_alone(kind):
+def test_unwrap_does_not_change(kind):
     assert unwrap(LEFT_ALONE[kind]) == LEFT_ALONE[kind]
 
 

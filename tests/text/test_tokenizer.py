@@ -1,4 +1,4 @@
-"""The vocabulary is reproducible, Hangul stays whole, `transformers` reads the same tokens, sentences end rightly."""
+"""Training is reproducible, Hangul is not decomposed, `transformers` gives the same tokens, sentences are split."""
 
 import json
 import os
@@ -288,7 +288,7 @@ def test_vocab_txt_that_is_not_utf8(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_token_that_is_not_there(uncased):
+def test_missing_token(uncased):
     with pytest.raises(UserError, match="'nosuchtoken' is not in the vocabulary"):
         uncased.id("nosuchtoken")
 
@@ -428,8 +428,8 @@ def test_sentences_lose_no_text(bilingual):
 
 
 @pytest.mark.parametrize("unit", ["Dr. Kim and ", "word " * 5, "what? no! ", "x.", "1. 2. 3. ", ". . ", '"It." '])
-def test_long_paragraphs_take_time_in_proportion(unit):
-    """A list of names or references on one line must not hold up a build."""
+def test_the_time_for_long_paragraphs_is_linear(unit):
+    """A list of names or references on one line must not slow down a build."""
     began = time.process_time()
     split_sentences(unit * 4000)
     assert time.process_time() - began < 1.5

@@ -1,4 +1,4 @@
-"""The share of `[UNK]`, and the likely cause where it is high."""
+"""The share of unknown tokens, and the likely cause if it is high."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ TEXTS = ["Der Hund und die Katze sind in Berlin. 영화가 정말 재미있다",
 
 
 def reopened(tokenizer: Tokenizer, folder: Path, **settings: object) -> Tokenizer:
-    """The vocabulary alone, opened with other settings."""
+    """The same vocabulary, opened with other settings."""
     tokenizer.save(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -44,9 +44,9 @@ def test_no_warning_where_the_vocabulary_fits() -> None:
     ],
 )
 def test_the_cause_is_named(tmp_path: Path, cased: bool, settings: dict, cause: str) -> None:
-    said = warning(reopened(train_wordpiece(TEXTS, 300, cased=cased), tmp_path, **settings), TEXTS)
-    assert said is not None
-    assert cause in said
+    sentence = warning(reopened(train_wordpiece(TEXTS, 300, cased=cased), tmp_path, **settings), TEXTS)
+    assert sentence is not None
+    assert cause in sentence
 
 
 def test_another_script(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_fine_tuning_and_answers_report_it(world: Path, tmp_path: Path, capfd: p
     config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
     scores = finetune(config, world / "run", foreign, tmp_path / "run", device="cpu")
     assert scores["unknown_percent"] == pytest.approx(100 / 3, abs=0.01)  # one token of three
-    said = " ".join(capfd.readouterr().err.split())
-    assert "warning: 33.3 % of the tokens of the training rows are [UNK]: the vocabulary does not fit" in said
+    stderr = " ".join(capfd.readouterr().err.split())
+    assert "warning: 33.3 % of the tokens of the training rows are [UNK]: the vocabulary does not fit" in stderr
     (tmp_path / "texts.csv").write_text("text,label\n" + "the list,x\n" * 30 + "ЖЖЖ,x\n" * 20)
     predict(tmp_path / "run", tmp_path / "texts.csv", tmp_path / "out.jsonl", device="cpu")
     assert "warning: 25.0 % of the tokens of the texts are [UNK]" in " ".join(capfd.readouterr().err.split())

@@ -1,6 +1,6 @@
-"""The doctor: what in a text or a corpus folder would spoil the training, said before it is run.
+"""The doctor: finds problems of a text or a corpus folder that would harm the training, before it is run.
 
-Large inputs are looked at by sample: whole blocks (or shards) spread evenly over all of it.
+Of large inputs a sample is examined: whole blocks (or shards), spread evenly over the input.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 SAMPLE_BYTES = 64 << 20
 BYTES_PER_TOKEN = 4  # of text, about
-MARKS = {"problem": "PROBLEM", "warning": "warning", "ok": "ok"}
+LABELS = {"problem": "PROBLEM", "warning": "warning", "ok": "ok"}
 
 
 def examine(
@@ -52,16 +52,16 @@ def examine(
     encoding: str = "",
     sample_bytes: int = SAMPLE_BYTES,
 ) -> Diagnosis:
-    """Look at raw text, or at one corpus folder, and say what would spoil the training.
+    """Examine raw text, or one corpus folder, for problems that would harm the training.
 
-    Of more than `sample_bytes` of text a sample of about that size is looked at. What concerns tokens needs a
-    tokenizer; a corpus folder has its own.
+    Of more than `sample_bytes` of text a sample of about that size is examined. Findings on tokens need a tokenizer;
+    a corpus folder has its own.
     """
     if sample_bytes < 1:
         raise UserError(f"the sample is {sample_bytes} bytes; give at least 1")
     corpora = [item for item in inputs if _is_corpus(item)]
     if corpora and len(inputs) > 1:
-        raise UserError(f"{corpora[0]} is a corpus folder; look at it by itself")
+        raise UserError(f"{corpora[0]} is a corpus folder; examine it by itself")
     tok = Tokenizer.load(tokenizer) if tokenizer is not None else None
     if corpora:
         return _examine_corpus(Corpus.open(corpora[0]), tok, str(tokenizer), sample_bytes)
@@ -82,9 +82,9 @@ def _examine_corpus(corpus: Corpus, given: Tokenizer | None, where: str, sample_
         corpus.check_tokenizer(given.hash, where)
     part, text = Part(corpus, max(1, sample_bytes // BYTES_PER_TOKEN)), TextMeasures(by_sentence=True)
     count = len(part.documents)
-    with progress_bar("looking at the corpus", count) as advance:
+    with progress_bar("examining the corpus", count) as advance:
         for number, sentences in enumerate(part.texts(tokenizer)):
-            text.look(sentences, sentences)
+            text.measure(sentences, sentences)
             if number % 256 == 0:
                 advance(number, "")
         advance(count, "")
@@ -94,7 +94,7 @@ def _examine_corpus(corpus: Corpus, given: Tokenizer | None, where: str, sample_
     facts = {"kind": "corpus", "inputs": [str(corpus.folder)], **whole, "sampled": sampled}
     findings = [*text_findings(text, raw=False, sampled=sampled, built=corpus.manifest.clean)]
     findings += token_findings(tokens, text, {}, tokenizer)
-    note = "wrapped lines, HTML, control characters, invalid UTF-8, the words behind [UNK]: look at the raw text, too"
+    note = "wrapped lines, HTML, control characters, invalid UTF-8, the unknown words: examine the raw text, too"
     return _diagnosis(facts, text, tokens, findings, [note])
 
 
@@ -108,7 +108,7 @@ def _examine_text(sources: Sequence[Source], tok: Tokenizer | None, text_field: 
         raise UserError(text.first_bad or f"no text in {', '.join(source.url for source in sources)}")
     findings = [*raw_findings(text), *text_findings(text, raw=True, sampled=facts["sampled"])]
     if tok is None:
-        note = "[UNK], tokens per word, next-sentence pairs, padding: they need --tokenizer"
+        note = "unknown tokens, tokens per word, next-sentence pairs, padding: they need --tokenizer"
         return _diagnosis(facts, text, None, findings, [note])
     with TemporaryDirectory() as folder:
         corpus = make_corpus(spread.kept, tok, Path(folder))
@@ -123,11 +123,11 @@ def _examine_text(sources: Sequence[Source], tok: Tokenizer | None, text_field: 
 def _read(
     sources: Sequence[Source], text_field: str, sample_bytes: int, spread: Spread
 ) -> tuple[TextMeasures, dict[str, Any]]:
-    """Measure the documents of a sample, and put some of them aside to be tokenised."""
+    """Measure the documents of a sample, and keep some of them to be tokenised."""
     text, sample = TextMeasures(), Sample(sources, text_field, sample_bytes)
-    with progress_bar("looking at the text", sample.total) as advance:
+    with progress_bar("examining the text", sample.total) as advance:
         for block in sample:
-            _look_at_block(block, text_field, text, spread)
+            _measure_block(block, text_field, text, spread)
             advance(sample.reading.bytes_read, f"{text.documents:,} documents")
         advance(sample.total, f"{text.documents:,} documents")
     text.add_read_errors(ReadErrors(bad=sample.reading.bad))
@@ -136,10 +136,10 @@ def _read(
     return text, {**facts, "looked_at_bytes": sample.taken, "sampled": sample.skipped}
 
 
-def _look_at_block(block: Block, text_field: str, text: TextMeasures, spread: Spread) -> None:
+def _measure_block(block: Block, text_field: str, text: TextMeasures, spread: Spread) -> None:
     read_errors, before = ReadErrors(), (text.documents, text.paragraphs, text.characters)
     for document in parse(block, text_field, read_errors, skip_bad=True):
-        text.look_at_raw(document)
+        text.measure_raw(document)
         spread.add(document)
     after = text.documents, text.paragraphs, text.characters
     text.add_block(*(b - a for a, b in zip(before, after, strict=True)))
@@ -148,7 +148,7 @@ def _look_at_block(block: Block, text_field: str, text: TextMeasures, spread: Sp
 
 @dataclass
 class Sample:
-    """Whole blocks spread evenly over files, up to about so many bytes; a small input is all of it."""
+    """Whole blocks spread evenly over files, up to about `limit` bytes; of a small input, all blocks."""
 
     sources: Sequence[Source]
     text_field: str
@@ -159,14 +159,14 @@ class Sample:
 
     @property
     def total(self) -> int:
-        """The size of all files as they are stored."""
+        """The size of all files on disk, compressed or not."""
         return sum(source.size for source in self.sources)
 
     def __iter__(self) -> Iterator[Block]:
         done = 0
         for source in self.sources:
             self.reading.bytes_read = done
-            if self._is_ahead(done + source.size):  # not even opened
+            if self._is_ahead(done + source.size):  # the file is not opened
                 self.skipped = True
             else:
                 yield from self._of_file(source, done)
@@ -188,7 +188,7 @@ class Sample:
                 break
 
     def _is_ahead(self, place: float) -> bool:
-        """Whether enough has been taken for what lies before this place; room is left for the last block."""
+        """Whether the blocks taken so far suffice up to this place; room is left for the last block."""
         whole = self.total <= self.limit and all(map(_is_plain, self.sources))
         room = self.limit if whole else max(0, self.limit - files.BLOCK_BYTES)
         return self.taken > room * place / self.total
@@ -199,7 +199,7 @@ def _is_plain(source: Source) -> bool:
 
 
 def _num_rows(source: Source) -> int:
-    """The rows of a parquet file, by which its blocks are placed; 0 for all others."""
+    """The number of rows of a parquet file, which gives the places of its blocks; 0 for other files."""
     if source.kind != "parquet" or source.compression:
         return 0
     import pyarrow.parquet as pq
@@ -207,7 +207,7 @@ def _num_rows(source: Source) -> int:
     try:
         with open_source(source) as (file, _):
             return int(pq.read_metadata(file).num_rows)
-    except (ValueError, OSError):  # it is refused when it is read
+    except (ValueError, OSError):  # the error is raised again when the file is read
         return 0
 
 
@@ -215,7 +215,7 @@ def _size(block: Block) -> int:
     return len(block.data) if isinstance(block.data, bytes) else sum(map(len, block.data))
 
 
-# What is said
+# The diagnosis
 
 
 def _diagnosis(
@@ -225,7 +225,7 @@ def _diagnosis(
     findings: Sequence[Finding],
     left_out: Sequence[str],
 ) -> Diagnosis:
-    """All of it, the worst first."""
+    """Put facts, findings (the worst first) and histograms together."""
     letters = sum(text.letters.values())
     counts = {"documents": text.documents, "sentences": len(text.sentences), "characters": text.characters}
     scripts = {name: count / letters for name, count in text.letters.most_common() if count}
@@ -238,26 +238,26 @@ def _diagnosis(
         facts |= {"tokens": tokens.tokens, "tokens_per_word": tokens.pieces / max(1, tokens.words), "pairs": pairs}
         shown.append(histogram("Document length in tokens", "documents", tokens.documents))
         shown.append(histogram("Sentence length in tokens", "sentences", tokens.sentences))
-    ordered = sorted(findings, key=lambda finding: list(MARKS).index(finding.severity))
+    ordered = sorted(findings, key=lambda finding: list(LABELS).index(finding.severity))
     return Diagnosis(facts, tuple(ordered), tuple(shown), tuple(left_out))
 
 
 def summary(diagnosis: Diagnosis) -> str:
-    """What was looked at, and how it is, in two sentences."""
+    """Two sentences on what was examined and what was found."""
     facts = diagnosis.facts
     corpus = facts["kind"] == "corpus"
     size = f"{facts['tokens']:,} tokens" if corpus else f"{facts['looked_at_bytes'] / 1e6:,.1f} MB of text"
     whole = "a sample, spread evenly over all of it" if facts["sampled"] else "all of it"
     counts = [len(diagnosis.of(severity)) for severity in ("problem", "warning")]
     found = f"{counts[0]} problem{'s'[: counts[0] != 1]}, {counts[1]} warning{'s'[: counts[1] != 1]}"
-    return f"Looked at {size} ({whole}): {facts['documents']:,} documents. Found: {found}."
+    return f"Examined {size} ({whole}): {facts['documents']:,} documents. Found: {found}."
 
 
 def describe(diagnosis: Diagnosis) -> list[str]:
     """The diagnosis as lines for the terminal, the worst first."""
     lines = [summary(diagnosis)]
     for finding in diagnosis.findings:
-        lines.append(f"{MARKS[finding.severity]:>7}  {finding.sentence}")
+        lines.append(f"{LABELS[finding.severity]:>7}  {finding.sentence}")
         lines += [f"{'':>9}for example: {example}" for example in finding.examples]
-        lines += [f"{'':>9}mend: {finding.fix}"] if finding.fix else []
-    return lines + [f"{'-':>7}  Not looked at: {note}." for note in diagnosis.left_out]
+        lines += [f"{'':>9}fix: {finding.fix}"] if finding.fix else []
+    return lines + [f"{'-':>7}  Not examined: {note}." for note in diagnosis.left_out]

@@ -1,4 +1,4 @@
-"""What the doctor concludes from its measures: findings with a severity, a figure and the option that mends them."""
+"""The doctor's findings: each with a severity, a figure and the option that fixes the problem."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bertsmith.text.unknown import likely_cause
 
 Severity = Literal["ok", "warning", "problem"]
 NEVER = 9e9
-LIMITS: dict[str, tuple[float, float]] = {  # from where on a value is a warning, and a problem
+LIMITS: dict[str, tuple[float, float]] = {  # thresholds for a warning and for a problem
     "bad_records": (1, 1),
     "invalid_utf8": (1e-6, 1e-3),
     "document_boundaries": (0.5, 0.9),
@@ -47,7 +47,7 @@ LIMITS: dict[str, tuple[float, float]] = {  # from where on a value is a warning
     "padding_128": (0.6, NEVER),
     "padding_512": (0.6, NEVER),
 }
-HANGUL_FACTOR = 1.5  # a Korean word carries its particles: more tokens are no fault
+HANGUL_FACTOR = 1.5  # a Korean word includes its particles, so more tokens per word are normal
 BUILD = "corpus build"
 BLANK_LINES = "separate documents, and nothing else, by a blank line"
 MAX_BARS = 12
@@ -55,7 +55,7 @@ MAX_BARS = 12
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence on one thing that was looked at, and what mends it."""
+    """A sentence on one property of the text, and how to fix it."""
 
     name: str
     severity: Severity
@@ -67,7 +67,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many items have a length from each edge on up to the next; the last one has no end."""
+    """The number of items with a length from each edge up to the next one; the last bar has no upper edge."""
 
     title: str
     items: str
@@ -77,7 +77,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was looked at, what was found, and what could not be looked at."""
+    """What was examined, what was found, and what could not be examined."""
 
     facts: dict[str, Any]
     findings: tuple[Finding, ...]
@@ -92,7 +92,7 @@ class Diagnosis:
 def text_findings(
     text: TextMeasures, *, raw: bool, sampled: bool, built: CleanConfig | None = None
 ) -> Iterator[Finding]:
-    """Findings on documents as text; `built` is how the text of a corpus folder was cleaned, where that is known."""
+    """Findings on documents as text; `built` is how a corpus folder's text was cleaned, if known."""
     yield _boundaries(text, raw)
     yield from _repetitions(text, raw, sampled, built)
     yield _boilerplate(text)
@@ -102,9 +102,9 @@ def text_findings(
 
 
 def raw_findings(text: TextMeasures) -> Iterator[Finding]:
-    """Findings that raw text alone shows."""
+    """Findings that only raw text can show."""
     sentence = f"Records or files that cannot be read: {text.bad:,}."
-    yield _finding("bad_records", text.bad, sentence, f"mend them, or pass over them: {BUILD} --skip-bad", text)
+    yield _finding("bad_records", text.bad, sentence, f"fix them, or skip them: {BUILD} --skip-bad", text)
     sentence = f"Places that are not valid UTF-8: {text.invalid:,}."
     yield _finding("invalid_utf8", text.invalid / text.characters, sentence, "convert the files to UTF-8", text)
     share = text.joined / text.paragraphs
@@ -114,16 +114,16 @@ def raw_findings(text: TextMeasures) -> Iterator[Finding]:
     )
     share = text.marked_up / text.paragraphs
     sentence = f"{percent(share)} of the lines hold HTML tags or entities."
-    yield _finding("markup", share, sentence, "extract the text before: a line a paragraph, no tags", text)
+    yield _finding("markup", share, sentence, "extract the text first: one paragraph per line, no tags", text)
     yield from _characters(text)
 
 
 def _characters(text: TextMeasures) -> Iterator[Finding]:
     sentence = f"{text.controls:,} of {text.characters:,} characters are control characters."
-    fix = "look whether these files are text; the tokenizer drops control characters"
+    fix = "check whether these files are text; the tokenizer drops control characters"
     yield _finding("control_characters", text.controls / text.characters, sentence, fix, text)
     lost = max(0, text.replacements - text.invalid)
-    sentence = f"{lost:,} of {text.characters:,} characters are U+FFFD: lost when the text was decoded before."
+    sentence = f"{lost:,} of {text.characters:,} characters are U+FFFD: lost in an earlier decoding."
     fix = "decode the original files with the right encoding"
     yield _finding("replacement_characters", lost / text.characters, sentence, fix, text)
 
@@ -133,7 +133,7 @@ def token_findings(
 ) -> Iterator[Finding]:
     """Findings on documents as tokens and segment pairs."""
     share = tokens.unknown / max(1, tokens.tokens)
-    sentence = f"{percent(share)} of the tokens are [UNK]."
+    sentence = f"{percent(share)} of the tokens are {tokenizer.frame.unknown}."
     fix = likely_cause(tokenizer)
     examples = [f"{word} ({count:,} times)" for word, count in unknown.items()]
     yield _finding("unknown_tokens", share, sentence, fix, examples)
@@ -147,7 +147,7 @@ def token_findings(
 
 def _pairs(tokens: TokenMeasures) -> Iterator[Finding]:
     if not tokens.pairs:
-        sentence = "No pairs can be drawn: a random second segment comes from another document, and there is one only."
+        sentence = "No pairs can be drawn: a random second segment comes from another document, and there is only one."
         yield Finding("next_sentence", "problem", 1.0, sentence, BLANK_LINES)
     for length, pairs in tokens.pairs.items():
         if length == min(tokens.pairs):
@@ -163,45 +163,45 @@ def _pairs(tokens: TokenMeasures) -> Iterator[Finding]:
 
 
 def _boundaries(text: TextMeasures, raw: bool) -> Finding:
-    """One document alone, or every line one."""
+    """Whether all text is one document, or every line is a document."""
     lines = "line" if raw else "sentence"
     if text.documents == 1 or text.blankless > text.characters / 2:
         sentence = f"There is no blank line: {text.paragraphs:,} {lines}s make {_many(text.documents, 'document')}."
         return Finding("document_boundaries", "problem", 1.0, sentence, BLANK_LINES)
     share = text.one_line / text.documents
     flat = float(np.median(text.lengths)) >= 5 * SHORT_DOCUMENT  # whole documents, each on a line of its own
-    sentence = f"{percent(share)} of {text.documents:,} documents have one {lines} only."
+    sentence = f"{percent(share)} of {text.documents:,} documents have only one {lines}."
     fix = f"{BLANK_LINES}: next-sentence pairs need documents of several sentences"
     return _finding("document_boundaries", 0.0 if flat else share, sentence, fix, text)
 
 
 def _repetitions(text: TextMeasures, raw: bool, sampled: bool, built: CleanConfig | None) -> Iterator[Finding]:
     share = text.document_repeats.share
-    sentence = f"{_at_least(sampled, share)}{percent(share)} of the documents have stood before, word for word."
+    sentence = f"{_at_least(sampled, share)}{percent(share)} of the documents are exact copies of earlier ones."
     yield _finding("duplicate_documents", share, sentence, _dropping("duplicate_documents", raw, built), text)
     share, things = text.paragraph_repeats.share, "paragraphs" if raw else "passages"
     things += f" of {LONG_PARAGRAPH} characters or more"
-    sentence = f"{_at_least(sampled, share)}{percent(share)} of the {things} have stood before."
+    sentence = f"{_at_least(sampled, share)}{percent(share)} of the {things} are exact copies of earlier ones."
     yield _finding("duplicate_paragraphs", share, sentence, _dropping("duplicate_paragraphs", raw, built), text)
 
 
 def _dropping(name: str, raw: bool, built: CleanConfig | None) -> str:
-    """What to do about repetitions, which `corpus build` drops by default."""
+    """How to drop duplicates, which `corpus build` does by default."""
     if raw:
         return f"nothing: {BUILD} drops them by default (clean.{name}=true)"
     if built is not None and getattr(built, name):
-        near = "--set clean.near_duplicates=0.8 drops documents that are nearly alike"
-        return f"clean.{name} was on, so these stand in passages that differ elsewhere; {near}"
+        near = "--set clean.near_duplicates=0.8 drops documents that are nearly equal"
+        return f"clean.{name} was on, so these are parts of passages that differ elsewhere; {near}"
     return _option(name, True)
 
 
 def _at_least(sampled: bool, share: float) -> str:
-    """Of what a sample repeats, more may stand outside of it."""
+    """A sample shows only a lower bound on duplicates."""
     return "at least " if sampled and share else ""
 
 
 def _boilerplate(text: TextMeasures) -> Finding:
-    """Short lines that stand in many documents; their share is of characters."""
+    """Short lines that occur in many documents; their share is one of characters."""
     often = 20 if text.documents >= 200 else max(5, text.documents // 10)
     lines = [(line, count) for line, count in text.short_lines.most_common() if count >= often]
     share = sum(len(line) * count for line, count in lines) / text.characters
@@ -209,7 +209,7 @@ def _boilerplate(text: TextMeasures) -> Finding:
     sentence = (
         f"{_many(len(lines), 'short line')} found in {often} documents or more: {percent(share)} of the text."
         if lines
-        else f"No short line stands in {often} documents or more."
+        else f"No short line occurs in {often} documents or more."
     )
     value = max(share, LIMITS["boilerplate"][0]) if everywhere else share
     examples = [f"{shorten(line)[:100]} (in {count:,} documents)" for line, count in lines[:NUM_EXAMPLES]]
@@ -233,19 +233,19 @@ def _sentences(text: TextMeasures) -> Iterator[Finding]:
     fix = f"{_option('min_length', SHORT_DOCUMENT)}, or {BLANK_LINES}"
     yield _finding("one_sentence", share, sentence, fix, text)
     share = text.unended / text.documents
-    sentence = f"{percent(share)} of the documents hold no sentence that ends: titles, lists or tables."
+    sentence = f"{percent(share)} of the documents have no complete sentence: titles, lists or tables."
     yield _finding("no_sentences", share, sentence, _option("min_length", SHORT_DOCUMENT), text)
 
 
 def _scripts(text: TextMeasures) -> Finding:
-    """Documents that are mainly in another script than most; Japanese is written in two."""
+    """Documents mainly in another script than most documents; Japanese is written in two."""
     main = main_script(text)
     own = {"han", "kana"} if main in ("han", "kana") else {main}
     others = {name: count for name, count in text.main_scripts.items() if name not in own}
     share = sum(others.values()) / max(1, sum(text.main_scripts.values()))
     names = ", ".join(sorted(others, key=lambda name: -others[name])) or "none"
     sentence = f"{percent(share)} of the documents are mainly in another script than {main or 'none'}: {names}."
-    fix = f"if that is not meant: {_option('script', main)}; if it is: `tokenizer train` on all of it"
+    fix = f"if that is not intended: {_option('script', main)}; if it is: `tokenizer train` on all of it"
     examples = [text.examples[f"script {name}"][0] for name in others]
     return _finding("scripts", share, sentence, fix, examples)
 
@@ -258,7 +258,7 @@ def main_script(text: TextMeasures) -> str:
 def _finding(
     name: str, value: float, sentence: str, fix: str, examples: TextMeasures | Sequence[str] = (), factor: float = 1.0
 ) -> Finding:
-    """A finding with the severity that its value has; what is fine needs no mending."""
+    """A finding whose severity follows from its value; one that is fine has no fix."""
     warning, problem = (factor * limit for limit in LIMITS[name])
     sentence = sentence[:1].upper() + sentence[1:]
     if value < warning:
@@ -269,7 +269,7 @@ def _finding(
 
 
 def _option(name: str, value: Any) -> str:
-    """The option of `corpus build` that cleans."""
+    """A cleaning option of `corpus build`, as it is written on the command line."""
     return f"--set clean.{name}={str(value).lower()} of {BUILD}"
 
 
@@ -278,12 +278,12 @@ def _many(count: int, thing: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share for people: 12.3 %."""
+    """Format a share as a percentage: 12.3 %."""
     return "under 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def histogram(title: str, items: str, values: ArrayLike) -> Histogram:
-    """Lengths by powers of two, without the rarest at both ends."""
+    """A histogram of lengths by powers of two; the rarest lengths at both ends share a bar."""
     lengths = np.asarray(values)
     if not len(lengths):
         return Histogram(title, items, (0,), (0,))

@@ -1,4 +1,4 @@
-"""What the doctor measures: text as it is read, and tokens and segment pairs as training would see them."""
+"""The doctor's measurements: of text as it is read, and of tokens and segment pairs as training would see them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ from bertsmith.text.sentences import split_sentences, unwrap
 from bertsmith.text.tokenizer import Tokenizer
 
 NUM_EXAMPLES, EXAMPLE_LENGTH = 3, 120
-REMEMBERED = 500_000  # hashes that are known by heart, to show examples of what is repeated
+REMEMBERED = 500_000  # hashes that are kept in memory, to show examples of duplicates
 DISTINCT_LINES = 200_000
 TOKENISED = 4 << 20  # characters of raw text that are tokenised
 NUM_PAIRS, PAIR_LENGTHS = 2000, (128, 512)
-LONG_PARAGRAPH, SHORT_LINE = CleanConfig.paragraph_length, {False: 100, True: 50}  # characters, of raw text or not
+LONG_PARAGRAPH, SHORT_LINE = (
+    CleanConfig.paragraph_length,
+    {False: 100, True: 50},
+)  # characters; `SHORT_LINE` by whether text is split into sentences
 SHORT_DOCUMENT, LONG_DOCUMENT = 200, 5_000_000  # characters
-BLANKLESS = 1000  # paragraphs of a block that is a single document
+BLANKLESS = 1000  # paragraphs; a block of one document with more has no blank lines
 
 _ENDED = re.compile(r"[.!?…。！？।؟۔][\"'”’»)\]」』]*(?:\s|$)|[다요죠까][\"'”’)]*$")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
@@ -43,13 +46,13 @@ _MARKUP = re.compile(rf"</?(?:{_TAGS}|style)(?:\s[^<>]{{0,200}})?/?>|&(?:nbsp|am
 
 @dataclass
 class Repeats:
-    """How many texts have stood before: exact, at 8 bytes a text."""
+    """The exact share of texts that repeat an earlier one, at 8 bytes per text."""
 
     hashes: array[int] = field(default_factory=lambda: array("Q"))
     seen: set[int] = field(default_factory=set)
 
     def add(self, text: str) -> bool:
-        """Count a text; whether it is known to have stood before."""
+        """Count a text; return whether it is known to be a duplicate."""
         value = text_hash(text)
         self.hashes.append(value)
         if value in self.seen:
@@ -66,7 +69,7 @@ class Repeats:
 
 @dataclass
 class Spread:
-    """Documents spread evenly over all that are added, up to a number of characters."""
+    """A sample of the added documents, spread evenly, up to a number of characters."""
 
     limit: int
     kept: list[Document] = field(default_factory=list)
@@ -87,9 +90,9 @@ class Spread:
 
 @dataclass
 class TextMeasures:
-    """What documents are like as text; of a corpus folder the sentences stand for the paragraphs."""
+    """Measurements of documents as text; in a corpus folder, sentences take the place of paragraphs."""
 
-    by_sentence: bool = False  # a corpus folder: documents have sentences, and no paragraphs any more
+    by_sentence: bool = False  # for a corpus folder, whose documents have sentences but no paragraphs
     paragraphs: int = 0
     characters: int = 0
     one_line: int = 0
@@ -117,12 +120,12 @@ class TextMeasures:
         return len(self.lengths)
 
     def note(self, name: str, text: str) -> None:
-        """Keep an example, if there is room."""
+        """Keep an example if there are not enough yet."""
         if len(self.examples[name]) < NUM_EXAMPLES:
             self.examples[name].append(shorten(text))
 
-    def look(self, document: Document, sentences: Sequence[str]) -> None:
-        """Measure a document in what raw text and a corpus folder both show."""
+    def measure(self, document: Document, sentences: Sequence[str]) -> None:
+        """Measure what raw text and a corpus folder both show of a document."""
         text = "\n".join(document)
         self.lengths.append(len(text))
         self.characters += len(text)
@@ -133,32 +136,32 @@ class TextMeasures:
         if self.document_repeats.add(text):
             self.note("duplicate_documents", text)
         else:
-            self._look_at_lines(document)
-        self._look_at_sentences(text, sentences)
+            self._measure_lines(document)
+        self._measure_sentences(text, sentences)
         if self.documents <= 2000 or self.documents % 16 == 0:
-            self._look_at_scripts(document)
+            self._measure_scripts(document)
 
-    def look_at_raw(self, document: Document) -> None:
-        """Measure a document in what raw text alone shows, too."""
-        self.look(document, [sentence for paragraph in document for sentence in split_sentences(paragraph)])
+    def measure_raw(self, document: Document) -> None:
+        """Measure a document of raw text, including what a corpus folder does not show."""
+        self.measure(document, [sentence for paragraph in document for sentence in split_sentences(paragraph)])
         for paragraph in document:
-            self._look_at_marks(paragraph)
+            self._measure_characters(paragraph)
         joined = unwrap(document)
         if len(joined) < len(document):
             self.joined += len(document) - len(joined)
             first = next(i for i, paragraph in enumerate(joined) if paragraph != document[i])
             self.note("wrapped_lines", " ⏎ ".join(document[first : first + 2]))
 
-    def _look_at_lines(self, document: Document) -> None:
-        """Long paragraphs that stood before, and short ones by the number of documents they stand in."""
+    def _measure_lines(self, document: Document) -> None:
+        """Count duplicates of long paragraphs, and the number of documents that each short one occurs in."""
         for paragraph in _passages(document) if self.by_sentence else document:
             if len(paragraph) >= LONG_PARAGRAPH and self.paragraph_repeats.add(paragraph):
                 self.note("duplicate_paragraphs", paragraph)
         self.short_lines.update({line for line in document if len(line) < SHORT_LINE[self.by_sentence]})
-        if len(self.short_lines) > DISTINCT_LINES:  # those that stand in many places stay
+        if len(self.short_lines) > DISTINCT_LINES:  # the most frequent ones stay
             self.short_lines = Counter(dict(self.short_lines.most_common(DISTINCT_LINES // 2)))
 
-    def _look_at_sentences(self, text: str, sentences: Sequence[str]) -> None:
+    def _measure_sentences(self, text: str, sentences: Sequence[str]) -> None:
         self.sentences.extend(map(len, sentences))
         if len(text) < SHORT_DOCUMENT:
             self.note("short_documents", text)
@@ -169,7 +172,7 @@ class TextMeasures:
             self.unended += 1
             self.note("no_sentences", text)
 
-    def _look_at_scripts(self, document: Document) -> None:
+    def _measure_scripts(self, document: Document) -> None:
         counts = script_counts(document)
         self.letters.update(counts)
         name, count = counts.most_common(1)[0]
@@ -177,8 +180,8 @@ class TextMeasures:
             self.main_scripts[name] += 1
             self.note(f"script {name}", document[0])
 
-    def _look_at_marks(self, paragraph: str) -> None:
-        """Characters and marks that do not belong into text."""
+    def _measure_characters(self, paragraph: str) -> None:
+        """Count markup, control characters and U+FFFD, which do not belong in text."""
         if markup := _MARKUP.search(paragraph):
             self.marked_up += 1
             self.note("markup", paragraph[max(0, markup.start() - 40) :])
@@ -190,12 +193,12 @@ class TextMeasures:
             self.note("replacement_characters", paragraph)
 
     def add_block(self, documents: int, paragraphs: int, characters: int) -> None:
-        """Note a block that has no blank line in it."""
+        """Count the characters of a block without blank lines."""
         if documents == 1 and paragraphs >= BLANKLESS:
             self.blankless += characters
 
     def add_read_errors(self, read_errors: ReadErrors) -> None:
-        """Note what could not be read."""
+        """Count what could not be read."""
         self.invalid += read_errors.replaced
         self.bad += len(read_errors.bad)
         self.first_bad = self.first_bad or "".join(read_errors.bad[:1])
@@ -219,12 +222,12 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class TokenMeasures:
-    """What documents are like as tokens."""
+    """Measurements of documents as tokens."""
 
     tokens: int
     unknown: int
     words: int
-    pieces: int  # of words, punctuation left out
+    pieces: int  # tokens of words, without punctuation
     documents: NDArray[Any]  # tokens of each
     sentences: NDArray[Any]
     pairs: dict[int, Pairs]
@@ -249,7 +252,7 @@ def measure_tokens(part: Part, tokenizer: Tokenizer) -> TokenMeasures:
 
 
 def draw_pairs(part: Part, frame: Frame, max_length: int) -> Pairs:
-    """Draw pairs spread evenly over a corpus; from a small one in several epochs."""
+    """Draw pairs spread evenly over a corpus; a small corpus is used for several epochs."""
     source = PairSource(part.corpus, part.documents, max_length, frame=frame)
     samples = np.arange(NUM_PAIRS)
     if len(source) < NUM_PAIRS:
@@ -264,7 +267,7 @@ def draw_pairs(part: Part, frame: Frame, max_length: int) -> Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Whole shards spread evenly over a corpus, up to about so many tokens."""
+    """Whole shards spread evenly over a corpus, up to about `max_tokens` tokens."""
 
     corpus: Corpus
     max_tokens: int
@@ -284,7 +287,7 @@ class Part:
         return np.concatenate([np.arange(begin, end) for begin, end in bounds])
 
     def texts(self, tokenizer: Tokenizer) -> Iterator[list[str]]:
-        """The documents as lists of sentences: tokens with spaces between words."""
+        """Yield the documents as lists of sentences, spelled from their tokens."""
         names = _names(tokenizer)
         for number in self.documents.tolist():
             tokens, bounds = self.corpus.document(number)
@@ -293,7 +296,7 @@ class Part:
 
 
 def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, folder: Path) -> Corpus | None:
-    """A corpus of one shard out of documents, for the time that the folder is there; None where there is no token."""
+    """Write documents as a corpus of one shard into a temporary folder; None if they have no tokens."""
     store, name = Store(str(folder)), shard_name(0)
     tokens = tokenise(documents, tokenizer.backend)
     if not len(tokens.tokens):
@@ -308,7 +311,7 @@ def _names(tokenizer: Tokenizer) -> list[str]:
 
 
 def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int = 20) -> dict[str, int]:
-    """The most frequent words that become [UNK], among the 50,000 most frequent ones, and how often they stand."""
+    """The most frequent unknown words, among the 50,000 most frequent words, and their counts."""
     counts = Counter(word for document in documents for paragraph in document for word in paragraph.split())
     words, unknown = [word for word, _ in counts.most_common(50_000)], tokenizer.unknown_id
     lost = [word for word, ids in zip(words, tokenizer.encode(words), strict=True) if unknown in ids]
@@ -321,7 +324,7 @@ def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int 
 
 
 def _passages(sentences: Sequence[str]) -> Iterator[str]:
-    """From every sentence on, as many as make up a long paragraph: a short sentence alone may stand anywhere."""
+    """Yield, from each sentence on, as many as make a long paragraph, since short sentences may repeat."""
     for first in range(len(sentences)):
         passage = ""
         for sentence in sentences[first:]:
@@ -332,13 +335,13 @@ def _passages(sentences: Sequence[str]) -> Iterator[str]:
 
 
 def shorten(text: str) -> str:
-    """A text on one line, cut to the length of an example; control characters are written out."""
+    """A text on one line, cut to the length of an example, with control characters escaped."""
     text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text[: 4 * EXAMPLE_LENGTH])
     text = " ".join(text.split())
     return text if len(text) <= EXAMPLE_LENGTH else text[: EXAMPLE_LENGTH - 1] + "…"
 
 
 def _head(document: Document, limit: int) -> Document:
-    """The beginning of a document that is very long."""
+    """The beginning of a document, up to about `limit` characters."""
     ends = np.cumsum([len(paragraph) for paragraph in document])
     return document[: int(np.searchsorted(ends, limit)) + 1]
