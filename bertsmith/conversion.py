@@ -1,7 +1,6 @@
 """`convert`: TensorFlow 1 checkpoints, model folders of `transformers`, `sentence-transformers` and ONNX.
 
-Weights keep their names and values on the way: what a folder holds beyond our own model (a pooler that no head uses)
-comes along.
+Weights keep their names and values, including those that our own model does not use (a pooler without a head).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from bertsmith.verify import need_transformers, onnx_parity, parity
 Target = Literal["hf", "tf1", "onnx", "sentence-transformers"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "num_choices", "classifier_dropout")
-ONLY_FOR: dict[str, tuple[str, ...]] = {  # options, and the targets that they mean something for
+ONLY_FOR: dict[str, tuple[str, ...]] = {  # options, and the targets that they apply to
     "dtype": ("hf", "sentence-transformers"),
     "int8": ("onnx",),
     "data": ("onnx",),
@@ -47,12 +46,12 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {  # options, and the targets that they m
     "normalize": ("sentence-transformers",),
     "max_length": ("sentence-transformers",),
 }
-TENSORFLOW = ("cased", "config", "vocab")  # options for a source of TensorFlow
+TENSORFLOW = ("cased", "config", "vocab")  # options for a TensorFlow checkpoint as the source
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a conversion can be told; None is the default of each."""
+    """The options of a conversion; None is the default of each."""
 
     cased: bool | None = None
     config: Path | None = None
@@ -62,7 +61,7 @@ class Options:
     pooling: str | None = None
     normalize: bool | None = None
     max_length: int | None = None
-    data: Path | None = None  # labelled rows that show what int8 costs
+    data: Path | None = None  # labelled rows to measure the cost of int8 on
 
 
 @writes("target", "DST")
@@ -74,7 +73,7 @@ def convert(
     *,
     verify: bool = False,
 ) -> dict[str, Any]:
-    """Convert a model; gives a report, with the parity to `transformers` where `verify` asks for it."""
+    """Convert a model and return a report; `verify` adds the difference from `transformers`."""
     target, options, released = Path(target), options or Options(), is_checkpoint(source)
     kind = _target(to, released)
     _check(options, kind, released)
@@ -85,7 +84,7 @@ def convert(
         need_transformers()
     with tempfile.TemporaryDirectory(prefix="bertsmith-convert-") as scratch:
         report: dict[str, Any] = {}
-        straight = released and kind == "hf" and options.dtype is None  # weight by weight, in little memory
+        straight = released and kind == "hf" and options.dtype is None  # one weight at a time, in little memory
         if released:
             folder = target if straight else Path(scratch) / "source"
             report = tf1_to_hf(source, folder, cased=options.cased, config=options.config, vocab=options.vocab)
@@ -100,7 +99,7 @@ def convert(
 
 
 def _refuse_own(folder: Path, kind: Target, verify: bool) -> None:
-    """What no other format has stays in our own form."""
+    """Refuse to convert a model that the other format cannot express."""
     values = read_config(folder)
     if kind != "hf" and config_in(values, folder).direction != "both":
         raise UserError(f"--to {kind}: {folder} reads in one direction; such encoders are converted --to hf alone")
@@ -126,7 +125,7 @@ def _target(to: str | None, released: bool) -> Target:
 
 
 def _check(options: Options, kind: Target, released: bool) -> None:
-    """Refuse options that would do nothing."""
+    """Refuse options that have no effect."""
     for name, targets in ONLY_FOR.items():
         if getattr(options, name) is not None and kind not in targets:
             raise UserError(f"--{name.replace('_', '-')} is for --to {' and '.join(targets)}, not for {kind}")
@@ -139,8 +138,8 @@ def _check(options: Options, kind: Target, released: bool) -> None:
 
 
 def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
-    """A model folder again: safetensors, in another precision where one is asked for."""
-    loaded = load_folder(folder)  # what is written has to open
+    """Write a model folder with safetensors, in another precision if one is given."""
+    loaded = load_folder(folder)  # only what can be opened again is written
     with new_folder(target, "DST") as work:
         weights = _without_copies(read_weights(folder), family_of(loaded.model.encoder.config))
         report = _write_model(folder, work, read_config(folder), weights, options.dtype)
@@ -151,7 +150,7 @@ def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
 
 
 def _write_card(folder: Path, work: Path) -> None:
-    """The card of the source, which may name a licence and more, or a new one."""
+    """Copy the card of the source, which may name a licence, or write a new one."""
     if (folder / CARD).is_file():
         shutil.copyfile(folder / CARD, work / CARD)
     else:
@@ -159,7 +158,7 @@ def _write_card(folder: Path, work: Path) -> None:
 
 
 def _keep_pooling(folder: Path, work: Path, hidden_size: int) -> dict[str, Any]:
-    """Write what `sentence-transformers` adds to a folder, or say that it is left out where we do not compute it."""
+    """Write the modules of `sentence-transformers`, or say that they are dropped if we do not support them."""
     try:
         pooling = read_pooling(folder)
     except UserError as error:
@@ -175,7 +174,7 @@ def _facts(pooling: Pooling) -> dict[str, Any]:
 
 
 def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict[str, Any]:
-    """The bare encoder, and how its states become one vector a text."""
+    """Write the encoder alone, and how its states are pooled to one vector per text."""
     loaded = load_folder(folder)
     positions = loaded.model.encoder.config.max_positions
     pooling = read_pooling(folder) or Pooling(max_length=loaded.notes.max_length or positions)
@@ -204,7 +203,7 @@ def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict
 def _write_model(
     folder: Path, work: Path, values: Mapping[str, Any], weights: Mapping[str, Tensor], dtype: str | None
 ) -> dict[str, Any]:
-    """The files of a model folder from the values of its `config.json` and its weights."""
+    """Write the files of a model folder, given the values of its `config.json` and its weights."""
     kept, values = dict(weights), dict(values)
     if dtype is not None:
         kept = {n: _rounded(w, n, dtype) if w.is_floating_point() else w for n, w in kept.items()}
@@ -221,7 +220,7 @@ def _write_model(
 
 
 def _rounded(weight: Tensor, name: str, dtype: str) -> Tensor:
-    """A weight in another precision; one that is too large for it is refused."""
+    """Return a weight in another precision; one that is too large for it is refused."""
     rounded = weight.to(DTYPES[dtype])
     if weight.isfinite().all() and not rounded.isfinite().all():
         raise UserError(
@@ -232,7 +231,7 @@ def _rounded(weight: Tensor, name: str, dtype: str) -> Tensor:
 
 
 def _without_copies(weights: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    """Older files hold tied weights twice (the token embeddings once more as the decoder), and numbers of positions."""
+    """Drop what older files hold twice: tied weights (the decoder), and the numbers of the positions."""
     tied = {copy: name for copy, name in family.tied.items() if copy in weights and name in weights}
     copies = {copy for copy, name in tied.items() if weights[copy].equal(weights[name])}
     return {name: weight for name, weight in weights.items() if name not in copies and "position_ids" not in name}
@@ -260,7 +259,7 @@ WRITERS: dict[Target, Callable[[Path, Path, Options], dict[str, Any]]] = {
 
 
 def _verify(folder: Path, target: Path, kind: Target, options: Options, scratch: Path) -> dict[str, Any]:
-    """What was written, opened here, against the source in `transformers`, rounded as it was written."""
+    """Compare the written folder, opened here, with the source in `transformers`, in the same precision."""
     if kind == "tf1":
         tf1_to_hf(target, scratch / "back")
         return parity(scratch / "back", folder)

@@ -1,4 +1,4 @@
-"""New words for a vocabulary: whole WordPiece entries after the old ones, with embeddings for a model's new rows."""
+"""Add words to a vocabulary: WordPiece entries after the old ones, with embeddings for the new rows of a model."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from bertsmith.formats.family import Family
 
 VOCABULARY_TENSORS = ("encoder.embeddings.tokens.weight", "masked_lm.decoder.bias", "causal_lm.decoder.bias")
-MIN_COUNT = 5  # occurrences of a word that is taken from a text
-MOST_WORDS = 2_000_000  # distinct words in memory; when there are more, those that were seen once are forgotten
+MIN_COUNT = 5  # the least number of occurrences of a word that is taken from a text
+MOST_WORDS = 2_000_000  # distinct words in memory; beyond it, words that were seen once are dropped
 
 
 @writes()
@@ -42,9 +42,9 @@ def extend(
 ) -> dict[str, Any]:
     """Add whole words to a tokenizer, or to a model and its tokenizer, and write them as a new folder.
 
-    `words` are added as they are given; of `texts` come the `count` words that save the most tokens. Old ids stay;
-    WordPiece takes the longest entry that a word begins with, so a longer word that begins with a new one is split
-    after it. A word that the pre-tokenizer cuts, or that is an entry already, is passed over.
+    `words` are added as they are given; from `texts` the `count` words that save the most tokens are added. Old ids do
+    not change. WordPiece takes the longest entry that a word begins with, so a longer word that begins with a new one
+    is split after it. A word that the pre-tokenizer splits, or that is an entry already, is skipped.
     """
     if not words and not texts:
         raise UserError("no words given: name a file with --words, or texts to take them from with --from")
@@ -78,7 +78,7 @@ def extend(
 
 
 def read_words(path: str | Path) -> list[str]:
-    """The words of a file, one a line."""
+    """Return the words of a file, one per line."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -92,7 +92,7 @@ def read_words(path: str | Path) -> list[str]:
 
 
 def find_tokenizer(source: str | Path) -> tuple[Path, bool]:
-    """The folder to extend, and whether there is a model in it or a tokenizer alone."""
+    """Return the folder to extend, and whether it holds a model or only a tokenizer."""
     path = Path(source)
     has_tokenizer = any((path / name).exists() for name in ("tokenizer.json", "vocab.txt"))
     if has_tokenizer and not (path / "config.json").exists():
@@ -102,10 +102,10 @@ def find_tokenizer(source: str | Path) -> tuple[Path, bool]:
 
 @dataclass(frozen=True, eq=False)
 class _Vocabulary:
-    """A WordPiece vocabulary that is to get new entries."""
+    """A WordPiece vocabulary that new entries are added to."""
 
     tokenizer: Tokenizer
-    values: dict[str, Any]  # what tokenizer.json holds
+    values: dict[str, Any]  # the content of tokenizer.json
     entries: dict[str, int]
 
     @classmethod
@@ -183,7 +183,7 @@ class _Vocabulary:
 
 
 def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
-    """How often each word occurs in texts, as it is written between spaces."""
+    """Count the words of texts, separated by white space."""
     documents = Documents.of(texts)
     counts: Counter[str] = Counter()
     with progress_bar("counting words", documents.num_bytes) as advance:
@@ -199,16 +199,16 @@ def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
 
 
 def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> int:
-    """Write a model's weights and configuration with rows for new entries; all else stays as it was saved.
+    """Write the weights and configuration of a model with rows for new entries; nothing else changes.
 
-    Gives the number of the model's positions.
+    Returns the number of positions of the model.
     """
     from bertsmith.formats import hf
     from bertsmith.formats.families import family_of
     from bertsmith.formats.saved_config import CONFIG, read_config
     from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 
-    config = hf.load_folder(folder).model.encoder.config  # and what we could not open again is refused
+    config = hf.load_folder(folder).model.encoder.config  # a folder that cannot be opened is refused
     family, old_rows = family_of(config), config.vocab_size
     names, pieces = _vocabulary_names(family), old.encode(new)
     tensors = read_weights(folder)
@@ -233,7 +233,7 @@ def _vocabulary_names(family: Family) -> tuple[str, ...]:
 
 
 def _with_rows(old: Tensor, pieces: Sequence[Sequence[int]], start: int) -> Tensor:
-    """A matrix (V, H) or bias (V,) with rows from `start` on that are the means of the pieces' rows."""
+    """Return a matrix (V, H) or bias (V,) whose rows from `start` on are the means of the rows of the pieces."""
     import torch
 
     means = torch.stack([old[torch.tensor(ids)].float().mean(0) for ids in pieces]).to(old.dtype)  # (N, H) or (N,)

@@ -1,5 +1,5 @@
-"""Proofs on the user's own machine: a killed and resumed run ends as if nothing had happened, and a model computes
-what it computes in `transformers`.
+"""Checks on the user's own machine: a killed and resumed run ends with the same weights as an undisturbed one, and a
+model computes the same as in `transformers`.
 
 B sequences, L padded length, T tokens in all, H hidden size.
 """
@@ -41,7 +41,7 @@ from bertsmith.training import runlog
 from bertsmith.training.checkpoint import checkpoints
 from bertsmith.training.run import MODEL
 
-PATIENCE = 0.005  # seconds between two looks at a run
+PATIENCE = 0.005  # seconds between two checks of a run
 TOLERANCE = 1e-4  # of parity, for values up to 1; larger ones may differ by this share
 LENGTHS = (3, 17, 64, 9, 33, 48)  # of the sequences that parity is measured on
 
@@ -57,9 +57,9 @@ def verify_resume(
 ) -> dict[str, Any]:
     """Run a recipe for some steps twice, once undisturbed, once killed at random moments and resumed, and compare.
 
-    On a CPU the weights are to be identical to the bit. Some of a GPU's kernels add in an order that changes: where the
-    weights differ, a second undisturbed run shows by how much they do without any kill. `exact` says that the killed
-    run is identical, or no further away than that.
+    On a CPU the weights must be identical to the bit. Some kernels of a GPU add in varying order: if the weights
+    differ, a second undisturbed run shows the difference without kills. `exact` means that the killed run is identical, or
+    differs by at most twice as much.
     """
     if steps <= kills or kills < 1:
         raise UserError(f"--kills {kills} and --steps {steps}: there must be a kill, and more steps than kills")
@@ -103,7 +103,7 @@ def _finish(command: list[str]) -> None:
 def _kill(command: list[str], run: Path, step: int, dice: random.Random) -> list[int]:
     """Start or resume a run and kill it at a random moment after a step.
 
-    Gives the step of the checkpoint that it will go on from; nothing where the run was over before the kill.
+    Returns the step of the checkpoint that it will resume from; nothing if the run ended before the kill.
     """
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
     try:
@@ -120,13 +120,13 @@ def _kill(command: list[str], run: Path, step: int, dice: random.Random) -> list
 
 
 def _environment() -> dict[str, str]:
-    """The package is found as it was here, and the processes that `torchrun` started are not joined."""
+    """Return an environment in which this package is imported, and which does not join the ranks of `torchrun`."""
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return {**kept, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.parent), kept.get("PYTHONPATH", "")])}
 
 
 def _difference(whole: Path, cut: Path) -> tuple[float, bool]:
-    """The largest difference of two runs' weights, and whether their files are the same to the bit."""
+    """Return the largest difference between the weights of two runs, and whether their files are identical."""
     files = [run / MODEL / "model.safetensors" for run in (whole, cut)]
     first, second = (load_file(file) for file in files)
     worst = max(float((first[name] - second[name]).abs().max()) for name in first)
@@ -134,7 +134,7 @@ def _difference(whole: Path, cut: Path) -> tuple[float, bool]:
 
 
 def need_transformers() -> Any:
-    """The library that parity is measured against; the package has no other use for it."""
+    """Import the library that parity is measured against; nothing else in the package needs it."""
     try:
         import transformers
     except ImportError:
@@ -148,10 +148,10 @@ def need_transformers() -> Any:
 
 @torch.inference_mode()
 def parity(ours: str | Path, theirs: str | Path, dtype: torch.dtype | None = None) -> dict[str, Any]:
-    """The largest difference between a folder opened here and a folder opened by `transformers`, layer by layer.
+    """Return the largest difference between a folder opened here and one opened by `transformers`, layer by layer.
 
-    Both see the same random tokens, of several lengths. `dtype` rounds their weights as ours were rounded. Scores are
-    compared where our folder has trained weights for them.
+    Both get the same random tokens, of several lengths. `dtype` rounds their weights as ours were rounded. Logits are
+    compared if our folder has weights for the head.
     """
     loaded, reference = load_folder(ours), _reference(Path(theirs), dtype)
     loaded.model.eval()
@@ -177,9 +177,9 @@ def parity(ours: str | Path, theirs: str | Path, dtype: torch.dtype | None = Non
 
 @torch.inference_mode()
 def onnx_parity(exported: str | Path, theirs: str | Path) -> dict[str, Any]:
-    """The largest difference between every graph of an ONNX folder, run by ONNX Runtime, and `transformers`.
+    """Return the largest difference between the graphs of an ONNX folder, run by ONNX Runtime, and `transformers`.
 
-    Both see the same random tokens. Eight bits have a tolerance of their own.
+    Both get the same random tokens. int8 has a tolerance of its own.
     """
     exported, reference = Path(exported), _reference(Path(theirs), None)
     described = open_onnx(exported)
@@ -202,7 +202,7 @@ def onnx_parity(exported: str | Path, theirs: str | Path) -> dict[str, Any]:
 
 
 def _their_outputs(reference: Any, inputs: dict[str, Tensor], described: Exported) -> dict[str, Tensor]:
-    """What `transformers` gives for each output of a graph, in the graph's form."""
+    """Return what `transformers` computes for each output of a graph, in the shape of the graph."""
     if "last_hidden_state" in described.outputs:
         return {"last_hidden_state": reference.base_model(**inputs).last_hidden_state}
     if described.head is not None and described.head.kind == "choice":
@@ -217,7 +217,7 @@ def _their_outputs(reference: Any, inputs: dict[str, Tensor], described: Exporte
 
 
 def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
-    """A folder as `transformers` opens it, by the class that the folder names where we know it."""
+    """Open a folder with `transformers`, by the class that the folder names if its family has it."""
     transformers, values = need_transformers(), read_config(folder)
     family = family_named(values, folder / CONFIG)
     name = (values.get("architectures") or [""])[0]
@@ -229,7 +229,7 @@ def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
 
 
 def _random_batch(config: EncoderConfig, packed: bool) -> Batch:
-    """The same sequences in either layout, without the token that marks padding."""
+    """Return the same sequences in either layout, without padding tokens."""
     draw, examples = np.random.default_rng(0), []
     for length in (min(length, config.max_positions) for length in LENGTHS):
         tokens = draw.integers(1, config.vocab_size, length)
@@ -239,7 +239,7 @@ def _random_batch(config: EncoderConfig, packed: bool) -> Batch:
 
 
 def _scores(loaded: Loaded) -> dict[str, Tensor]:
-    """Our scores through the packed layout, which the table of layers does not use: a row a token or a sequence."""
+    """Return our logits in the packed layout, which the comparison of layers does not use."""
     batch = _random_batch(loaded.model.encoder.config, packed=True)
     if isinstance(loaded.model, Objective):
         batch.labels["masked"] = torch.arange(batch.num_tokens)
@@ -250,7 +250,7 @@ def _scores(loaded: Loaded) -> dict[str, Tensor]:
 
 
 def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mask: Tensor) -> dict[str, Tensor]:
-    """Their scores under our names, in our form."""
+    """Return their logits under our names and in our shapes."""
     if isinstance(loaded.model, Objective):
         outputs, name = reference(**inputs), loaded.model.token_loss
         if "prediction_logits" in outputs:

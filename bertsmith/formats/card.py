@@ -1,7 +1,7 @@
 """The model card of a folder: a `README.md` that the Hugging Face hub shows, and its front matter for search.
 
-It is made of what the folder and its run say, without times, paths or names of machines, so the same run gives the same
-bytes. A licence and a language are left to the person who publishes the model.
+The card contains facts of the folder and its run, without times, paths or host names, so the same run gives the same
+bytes. The person who publishes the model adds a licence and a language.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from bertsmith.config import read_json
 
 CARD = "README.md"
-PIPELINES = {  # the end of a class's name, and what the hub calls such models
+PIPELINES = {  # the end of a class name, and the pipeline tag of the hub
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "FeatureTagger": "token-classification",
@@ -37,7 +37,7 @@ def write_card(
     scores: Mapping[str, float | None] | None = None,
     base_model: str = "",
 ) -> None:
-    """Write the card of a model folder; scores are from 0 to 100, `base_model` is a hub name or nothing."""
+    """Write the card of a model folder; scores are from 0 to 100, `base_model` is a hub name or empty."""
     config = read_json(folder / "config.json")
     notes = read_json(folder / "bertsmith.json") if (folder / "bertsmith.json").exists() else {}
     trained = {name: settings[name] for name in SETTINGS if settings and settings.get(name) is not None}
@@ -54,7 +54,7 @@ def card(
     scores: Mapping[str, float | None],
     base_model: str,
 ) -> str:
-    """The text of a card."""
+    """Return the text of a card."""
     architecture = str((config.get("architectures") or ["BertModel"])[0])
     pipeline = next((tag for end, tag in PIPELINES.items() if architecture.endswith(end)), "feature-extraction")
     pipeline = "sentence-similarity" if library == "sentence-transformers" else pipeline
@@ -88,7 +88,7 @@ def card(
 
 
 def _library(folder: Path, config: Mapping[str, Any]) -> str:
-    """The library that opens a folder."""
+    """Return the library that opens a folder."""
     if (folder / "modules.json").exists():
         return "sentence-transformers"
     if (folder / "model.onnx").exists() or not (folder / "model.safetensors").exists():
@@ -102,7 +102,7 @@ def _table(header: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
 
 
 def _use(library: str, architecture: str) -> list[str]:
-    """How a program opens the folder."""
+    """Return the lines that show how a program opens the folder."""
     ours = ["```python", "import bertsmith", "", 'model = bertsmith.Predictor.load("FOLDER")', "```"]
     if library == "sentence-transformers":
         opened = ["from sentence_transformers import SentenceTransformer", "", 'model = SentenceTransformer("FOLDER")']

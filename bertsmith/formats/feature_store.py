@@ -1,7 +1,7 @@
-"""The store of hidden states: Arrow files that are memory-mapped, in a folder with `features.json`.
+"""The store of hidden states: memory-mapped Arrow files in a folder with `features.json`.
 
-A folder holds parts of whole texts; each is an Arrow IPC file that other programs open as well. W words of a part, n of
-a text, H hidden size. The layers of a word stand side by side, so a text is one stretch of the file.
+Each part is an Arrow IPC file with complete texts, which other programs open as well. W words of a part, n words of a
+text, H hidden size. The layers of a word are adjacent, so a text is one contiguous range of the file.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ INDEX, VERSION = "features.json", 1
 
 @dataclass(frozen=True)
 class Entry:
-    """A text with its words (or tokens), where they stand in it, and a vector of each layer for each of them."""
+    """A text with its words (or tokens), their offsets, and one vector per layer for each of them."""
 
     text: str
     words: list[str]
-    offsets: NDArray[np.int32]  # (n, 2) characters of the text
+    offsets: NDArray[np.int32]  # (n, 2) start and end in characters of the text
     vectors: NDArray[Any]  # (layers, n, H)
 
 
 @dataclass(frozen=True)
 class Described:
-    """What `features.json` says: the layers in the order of the vectors; of each part the texts, words and checksum."""
+    """The content of `features.json`: the layers in the order of the vectors; texts, words, checksum of each part."""
 
     model: str
     layers: tuple[int, ...]
@@ -56,12 +56,12 @@ class Described:
 
     @property
     def bytes_per_word(self) -> int:
-        """Of its vectors."""
+        """The size of a word's vectors."""
         return len(self.layers) * self.hidden_size * np.dtype(self.dtype).itemsize
 
 
 class Features:
-    """A folder of features, opened where it is read: `features[i]` is a view into the file."""
+    """A folder of features, opened lazily: `features[i]` is a view of the memory-mapped file."""
 
     def __init__(self, folder: Path, described: Described) -> None:
         self.folder, self.described = folder, described
@@ -103,7 +103,7 @@ class Features:
         return (self[i] for i in range(len(self)))
 
     def _part(self, number: int) -> tuple[Any, NDArray[Any]]:
-        """A part's columns and its vectors (W, layers, H), both still in the file."""
+        """Return the columns of a part and its vectors (W, layers, H), both memory-mapped."""
         if number not in self._parts:
             path = part_file(self.folder, number)
             if self.described.hashes and file_hash(path) != self.described.hashes[number]:
@@ -115,12 +115,12 @@ class Features:
 
 
 def part_file(folder: Path, number: int) -> Path:
-    """Where a part stands."""
+    """Return the path of a part."""
     return folder / f"part-{number:05}.arrow"
 
 
 def read_part(path: Path) -> Any:
-    """The one record batch of a part, memory-mapped."""
+    """Return the single record batch of a part, memory-mapped."""
     import pyarrow as pa
 
     try:
@@ -136,7 +136,7 @@ def write_part(
     offsets: NDArray[np.int32],
     vectors: NDArray[Any],
 ) -> None:
-    """A part of whole texts: their words, and of all words in a row the places (W, 2) and vectors (W, layers, H)."""
+    """Write a part: the texts, their words, and the offsets (W, 2) and vectors (W, layers, H) of all words."""
     import pyarrow as pa
 
     starts = np.concatenate([[0], np.cumsum([len(each) for each in words])]).astype(np.int64)
@@ -154,7 +154,7 @@ def write_part(
 
 
 def read_index(path: Path) -> Described:
-    """What an index says of its parts."""
+    """Read and check an index."""
     values = read_json(path)
     if values.get("version") != VERSION:
         raise UserError(f"{path}: version {values.get('version')!r} is not {VERSION}; extract them again")
@@ -165,6 +165,6 @@ def read_index(path: Path) -> Described:
 
 
 def write_index(folder: Path, described: Described, name: str = INDEX) -> None:
-    """Say what the folder holds; with the index under its own name it is one from here on."""
+    """Write the index; under its final name it completes the folder."""
     with new_file(folder / name) as work:
         work.write_text(json.dumps(asdict(described), indent=1) + "\n", encoding="utf-8")

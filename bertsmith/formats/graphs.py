@@ -1,4 +1,4 @@
-"""ONNX graphs, ours and those that others exported: where they are, what they take, and what they give."""
+"""ONNX graphs, ours and those that other programs exported: their files, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 STATES = ("last_hidden_state", "token_embeddings")  # the second: sentence-transformers
 SPAN = ("start_logits", "end_logits")
 TYPES = {"tensor(int64)": "int64", "tensor(int32)": "int32"}
-# What other families call the sizes of a model.
+# The names of a model's sizes in other families.
 OTHER_NAMES = {
     "hidden_size": ("dim", "d_model"),
     "num_hidden_layers": ("n_layers",),
@@ -25,7 +25,7 @@ OTHER_NAMES = {
 
 
 def graph_file(folder: Path, name: str = FLOAT32) -> Path:
-    """Where a graph is: in the folder, or in its folder `onnx`, as on the hub."""
+    """Return the path of a graph: in the folder, or in its subfolder `onnx`, as on the hub."""
     inside = folder / "onnx" / name
     return inside if inside.exists() and not (folder / name).exists() else folder / name
 
@@ -36,7 +36,7 @@ def is_onnx(folder: Path) -> bool:
 
 
 def graph_inputs(session: Any, path: Path) -> dict[str, str]:
-    """The types of a graph's inputs by name: tokens, mask and perhaps segments, one row a text."""
+    """Return the types of a graph's inputs by name: tokens, mask and perhaps segments, one row per text."""
     found = session.get_inputs()
     for each in found:
         if each.name not in INPUTS:
@@ -49,21 +49,21 @@ def graph_inputs(session: Any, path: Path) -> dict[str, str]:
 
 
 def score_outputs(outputs: Sequence[str], head: HeadConfig | None) -> list[str]:
-    """The outputs that hold a model's scores."""
+    """Return the names of the outputs that hold the logits."""
     if head is not None and head.kind == "span" and set(SPAN) <= set(outputs):
         return list(SPAN)
     return ["logits" if "logits" in outputs else outputs[0]]
 
 
 def state_output(outputs: Sequence[str], path: Path) -> str:
-    """The output that holds the last layer's states."""
+    """Return the name of the output that holds the hidden states of the last layer."""
     if found := next((name for name in STATES if name in outputs), None):
         return found
     raise UserError(f"{path} gives {', '.join(outputs)} and not the states of the tokens; export the encoder alone")
 
 
 def in_terms_of_bert(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of any family as BERT's, as far as running its graph needs it: sizes, head and labels."""
+    """Return a configuration of any family as BERT's, as far as running its graph needs it: sizes, head, labels."""
     sizes = ("vocab_size", "max_position_embeddings", "pad_token_id", "type_vocab_size", *OTHER_NAMES)
     kept = {name: values[name] for name in (*sizes, "id2label", "num_labels", "problem_type") if name in values}
     for name, others in OTHER_NAMES.items():

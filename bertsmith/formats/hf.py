@@ -1,6 +1,6 @@
-"""The saved format: what Hugging Face `transformers` opens as it is. Its names stand in `families.py`.
+"""The saved format: model folders that Hugging Face `transformers` opens. Its names are in `families.py`.
 
-A folder holds `config.json`, `model.safetensors` and the tokenizer's files; `bertsmith.json` beside them says what
+A folder holds `config.json`, `model.safetensors` and the tokenizer's files; `bertsmith.json` beside them holds what
 `transformers` has no field for (the task, its columns).
 """
 
@@ -43,8 +43,8 @@ from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 
 NOTES = "bertsmith.json"
-HEAD_NAMES = ("head.output.", "head.lstm.", "head.mix", "head.top.")  # of an output layer
-OWN_NAMES = ("head.", "beside.")  # of what `transformers` has no class for
+HEAD_NAMES = ("head.output.", "head.lstm.", "head.mix", "head.top.")  # the parameters of an output layer
+OWN_NAMES = ("head.", "beside.")  # the parameters of a model that `transformers` has no class for
 POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
 NO_CLASS = "transformers has no class for this model: "
 REMARKS = {
@@ -59,10 +59,10 @@ REMARKS = {
 
 @dataclass(frozen=True)
 class Notes:
-    """What `bertsmith.json` adds to a folder: how the model's data was read, encoded (`limits`) and decoded.
+    """The content of `bertsmith.json`: how the model's data was read, encoded (`limits`) and decoded.
 
-    `kept` are the fields of `config.json` that change nothing for us; they are written back into it. `remark` is for
-    people who open the folder.
+    `kept` are fields of `config.json` that have no effect here; they are written back into it. `remark` is for people
+    who open the folder.
     """
 
     task: str = ""
@@ -82,13 +82,13 @@ class Loaded:
     model: Model
     tokenizer: Tokenizer
     notes: Notes
-    missing: tuple[str, ...] = ()  # our parameters that the folder had no weights for; they are random
+    missing: tuple[str, ...] = ()  # parameters that the folder has no weights for; they are random
 
 
 def save_folder(
     folder: Path, model: Model, tokenizer: Tokenizer, notes: Notes, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write a model folder; `tensors` is the state to write where it is not the model's own (gathered elsewhere)."""
+    """Write a model folder; `tensors` is a state that was gathered from all ranks, instead of the model's own."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
     write_weights(folder / WEIGHTS, weights)
@@ -106,10 +106,10 @@ def load_folder(
     objective: ObjectiveConfig | None = None,
     dropout: float | None = None,
 ) -> Loaded:
-    """Open a model folder as what it was saved as, or with another head on its encoder.
+    """Open a model folder as the model that was saved, or with another head on its encoder.
 
-    `head` puts a new output layer on the encoder; `objective` opens the folder for pre-training; `dropout` is taken
-    instead of what the folder says.
+    `head` puts a new output layer on the encoder; `objective` opens the folder for pre-training; `dropout` replaces the
+    value in the folder.
     """
     folder = Path(folder)
     values = read_config(folder)
@@ -123,7 +123,7 @@ def load_folder(
         names |= {name: Stored((name,)) for name in weights if name.startswith(OWN_NAMES)}
     if head is None:
         head = saved
-    elif saved is None or not saved.same_classes(head):  # its output layer starts anew
+    elif saved is None or not saved.same_classes(head):  # the output layer is initialised anew
         names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(HEAD_NAMES)}
     pair_head = names.get("next_sentence.output.weight")
     has_pair_head = pair_head is not None and bool(pair_head.found_in(weights))
@@ -138,13 +138,13 @@ def load_folder(
         else:
             model = build_objective(encoder, objective or saved_objective)
     missing = _fill(model, weights, names, folder)
-    if head == saved and pools_last(model) and "transformers_version" in values:  # which we do not write
+    if head == saved and pools_last(model) and "transformers_version" in values:  # a field that we do not write
         say(f"note: {folder} was saved by transformers, whose class pools the first token; here the last one is pooled")
     return Loaded(folder, model, fitting_tokenizer(folder, config), read_notes(folder, values), missing)
 
 
 def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
-    """The tokenizer of a folder, or an error where the model has no embeddings for all of its tokens."""
+    """Return the tokenizer of a folder; one with more tokens than the model has embeddings is refused."""
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
@@ -155,10 +155,10 @@ def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
 
 
 def names_of(model: Model) -> dict[str, Stored]:
-    """How the files of its family keep every tensor of a model.
+    """Return how the files of its family keep every tensor of a model.
 
-    Where `bias` is a field of our own, the family's classes always have biases: those that the encoder lacks are named
-    all the same, and are zeros in the files.
+    Where `bias` is a field of our own, the classes of the family always have biases: those that the encoder lacks are
+    included here, and are zeros in the files.
     """
     config = model.encoder.config
     family = family_of(config)
@@ -180,7 +180,7 @@ def _is_lacking_bias(name: str, has: Collection[str]) -> bool:
 
 
 def weights_out(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors under their names, in their parts."""
+    """Return the tensors of a model as its family stores them."""
     config, saved = model.encoder.config, dict[str, Tensor]()
     unused_rows = family_of(config).unused_rows(config.pad_token_id)
     for ours, stored in names_of(model).items():
@@ -194,7 +194,7 @@ def weights_out(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _saved_names(family: Family, values: Mapping[str, Any]) -> Names:
-    """What a folder's weights may hold: the encoder, the heads of pre-training, and the head that it was saved with."""
+    """Return the names that a folder may hold: of the encoder, the heads of pre-training, and the saved head."""
     pretraining = [output.names for kind, output in family.outputs.items() if kind not in get_args(HeadKind)]
     saved = architecture(values)
     heads = [output.names for kind, output in family.outputs.items() if output.class_name == saved]
@@ -204,7 +204,7 @@ def _saved_names(family: Family, values: Mapping[str, Any]) -> Names:
 
 
 def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Stored], folder: Path) -> tuple[str, ...]:
-    """Give a model without weights those of a folder; what the folder lacks starts at random, and is named."""
+    """Load the weights of a folder into a model; return the names of parameters that it lacks, which are random."""
     config, parameters, tensors, missing = model.encoder.config, model.state_dict(), {}, []
     unused_rows = family_of(config).unused_rows(config.pad_token_id)
     for ours, written in names_of(model).items():
@@ -276,7 +276,7 @@ def write_notes(folder: Path, notes: Notes) -> None:
 
 
 def read_notes(folder: Path, values: Mapping[str, Any]) -> Notes:
-    """`bertsmith.json` of a folder, where it has one, with the fields of its `config.json` that are kept."""
+    """Read `bertsmith.json` of a folder, if it has one, and the fields of its `config.json` that are kept."""
     path = folder / NOTES
     notes = from_dict(Notes, read_json(path), str(path)) if path.exists() else Notes()
     return replace(notes, kept={name: values[name] for name in sorted(KEPT & values.keys())})

@@ -1,4 +1,4 @@
-"""Where a model is: a folder, a run, or a name on the Hugging Face hub."""
+"""Find a model by a folder, a run or a name on the Hugging Face hub, and upload one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def find_model(name: str | Path) -> Path:
-    """The model folder behind a folder, a run (its `model`, or the last checkpoint so far) or a hub name."""
+    """Return the model folder of a folder, a run (its `model`, or its last checkpoint so far) or a hub name."""
     path = Path(name)
     if path.is_dir():
         return _in_folder(path)
@@ -32,7 +32,7 @@ def find_model(name: str | Path) -> Path:
 
 
 def hub_name(folder: Path) -> str:
-    """The name on the hub of a folder in the hub's cache; nothing for other folders."""
+    """Return the hub name of a folder in the cache of the hub; empty for other folders."""
     found = re.search(r"/models--([^/]+)/snapshots/", f"{folder.as_posix()}/")
     return found[1].replace("--", "/", 1) if found else ""
 
@@ -61,7 +61,7 @@ def _download(name: str) -> Path:
         if not any(folder.glob("*.safetensors")):  # an old repository
             snapshot_download(name, allow_patterns=OLD_FILES)
         return folder
-    except Exception as error:  # offline, unknown name, no permission: the hub's errors share no class
+    except Exception as error:  # offline, unknown name, no permission: the hub's errors have no common class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"{name!r} is no folder here, and the hub gave nothing for it: {reason}") from None
 
@@ -74,9 +74,9 @@ def push(
     revision: str | None = None,
     token_file: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Upload a model folder or a run's model to the Hugging Face hub; gives the address and the files.
+    """Upload a model folder or the model of a run to the Hugging Face hub; return the address and the files.
 
-    The token is the one of `hf auth login` or `HF_TOKEN`, or the first line of a file.
+    The token comes from `hf auth login`, from `HF_TOKEN`, or from the first line of a file.
     """
     if not _HUB_NAME.fullmatch(name):
         raise UserError(f"{name!r} is not a name on the hub; write NAME or OWNER/NAME in letters, digits, - _ and .")
@@ -88,7 +88,7 @@ def push(
 
     found = find_model(folder)
     if not any(found.glob("*.onnx")):
-        load_folder(found)  # what is damaged stays here
+        load_folder(found)  # a damaged model is not uploaded
     token = _token(token_file)
     files = sorted({path.relative_to(found).as_posix() for pattern in PUSHED for path in found.rglob(pattern)})
     try:
@@ -104,7 +104,7 @@ def push(
             allow_patterns=files,
             commit_message=message,
         )
-    except Exception as error:  # offline, no permission, a bad token: the hub's errors share no class
+    except Exception as error:  # offline, no permission, a bad token: the hub's errors have no common class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if token:
             reason = reason.replace(token, "***")
@@ -113,7 +113,7 @@ def push(
 
 
 def _token(path: str | Path | None) -> str | None:
-    """The first line of a file with a token; None leaves it to the hub's library."""
+    """Return the first line of a file with a token; without a file the hub's library finds one."""
     if path is None:
         return None
     lines = regular_file(path).read_text(encoding="utf-8", errors="replace").split()

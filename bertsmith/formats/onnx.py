@@ -1,8 +1,8 @@
 """Export to ONNX: the padded layout with any batch and length, checked against PyTorch, in float32 and int8.
 
-A folder holds `model.onnx` (standard operators only), where asked for `model_int8.onnx` (for ONNX Runtime), the
-configuration and the tokenizer as every model folder, and `onnx.json`: what was exported, how far it is from PyTorch,
-and what int8 costs on a task once that was measured. B sequences, L padded length.
+A folder holds `model.onnx` (standard operators only), optionally `model_int8.onnx` (for ONNX Runtime), the
+configuration and the tokenizer of a model folder, and `onnx.json`: what was exported, the largest difference from
+PyTorch, and the cost of int8 on a task once it was measured. B sequences, L padded length.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from bertsmith.text.tokenizer import Tokenizer
 REPORT = "onnx.json"
 TOLERANCE = {FLOAT32: 1e-4, INT8: 1.0}  # the largest difference from PyTorch, as a share of the largest output
 OPSET = 20
-LARGEST = 1_800_000_000  # bytes of weights in one file; a protobuf message ends at 2 GiB
+LARGEST = 1_800_000_000  # bytes of weights in one file; a protobuf message has at most 2 GiB
 
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """An ONNX folder without its weights: `head` is None for masked words and for the encoder alone."""
+    """An ONNX folder without its weights; `head` is None for masked words and for the encoder alone."""
 
     folder: Path
     config: EncoderConfig
@@ -52,7 +52,7 @@ class Exported:
 
 
 class Flat(nn.Module):
-    """A model as a function of tensors, as ONNX wants it."""
+    """A model as a function of tensors, as the export needs it."""
 
     def __init__(self, model: Model, encoder_alone: bool) -> None:
         super().__init__()
@@ -81,9 +81,9 @@ class Flat(nn.Module):
 def export_onnx(
     loaded: Loaded, folder: str | Path, *, int8: bool = False, encoder_alone: bool = False
 ) -> dict[str, Any]:
-    """Write an ONNX folder and give its report; an export that differs from PyTorch is an error and leaves nothing.
+    """Write an ONNX folder and return its report; if the export differs from PyTorch, nothing is written.
 
-    `encoder_alone` leaves the head out; so it is for a folder that has no weights for masked words.
+    `encoder_alone` exports no head; a folder without weights for masked words is exported so as well.
     """
     require("onnx"), require("onnxscript"), require("onnxruntime")
     if isinstance(loaded.model, TaskModel) and not encoder_alone:
@@ -114,7 +114,7 @@ def export_onnx(
 
 
 def check(flat: Flat, path: Path) -> dict[str, Any]:
-    """How far an exported file is from PyTorch on shapes that it was not traced with; too far is an error."""
+    """Measure the difference from PyTorch on shapes that were not traced; too large a difference is an error."""
     run = session(path, threads=1)
     limit = flat.model.encoder.config.max_positions
     choices = _choices(flat.model)
@@ -138,10 +138,10 @@ def check(flat: Flat, path: Path) -> dict[str, Any]:
 
 
 def open_onnx(folder: str | Path) -> Exported:
-    """The description of an ONNX folder: everything but the graph."""
+    """Read an ONNX folder without its graph."""
     folder = Path(folder)
     values = read_config(folder)
-    if not (folder / REPORT).exists():  # of another program: the graph says how it computes
+    if not (folder / REPORT).exists():  # of another program: only the graph knows how the model computes
         values = in_terms_of_bert(values)
     config, notes = config_in(values, folder), read_notes(folder, values)
     outputs = read_json(folder / REPORT).get("outputs") if (folder / REPORT).exists() else []
@@ -152,7 +152,7 @@ def open_onnx(folder: str | Path) -> Exported:
 
 
 def session(path: Path, threads: int | None = None) -> Any:
-    """An ONNX Runtime session on the CPU; `threads` None takes the cores there are."""
+    """Open an ONNX Runtime session on the CPU; without `threads` it uses all cores."""
     runtime = require("onnxruntime")
     if not path.exists():
         hint = "; export it again with int8" if path.name == INT8 else ""
@@ -163,15 +163,17 @@ def session(path: Path, threads: int | None = None) -> Any:
         options.intra_op_num_threads = threads
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the runtime's errors share no class
+    except Exception as error:  # the runtime's errors have no common class
         raise UserError(f"{path} is not a graph that ONNX Runtime opens: {error}") from None
 
 
 def write_quality(folder: Path, task: str, rows: int, scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Add to `onnx.json` what a task's scores are by precision, and how many points of each int8 costs."""
+    """Add the scores of a task by precision to `onnx.json`, with the points that int8 costs."""
     drop = {name: scores["float32"][name] - scores["int8"][name] for name in scores["float32"]}
-    told = [f"{'costs' if value >= 0 else 'gains'} {abs(value):.1f} points of {name}" for name, value in drop.items()]
-    words = f"int8 {', '.join(told)} on {rows} rows"
+    changes = [
+        f"{'costs' if value >= 0 else 'gains'} {abs(value):.1f} points of {name}" for name, value in drop.items()
+    ]
+    words = f"int8 {', '.join(changes)} on {rows} rows"
     precisions = {name: dict(values) for name, values in scores.items()}
     quality = {"task": task, "rows": rows, **precisions, "drop": drop, "in_words": words}
     report = read_json(folder / REPORT)
@@ -181,7 +183,7 @@ def write_quality(folder: Path, task: str, rows: int, scores: Mapping[str, Mappi
 
 
 def require(package: str) -> Any:
-    """An optional package, or an error that says how to get it."""
+    """Import an optional package, or raise an error that says how to install it."""
     try:
         return import_module(package)
     except ImportError:
@@ -189,7 +191,7 @@ def require(package: str) -> Any:
 
 
 def has_vnni() -> bool:
-    """Whether the CPU adds products of 8-bit numbers in 32 bits; without it sums of full range may overflow 16."""
+    """Whether the CPU accumulates 8-bit products in 32 bits; else sums of the full range may overflow 16 bits."""
     capabilities = torch.cpu.get_capabilities()
     return bool(
         capabilities.get("avx512_vnni") or capabilities.get("avx_vnni") or capabilities["architecture"] != "x86_64"
@@ -197,7 +199,7 @@ def has_vnni() -> bool:
 
 
 def _export(flat: Flat, path: Path, *, fused: bool) -> None:
-    """Trace the model once; `fused` says attention with ONNX Runtime's own operator, one node a layer."""
+    """Trace the model once; `fused` exports attention as ONNX Runtime's own operator, one node per layer."""
     config = flat.model.encoder.config
     inputs = _inputs(config, 2 * _choices(flat.model), min(8, config.max_positions), seed=0)
     weights = sum(p.numel() * p.element_size() for p in flat.parameters())
@@ -219,7 +221,7 @@ def _export(flat: Flat, path: Path, *, fused: bool) -> None:
 
 
 def _fused_attention(q: Any, k: Any, v: Any, attn_mask: Any, *rest: Any, **options: Any) -> Any:
-    """Attention as ONNX Runtime's own operator: in int8 the many small nodes cost a quarter of the time."""
+    """Translate attention to ONNX Runtime's own operator: in int8 the small nodes take a quarter of the time."""
     from onnx.defs import OpSchema
     from onnxscript import opset20 as op
     from onnxscript import values
@@ -248,21 +250,21 @@ def _fused_attention(q: Any, k: Any, v: Any, attn_mask: Any, *rest: Any, **optio
 
 
 def _quantise(source: Path, path: Path) -> None:
-    """Dynamic quantisation of the matrices of the encoder: 8-bit weights by column, inputs measured as they come.
+    """Quantise the matrices of the encoder dynamically: 8-bit weights per column, inputs scaled at run time.
 
     The products inside attention and the small layers of the heads stay in float32, and so does the second matrix of
-    the feed-forward layers: what the activation gives it has outliers, which cost half a point on STS-B. Where only
-    `[CLS]` leaves the last layer, what follows its attention is small work and stays, too.
+    the feed-forward layers: its inputs have outliers, which cost half a point on STS-B. Where only the first token
+    leaves the last layer, the layers after its attention are small and stay in float32 as well.
     """
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     graph = onnx.load(str(source))
-    graph.graph.ClearField("value_info")  # shapes that the quantiser would find contradicted by its own weights
+    graph.graph.ClearField("value_info")  # the quantised weights would contradict these shapes
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.graph.initializer}
     matrices = [
         (n.name, shapes[n.input[1]]) for n in graph.graph.node if n.op_type == "MatMul" and n.input[1] in shapes
     ]
     kept = [name for name, (rows, columns) in matrices if rows > columns]
-    # The quantiser makes a MatMul of this name out of every Gemm before it looks at what to leave out.
+    # The quantiser turns every Gemm into a MatMul of this name before it looks at the nodes to exclude.
     kept += [f"{node.name}_MatMul" for node in graph.graph.node if node.op_type == "Gemm"]
     with _quiet():
         quantization.quantize_dynamic(
@@ -277,13 +279,13 @@ def _quantise(source: Path, path: Path) -> None:
             extra_options={
                 "MatMulConstBOnly": True,
                 "WeightSymmetric": True,
-                "DefaultTensorType": onnx.TensorProto.FLOAT,  # what attention gives: its operator is unknown to ONNX
+                "DefaultTensorType": onnx.TensorProto.FLOAT,  # of attention, whose operator ONNX does not know
             },
         )
 
 
 def _inputs(config: EncoderConfig, rows: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Random tokens (B, L) of unequal length, with both segments."""
+    """Return random tokens (B, L) of different lengths, with both segments."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, length + 1, rows)
     lengths[0] = length
@@ -295,12 +297,12 @@ def _inputs(config: EncoderConfig, rows: int, length: int, seed: int) -> tuple[T
 
 
 def _choices(model: Model) -> int:
-    """A batch is a multiple of this many sequences."""
+    """Return the number that the batch size must be a multiple of."""
     return max(1, model.head_config.num_choices) if isinstance(model, TaskModel) else 1
 
 
 def _difference(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
-    """The largest difference; infinite where the forms or the infinities differ."""
+    """Return the largest difference; infinite if the shapes or the infinite values differ."""
     finite = np.isfinite(ours)
     if ours.shape != theirs.shape or not np.array_equal(finite, np.isfinite(theirs)):
         return float("inf")
@@ -326,7 +328,7 @@ def _write_description(loaded: Loaded, folder: Path, encoder_alone: bool) -> Non
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the libraries' remarks on their own making."""
+    """Suppress the messages of the exporting libraries."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -341,5 +343,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _size(folder: Path, name: str) -> int:
-    """The bytes of a graph with the weights beside it."""
+    """Return the size of a graph with its external weights."""
     return sum(path.stat().st_size for path in folder.glob(f"{name}*"))

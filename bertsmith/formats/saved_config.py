@@ -1,4 +1,4 @@
-"""`config.json` of a model folder: the fields of `transformers` as our configurations, and back."""
+"""`config.json` of a model folder: the fields of `transformers` to our configurations and back."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PROBLEM_TYPES: dict[str, HeadKind] = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a model folder."""
+    """Read `config.json` of a model folder."""
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no model: {CONFIG} is missing; give a model folder, a run or a hub name")
     return read_json(folder / CONFIG)
 
 
 def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
-    """Their configuration as ours; what we do not compute is refused by name."""
+    """Return their configuration as ours; a field that we do not support is refused by name."""
     where = folder / CONFIG
     family = family_named(values, where)
     for key, value in family.fixed.items():
@@ -53,7 +53,7 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
 
 
 def config_out(model: Model) -> dict[str, Any]:
-    """Our configuration as theirs, with the labels' names."""
+    """Return our configuration as theirs, with the names of the labels."""
     config = model.encoder.config
     family = family_of(config)
     values: dict[str, Any] = {"architectures": [architecture_of(model)], "model_type": family.model_type}
@@ -73,7 +73,7 @@ def config_out(model: Model) -> dict[str, Any]:
 
 
 def head_out(head: HeadConfig) -> dict[str, Any]:
-    """The fields of their configuration that describe a head."""
+    """Return the fields of their configuration that describe a head."""
     values: dict[str, Any] = {}
     if head.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(head.labels)}
@@ -97,7 +97,7 @@ def head_out(head: HeadConfig) -> dict[str, Any]:
 
 
 def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
-    """The head that a saved configuration describes, where it describes one."""
+    """Return the head that a saved configuration describes; None if it describes none."""
     saved, family = architecture(values), family_named(values, folder / CONFIG)
     kinds = {family.outputs[kind].class_name: kind for kind in get_args(HeadKind) if kind in family.outputs}
     if saved not in kinds and saved != FEATURE_TAGGER:
@@ -133,7 +133,7 @@ def _refuse_first_token(saved: str, family: Family, values: Mapping[str, Any], w
 
 
 def _labels(values: Mapping[str, Any], where: Path) -> tuple[str, ...]:
-    """The names of the labels in the order of their numbers."""
+    """Return the names of the labels in the order of their ids."""
     names = values.get("id2label")
     if not names:
         return tuple(f"LABEL_{i}" for i in range(_whole(values, "num_labels", 2, where)))
@@ -143,7 +143,7 @@ def _labels(values: Mapping[str, Any], where: Path) -> tuple[str, ...]:
 
 
 def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> int:
-    """A count, which nobody gives beyond a million; memory would be taken for each."""
+    """Return a count; more than a million is refused, since each one would take memory."""
     value = default if values.get(name) is None else values[name]
     if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
         raise UserError(f"{where}: {name} must be a whole number between 0 and {LARGEST_COUNT:,}, not {value!r}")
@@ -151,7 +151,7 @@ def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> i
 
 
 def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
-    """The dropout before the output layer, where it is not the encoder's."""
+    """Return the dropout before the output layer; None if it is the encoder's."""
     dropout = values.get("classifier_dropout")
     if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
         raise UserError(f"{folder / CONFIG}: classifier_dropout must be at least 0 and under 1, not {dropout!r}")
@@ -159,13 +159,13 @@ def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
 
 
 def architecture(values: Mapping[str, Any]) -> str:
-    """The class that a saved configuration names, without the mark of our own ones."""
+    """Return the class that a saved configuration names, without the prefix of our own classes."""
     name = str((values.get("architectures") or [""])[0])
     return name if name == FEATURE_TAGGER else name.removeprefix(OWN_CLASS)
 
 
 def architecture_of(model: Model) -> str:
-    """The class of `transformers` that a model is saved for, or ours where it has none."""
+    """Return the class of `transformers` that opens a saved model, or our own where it has none."""
     prefix = OWN_CLASS if own_type(model) else ""
     if isinstance(model, TaskModel) and model.head_config.features is not None:
         return FEATURE_TAGGER
@@ -185,7 +185,7 @@ def output_of(model: Model) -> Output:
 
 
 def own_type(model: Model) -> str:
-    """What `transformers` has no class for, in a word; nothing where it has one."""
+    """Return the kind of a model that `transformers` has no class for; empty if it has one."""
     if isinstance(model, TaskModel) and model.head_config.is_own:
         head = model.head_config
         return "features" if head.features is not None else "two-encoders" if head.beside else "bilstm"
@@ -193,6 +193,6 @@ def own_type(model: Model) -> str:
 
 
 def pools_last(model: Model) -> bool:
-    """Whether a head takes the last token's state, where their classes take the first one's."""
+    """Whether a head pools the last token, while their class pools the first."""
     sequence = isinstance(model, TaskModel) and model.head_config.kind not in ("tags", "span")
     return sequence and model.encoder.config.direction == "left-to-right"

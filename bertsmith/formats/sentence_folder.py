@@ -1,6 +1,6 @@
-"""What `sentence-transformers` adds to a model folder: how the states of the tokens become one vector a text.
+"""The files that `sentence-transformers` adds to a model folder: how hidden states are pooled to one vector per text.
 
-It is written in the terms of its early releases, which later ones read as well.
+They are written in the form of its early releases, which later releases read as well.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ MODES: dict[str, PoolingKind] = {
 
 @dataclass(frozen=True)
 class Pooling:
-    """One vector out of the states of a text's tokens, `[CLS]` and `[SEP]` among them."""
+    """How the hidden states of a text's tokens, special tokens included, are pooled to one vector."""
 
     kind: PoolingKind = "mean"
     normalize: bool = False
     max_length: int | None = None
-    lowercase: bool = False  # of the text, before the tokenizer sees it
-    prompts: Mapping[str, str] = field(default_factory=dict)  # what is put in front of a text, by name
-    default_prompt_name: str | None = None  # of the prompt that is used where none is asked for
+    lowercase: bool = False  # the text, before tokenisation
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts that are put in front of an input, by name
+    default_prompt_name: str | None = None  # of the prompt that is used unless another is chosen
     include_prompt: bool = True  # whether the prompt's tokens are pooled as well
 
     @property
     def prompt(self) -> str:
-        """What is put in front of every text where no prompt is asked for."""
+        """The text that is put in front of every input unless another prompt is chosen."""
         return self.prompts[self.default_prompt_name] if self.default_prompt_name is not None else ""
 
 
 def pooling_kind(name: str) -> PoolingKind:
-    """A kind of pooling by its name."""
+    """Return a kind of pooling by its name."""
     for kind in get_args(PoolingKind):
         if name == kind:
             return kind
@@ -52,7 +52,7 @@ def pooling_kind(name: str) -> PoolingKind:
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """What a folder of `sentence-transformers` says; nothing for a plain model folder."""
+    """Read the pooling of a folder of `sentence-transformers`; None for a plain model folder."""
     if not (folder / MODULES).exists():
         return None
     modules = _modules(folder / MODULES)
@@ -67,7 +67,7 @@ def read_pooling(folder: Path) -> Pooling | None:
 
 
 def _length(folder: Path, encoder: Mapping[str, Any]) -> int | None:
-    """Where texts are cut: newer releases leave it to the tokenizer."""
+    """Return the length at which texts are truncated; newer releases leave it to the tokenizer."""
     where, length = folder / ENCODER, encoder.get("max_seq_length")
     if length is None and (folder / TOKENIZER).exists():
         where, length = folder / TOKENIZER, read_json(folder / TOKENIZER).get("model_max_length")
@@ -79,7 +79,7 @@ def _length(folder: Path, encoder: Mapping[str, Any]) -> int | None:
 
 
 def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the name of the one that every text gets."""
+    """Return the prompts by name, and the name of the default prompt."""
     values = read_json(path)
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
@@ -91,7 +91,7 @@ def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:
-    """The modules' classes without their packages, which move between releases, and their folders."""
+    """Return the modules' class names, without packages, which change between releases, and their folders."""
     listed = read_json_value(path)
     try:
         found = [(str(module["type"]).rsplit(".", 1)[-1], str(module["path"])) for module in listed]
@@ -103,7 +103,7 @@ def _modules(path: Path) -> list[tuple[str, str]]:
 
 
 def _kind(path: Path) -> tuple[PoolingKind, bool]:
-    """The kind of pooling, and whether it takes in the tokens of a prompt."""
+    """Return the kind of pooling, and whether the tokens of a prompt are pooled as well."""
     values = read_json(path)
     mode = values.get("pooling_mode") or [name for name in values if name.startswith("pooling_mode_") and values[name]]
     modes = [mode] if isinstance(mode, str) else list(mode)
@@ -114,7 +114,7 @@ def _kind(path: Path) -> tuple[PoolingKind, bool]:
 
 
 def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
-    """Put the modules beside an encoder."""
+    """Write the modules beside an encoder."""
     modules = [("Transformer", ""), ("Pooling", POOLING), *([("Normalize", NORMALIZE)] if pooling.normalize else [])]
     for _, name in modules:
         (folder / name).mkdir(exist_ok=True)

@@ -1,8 +1,8 @@
-"""The released BERT format, of TensorFlow 1, read and written without TensorFlow.
+"""Read and write the released BERT format of TensorFlow 1 without TensorFlow.
 
-A folder holds `bert_config.json`, `vocab.txt` and the checkpoint `bert_model.ckpt` in two files. (A `.meta` file, the
-graph, is not needed to load weights: none is read or written.) Weights go through one by one, as float32: the released
-code has no other variables, and a Saver restores no variable from another type.
+A folder holds `bert_config.json`, `vocab.txt` and the checkpoint `bert_model.ckpt` in two files. (The graph, a `.meta`
+file, is not needed to load weights: none is read or written.) Weights are converted one by one, as float32: the
+released code has no other variables, and a Saver restores no variable from another type.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 @dataclass(frozen=True, eq=False)
 class Weights(Mapping[str, NDArray[np.float32]]):
-    """Weights by the names of `transformers`, read one by one when they are asked for."""
+    """Weights by the names of `transformers`, each read when it is accessed."""
 
     shapes: Mapping[str, Shape]
     read: Callable[[str], NDArray[np.float32]]
@@ -72,12 +72,12 @@ class Checkpoint:
     prefix: Path
     config: dict[str, Any]  # the values of a `config.json`
     weights: Weights
-    lowercase: bool | None  # what `bert_config.json` says of texts; the released ones say nothing
+    lowercase: bool | None  # whether `bert_config.json` says so; the released files do not say
     report: dict[str, Any]
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a path is a TensorFlow checkpoint, or a folder that should hold one, and not a model folder of ours."""
+    """Whether a path is a TensorFlow checkpoint, or a folder that should hold one and is no model folder."""
     path = Path(path)
     if path.is_dir():
         return any(path.glob("*.index")) or ((path / SETTINGS).exists() and not (path / "config.json").exists())
@@ -85,7 +85,7 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The prefix of a checkpoint's files, from a folder that holds one, the prefix itself or one of the files."""
+    """Return the prefix of a checkpoint's files, given a folder that holds one, the prefix, or one of the files."""
     path = Path(path)
     if path.is_dir():
         return _in_folder(path)
@@ -99,7 +99,7 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The released checkpoint, the newest of a training run, or the only one."""
+    """Return the released checkpoint, the newest of a training run, or the only one."""
     found = sorted(path.name.removesuffix(".index") for path in folder.glob("*.index"))
     if CHECKPOINT in found:
         return folder / CHECKPOINT
@@ -117,7 +117,7 @@ def _in_folder(folder: Path) -> Path:
 
 
 def read_checkpoint(path: str | Path, *, config: str | Path | None = None) -> Checkpoint:
-    """Open a checkpoint; `config` is its `bert_config.json` where that is not beside it."""
+    """Open a checkpoint; `config` is its `bert_config.json` if that is elsewhere."""
     prefix = find_checkpoint(path)
     entries = read_index(prefix)
     refuse_others(entries, prefix)
@@ -155,9 +155,9 @@ def write_checkpoint(
     *,
     source: Path | None = None,
 ) -> dict[str, Any]:
-    """Write the released format into a folder, from the values of a `config.json` and weights by those names.
+    """Write the released format into a folder, given the values of a `config.json` and weights by their names there.
 
-    `source` is where they come from, for errors. Gives a report.
+    `source` is their folder, for errors. Returns a report.
     """
     source = source or folder
     config = {**SIZES, **DEFAULTS, **config}
@@ -174,7 +174,7 @@ def write_checkpoint(
             yield variable.tf, array.T if variable.transposed else array
 
     write_bundle(folder / CHECKPOINT, arrays())
-    if CLASSIFIER in found or SPAN in found:  # the released code keeps settings that it does not know, unused
+    if CLASSIFIER in found or SPAN in found:  # the released code ignores settings that it does not know
         values |= {key: config[key] for key in LABELS if config.get(key)}
     if "do_lower_case" in config:
         values["do_lower_case"] = config["do_lower_case"]
@@ -192,7 +192,7 @@ def write_checkpoint(
 
 
 def _check(variable: Variable, entry: Entry, settings: Mapping[str, Any], prefix: Path) -> Shape:
-    """The shape of a variable as `transformers` lays it out, refused where it does not fit."""
+    """Return the shape of a variable in `transformers`; one that does not fit is refused."""
     if entry.dtype not in FLOATS:
         raise UserError(f"{prefix}: {variable.tf} is of {entry.dtype}, not of floating point")
     shape = entry.shape[::-1] if variable.transposed else entry.shape

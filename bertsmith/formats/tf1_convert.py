@@ -1,4 +1,4 @@
-"""A TensorFlow 1 checkpoint to a model folder and back: weights one by one, the vocabulary, whether it is cased."""
+"""Convert a TensorFlow 1 checkpoint to a model folder and back: weights, vocabulary, and whether it is cased."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bertsmith.formats.weights import WEIGHTS, current_name, write_safetensors
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import FILES, Tokenizer
 
-CAPITALS = 1 / 100  # from this share of entries with a capital letter on, a vocabulary is cased
+CAPITALS = 1 / 100  # a vocabulary with at least this share of capitalised entries is cased
 
 
 def tf1_to_hf(
@@ -41,16 +41,16 @@ def tf1_to_hf(
     config: str | Path | None = None,
     vocab: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Convert a TensorFlow checkpoint to a model folder; gives a report.
+    """Convert a TensorFlow checkpoint to a model folder and return a report.
 
-    `config` and `vocab` are for a checkpoint that has no `bert_config.json` and `vocab.txt` beside it, as those of a
+    `config` and `vocab` are for a checkpoint without `bert_config.json` and `vocab.txt` beside it, such as that of a
     fine-tuning run.
     """
     checkpoint = read_checkpoint(source, config=config)
     folder, settings = checkpoint.prefix.parent, checkpoint.config
     tokens = _read_vocab(Path(vocab) if vocab else folder / VOCAB, settings["vocab_size"])
     lowercase, reason = guess_lowercase(folder.resolve().name, tokens, cased, checkpoint.lowercase)
-    config_in(settings, folder)  # what is written has to open
+    config_in(settings, folder)  # only what can be opened again is written
     with new_folder(target) as work:
         tokenizer = _write_tokenizer(work, tokens, lowercase, settings["max_position_embeddings"])
         write_json(work / CONFIG, {**settings, "pad_token_id": tokenizer.pad_id})
@@ -63,7 +63,7 @@ def tf1_to_hf(
 
 
 def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
-    """Convert a model folder, a run or a hub name to the released TensorFlow format; gives a report."""
+    """Convert a model folder, a run or a hub name to the released TensorFlow format and return a report."""
     folder = find_model(source)
     settings = read_config(folder)
     if (family := config_in(settings, folder).family) != BERT.model_type:
@@ -86,7 +86,7 @@ def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
 
 
 def guess_lowercase(name: str, vocab: list[str], cased: bool | None, saved: bool | None) -> tuple[bool, str]:
-    """Whether texts are lower-cased, and how that is known: the format has no place for it."""
+    """Return whether texts are lower-cased, and the reason: the format has no field for it."""
     if cased is not None:
         return not cased, "as asked"
     if saved is not None:
@@ -100,7 +100,7 @@ def guess_lowercase(name: str, vocab: list[str], cased: bool | None, saved: bool
 
 
 def _read_vocab(path: Path, vocab_size: int) -> list[str]:
-    """The entries of `vocab.txt` by their ids, as the released code reads it: a line each, spaces at its ends off."""
+    """Return the entries of `vocab.txt` in the order of their ids, stripped, as the released code reads them."""
     if not path.is_file():
         raise UserError(
             f"{path} is missing, so the tokens of the model are not known; give the {VOCAB} it was made with"
@@ -118,7 +118,7 @@ def _read_vocab(path: Path, vocab_size: int) -> list[str]:
 
 
 def _write_tokenizer(folder: Path, tokens: list[str], lowercase: bool, positions: int) -> Tokenizer:
-    """The tokenizer of a released vocabulary; `vocab.txt` keeps its empty and double lines, which hold ids."""
+    """Write the tokenizer of a released vocabulary; `vocab.txt` keeps empty and duplicate lines, which have ids."""
     vocab = "".join(f"{token}\n" for token in tokens).encode("utf-8")
     (folder / VOCAB).write_bytes(vocab)
     write_json(folder / FILES[2], {"do_lower_case": lowercase})
@@ -129,19 +129,19 @@ def _write_tokenizer(folder: Path, tokens: list[str], lowercase: bool, positions
 
 
 def _vocab_of(tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """The entries of a tokenizer by their ids."""
+    """Return the entries of a tokenizer in the order of their ids."""
     if not isinstance(tokenizer.backend.model, models.WordPiece):
         raise UserError(f"{folder}: the tokenizer is not WordPiece, and the released format has no other")
     file = folder / VOCAB
     lines = file.read_bytes().decode("utf-8", "replace").split("\n") if file.exists() else []
-    by_id = dict(enumerate(lines))  # an empty or double line holds an id that the tokenizer does not use
+    by_id = dict(enumerate(lines))  # an empty or duplicate line has an id that the tokenizer does not use
     numbers = tokenizer.backend.get_vocab()
     by_id |= {number: token for token, number in numbers.items()}
     return [by_id.get(number, "") for number in range(max(numbers.values()) + 1)]
 
 
 def _clean_up(tokenizer: Tokenizer) -> tuple[bool, list[str]]:
-    """Whether a tokenizer lower-cases texts, and what else it does to them that the released one does not."""
+    """Return whether a tokenizer lower-cases texts, and notes on what the released code would do differently."""
     saved = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
     steps = saved["normalizers"] if saved.get("type") == "Sequence" else [saved]
     bert = next((step for step in steps if step.get("type") == "BertNormalizer"), None)
@@ -155,7 +155,7 @@ def _clean_up(tokenizer: Tokenizer) -> tuple[bool, list[str]]:
 
 
 def _open_safetensors(path: Path) -> Weights:
-    """The weights of a model folder as float32, by the names of today's releases."""
+    """Open the weights of a model folder as float32, by the names of today's releases."""
     if not path.is_file():
         raise UserError(f"{path.parent} holds no model: {path.name} is missing")
     try:

@@ -1,6 +1,6 @@
-"""The released TensorFlow code's names for BERT's variables and settings, and what `transformers` calls them.
+"""The names of BERT's variables and settings in the released TensorFlow code and in `transformers`.
 
-TensorFlow keeps a dense layer's matrix (`kernel`) with the inputs first: it is the transpose of theirs.
+TensorFlow stores the matrix of a dense layer (`kernel`) with the inputs first: it is transposed in `transformers`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _embedding(name: str, rows: Size) -> Variable:
 
 
 def _output(tf: str, hf: str, classes: Size) -> list[Variable]:
-    """The released code multiplies by an output layer's transpose, so it lies as theirs does."""
+    """The released code multiplies by the transpose of an output layer, so it is stored as in `transformers`."""
     weight = Variable(f"{tf}output_weights", f"{hf}.weight", (classes, "hidden_size"))
     return [weight, Variable(f"{tf}output_bias", f"{hf}.bias", (classes,))]
 
@@ -78,7 +78,7 @@ HEADS = {
     SPAN: _output("cls/squad/", "qa_outputs", 2),  # run_squad.py
 }
 FACTORISED = "factorised embeddings: an ALBERT checkpoint, which is not supported yet"
-# What marks the checkpoint of another model, most telling first.
+# Patterns of names in checkpoints of other models, the most specific first.
 OTHERS = {
     r"_CHECKPOINTABLE_OBJECT_GRAPH$": "a TensorFlow 2 object checkpoint, whose variables do not have BERT's names",
     r"(electra|generator|discriminator_predictions)/": "an ELECTRA checkpoint, which is not supported yet",
@@ -116,7 +116,7 @@ ACTIVATIONS = ["gelu", "relu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish"]
 
 
 def parts(layers: int) -> dict[str, list[Variable]]:
-    """Every variable of a model with so many layers, by the part of the model."""
+    """Return every variable of a model with a number of layers, by the part of the model."""
     prefixes = [(f"bert/encoder/layer_{i}/", f"bert.encoder.layer.{i}.") for i in range(layers)]
     layer = [replace(v, tf=tf + v.tf, hf=hf + v.hf) for tf, hf in prefixes for v in LAYER]
     return {"encoder": [*EMBEDDINGS, *layer], **HEADS}
@@ -125,7 +125,7 @@ def parts(layers: int) -> dict[str, list[Variable]]:
 def select(
     names: Collection[str], side: Literal["tf", "hf"], config: Mapping[str, Any], where: Path
 ) -> dict[str, list[Variable]]:
-    """The parts that are there, by what one side calls them; a part is there as a whole or not at all."""
+    """Return the parts that names of one side make up; an incomplete part is refused."""
     found = {}
     for part, variables in parts(min(config["num_hidden_layers"], len(names))).items():
         missing = [getattr(v, side) for v in variables if getattr(v, side) not in names]
@@ -144,7 +144,7 @@ def select(
 
 
 def check_shape(variable: Variable, shape: Shape, config: Mapping[str, Any], where: Path) -> None:
-    """Refuse a shape, as `transformers` lays it out, that the settings do not ask for."""
+    """Refuse a shape, in the layout of `transformers`, that does not fit the settings."""
     asked = tuple(size if isinstance(size, int) else config.get(size) for size in variable.shape)
     if len(shape) != len(asked) or any(want not in (None, have) for have, want in zip(shape, asked, strict=True)):
         sizes = ", ".join(f"{size} = {config.get(str(size), 'any')}" for size in variable.shape)
@@ -167,7 +167,7 @@ def refuse_others(names: Iterable[str], where: Path) -> None:
 
 
 def kind_of_extra(name: str, names: Collection[str], shape: Shape) -> str:
-    """What a variable is that is no weight of BERT; nothing where that is not known."""
+    """Return what a variable is that is not a weight of BERT; empty if unknown."""
     if name.endswith("/ExponentialMovingAverage"):
         return "moving averages"
     if name.rpartition("/")[0] in names or OPTIMISERS.search(name):  # an optimiser names its slots under the variable
@@ -176,7 +176,7 @@ def kind_of_extra(name: str, names: Collection[str], shape: Shape) -> str:
 
 
 def settings_in(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """`bert_config.json` as the settings of a `config.json`; what would change the model is refused by name."""
+    """Return `bert_config.json` as the values of a `config.json`; unknown settings are refused by name."""
     known = [*SIZES, *DEFAULTS, *LABELS, *HARMLESS]
     for key in SIZES:
         if key not in values:
@@ -199,7 +199,7 @@ def settings_in(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def settings_out(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The settings of a `config.json` as `bert_config.json`, and what the released code would not make of them."""
+    """Return a `config.json` as `bert_config.json`, and notes on settings that the released code does not support."""
     values = {key: config.get(key, value) for key, value in DEFAULTS.items()} | {key: config[key] for key in SIZES}
     notes = []
     if values["layer_norm_eps"] == DEFAULTS["layer_norm_eps"]:
@@ -217,7 +217,7 @@ def settings_out(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def head_settings(found: Collection[str], values: Mapping[str, Any], labels: int, where: Path) -> dict[str, Any]:
-    """The class that `transformers` opens a checkpoint with, and its labels; those of a classifier have no names."""
+    """Return the class of `transformers` for a checkpoint, and its labels; the format has no names for labels."""
     if SPAN in found:
         return {"architectures": ["BertForQuestionAnswering"]}
     if CLASSIFIER in found:

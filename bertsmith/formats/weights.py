@@ -1,7 +1,7 @@
-"""The weights of a model folder: one safetensors file, several, or older files of tensors alone.
+"""The weights of a model folder: one safetensors file, several shards, or older pickled files.
 
-What we write carries a checksum of its tensors in the file's metadata, which is compared when the file is opened. A
-file that another library has written since does not have it, and is taken as it is.
+The files that we write have a checksum of their tensors in the metadata, which is compared when a file is opened. A
+file that another library has written has no checksum and is read without one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
 
 WEIGHTS, OLD_WEIGHTS, INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
-CHECKSUM, BLANK = "bertsmith_checksum", "0" * 64  # which is known when everything is written
-CODES = {  # what safetensors calls a type, and its bytes
+CHECKSUM, BLANK = "bertsmith_checksum", "0" * 64  # filled in after all tensors are written
+CODES = {  # the name of a type in safetensors, and its bytes
     "float64": ("F64", 8),
     "float32": ("F32", 4),
     "float16": ("F16", 2),
@@ -45,7 +45,7 @@ Buffer = memoryview
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of a model folder under its saved name, in the precision of the file."""
+    """Return every tensor of a model folder under its saved name, in the precision of the file."""
     for name, read in ((WEIGHTS, _read_safetensors), (OLD_WEIGHTS, _read_old)):
         if (folder / name).exists():
             parts = [folder / name]
@@ -58,17 +58,20 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file of tensors."""
+    """Write tensors into a safetensors file."""
     forms = {name: (_name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()}
     write_safetensors(path, forms, lambda name: _bytes(tensors[name]))
 
 
 def write_safetensors(path: Path, forms: Mapping[str, tuple[str, list[int]]], data: Callable[[str], Buffer]) -> None:
-    """Write a safetensors file one tensor at a time, given their types and shapes, with its checksum.
+    """Write a safetensors file with its checksum, one tensor at a time, given their types and shapes.
 
-    The library's own writer holds all of them, makes files for the owner alone and orders its metadata at random.
+    The library's own writer needs all tensors in memory, makes files that only their owner can read, and writes the
+    metadata in random order.
     """
-    names = sorted(forms, key=lambda name: (-CODES[forms[name][0]][1], name))  # large types first: all are aligned
+    names = sorted(
+        forms, key=lambda name: (-CODES[forms[name][0]][1], name)
+    )  # large types first, so that all tensors are aligned
     metadata = {"format": "pt", CHECKSUM: BLANK}
     header: dict[str, Any] = {"__metadata__": metadata}
     end, lines = 0, []
@@ -87,25 +90,25 @@ def write_safetensors(path: Path, forms: Mapping[str, tuple[str, list[int]]], da
                 file.write(content)
             file.seek(8)
             file.write(text.replace(BLANK.encode(), _checksum(lines).encode()))
-    except OSError as error:  # a full disk has no name in it
+    except OSError as error:  # the error of a full disk does not name the file
         raise OSError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _checksum(lines: Iterable[str]) -> str:
-    """One digest of the lines that describe every tensor of a file, in whatever order they come."""
+    """Return one digest of the lines that describe the tensors of a file, whatever their order."""
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def _line(name: str, dtype: str, shape: Iterable[int], data: Buffer) -> str:
-    """What the checksum of a file knows of a tensor: its name, its form and the CRC-32 of its bytes.
+    """Describe a tensor for the checksum of its file: its name, type, shape and the CRC-32 of its bytes.
 
-    That takes a quarter of a second for BERT-Base, and SHA-256 two seconds on a CPU without instructions for it.
+    CRC-32 takes a quarter of a second for BERT-Base; SHA-256 takes two seconds on a CPU without instructions for it.
     """
     return f"{name} {dtype} {list(shape)} {zlib.crc32(data):08x}"
 
 
 def _lines(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The lines of all tensors; the sums leave the interpreter's lock, so that threads share the work."""
+    """Return the lines of all tensors; CRC-32 releases the interpreter lock, so threads share the work."""
 
     def line(name: str) -> str:
         return _line(name, _name(tensors[name].dtype), tensors[name].shape, _bytes(tensors[name]))
@@ -138,7 +141,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _parts(index: Path, suffix: str) -> list[Path]:
-    """The files that an index names, all of them in its own folder."""
+    """Return the files that an index names; all of them must be in its own folder."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise UserError(f"{index} names no files: weight_map is missing")
@@ -152,10 +155,10 @@ def _parts(index: Path, suffix: str) -> list[Path]:
 
 
 def _read_old(path: Path) -> dict[str, Tensor]:
-    """A pickled file, read by a loader that knows tensors and refuses to call anything else."""
+    """Read a pickled file with a loader that accepts tensors and refuses to call anything else."""
     try:
         values = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # its errors share no class, and their texts advise to read the file unsafely
+    except Exception:  # the errors have no common class, and their messages advise loading unsafely
         raise UserError(f"{path} is damaged or holds more than tensors; convert it to {WEIGHTS}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} holds {type(values).__name__}, not tensors by name; convert it to {WEIGHTS}")
@@ -163,5 +166,5 @@ def _read_old(path: Path) -> dict[str, Tensor]:
 
 
 def current_name(name: str) -> str:
-    """The name of a tensor in today's releases; old ones called a norm's parameters gamma and beta."""
+    """Return the name of a tensor in today's releases; old ones named the parameters of a norm gamma and beta."""
     return re.sub(r"gamma$", "weight", re.sub(r"beta$", "bias", name))
