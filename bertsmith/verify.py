@@ -58,8 +58,8 @@ def verify_resume(
     """Run a recipe for some steps twice, once undisturbed, once killed at random moments and resumed, and compare.
 
     On a CPU the weights must be identical to the bit. Some kernels of a GPU add in varying order: if the weights
-    differ, a second undisturbed run shows the difference without kills. `exact` means that the killed run is identical, or
-    differs by at most twice as much.
+    differ, a second undisturbed run shows the difference without kills. `exact` means that the killed run is
+    identical, or differs by at most twice as much.
     """
     if steps <= kills or kills < 1:
         raise UserError(f"--kills {kills} and --steps {steps}: there must be a kill, and more steps than kills")

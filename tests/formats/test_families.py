@@ -21,6 +21,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.recipes import recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -114,7 +115,9 @@ def encoder_config(vocab_size: int = 99, **changes) -> EncoderConfig:
 def make_model(kind: str, config: EncoderConfig):
     encoder = Encoder(config)
     head = HeadConfig("single", ("good", "bad"))
-    return randomise(MaskedLM(encoder, next_sentence=False) if kind == "masked_lm" else TaskModel(encoder, head)).eval()
+    return randomise(
+        MaskedLM(encoder, MaskedLMConfig(next_sentence=False)) if kind == "masked_lm" else TaskModel(encoder, head)
+    ).eval()
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
