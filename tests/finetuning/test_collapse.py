@@ -1,4 +1,4 @@
-"""A run that learns no more than a guess is noticed, said, and started again with another seed; others stay."""
+"""A run that is no better than a constant prediction is detected, reported and started again with another seed."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Without dev rows a share of the training rows is held out: in proportion, without leaks, the same in every run."""
+"""Without dev rows a share of the training rows is held out: stratified, without leaks, the same in every run."""
 
 from collections import Counter
 from pathlib import Path
@@ -23,7 +23,7 @@ def rows_of(*labels: object) -> list[Row]:
     return [Row(f"text {i}", None, label, f"row {i}") for i, label in enumerate(labels)]
 
 
-def test_labels_are_held_out_in_proportion() -> None:
+def test_held_out_rows_are_stratified_by_label() -> None:
     rows = rows_of(*["a"] * 700, *["b"] * 290, *["c"] * 10)
     train, dev, line = hold_out(rows, SINGLE, 0.1)
     assert Counter(row.label for row in dev[""]) == {"a": 70, "b": 29, "c": 1}
@@ -43,7 +43,7 @@ def test_a_label_never_loses_its_last_text() -> None:
     assert len(dev[""]) == 20
 
 
-def test_a_text_is_on_one_side() -> None:
+def test_all_rows_of_a_text_are_on_one_side() -> None:
     rows = [Row(f"text {i % 50}", f"second {i}", "ab"[i % 2], "") for i in range(200)]
     train, dev, _ = hold_out(rows, SINGLE, 0.2)
     assert len(dev[""]) == 40
@@ -61,7 +61,7 @@ def test_numbers_are_held_out_over_their_range() -> None:
 
 
 @pytest.mark.parametrize(("count", "held"), [(19, 0), (20, 5), (60, 6)])
-def test_a_few_rows_are_held_out_and_of_too_few_none(count: int, held: int) -> None:
+def test_at_least_five_rows_are_held_out_of_twenty_or_more(count: int, held: int) -> None:
     train, dev, line = hold_out(rows_of(*("ab"[i % 2] for i in range(count))), SINGLE, 0.1)
     assert (len(train), len(dev.get("", []))) == (count - held, held)
     assert ("too few" in line) == (held == 0)

@@ -60,7 +60,7 @@ def model(folder: Path):
     return load_file(folder / "model.safetensors")
 
 
-def test_a_run_ends_when_it_has_not_improved_for_so_many_evaluations(world, tmp_path, scored) -> None:
+def test_a_run_stops_after_patience_evaluations_without_improvement(world, tmp_path, scored) -> None:
     scored(0.5, 0.6, 0.6, 0.55, 0.7, 0.7, 0.7, 0.7, 0.9, 0.9)
     found = tune(world, tmp_path / "out", EVERY, "train.patience=3")
     assert steps(tmp_path / "out") == [2, 4, 6, 8, 10, 12, 14, 16]
@@ -70,9 +70,7 @@ def test_a_run_ends_when_it_has_not_improved_for_so_many_evaluations(world, tmp_
     assert steps(tmp_path / "two") == [2, 4, 6, 8]
 
 
-def test_a_run_that_was_ended_early_is_not_called_collapsed_for_the_steps_it_never_took(
-    world, tmp_path, scored, capfd
-) -> None:
+def test_a_run_that_stops_early_has_not_collapsed(world, tmp_path, scored, capfd) -> None:
     scored(*[0.5] * 30)
     found = tune(world, tmp_path / "out", EVERY, "train.patience=2", "train.steps=60", "train.learning_rate=0")
     assert found["steps"] == 6
@@ -80,7 +78,7 @@ def test_a_run_that_was_ended_early_is_not_called_collapsed_for_the_steps_it_nev
     assert "6 steps are few to learn from" in " ".join(capfd.readouterr().err.split())
 
 
-def test_patience_counts_on_after_a_resume(world, tmp_path, scored) -> None:
+def test_patience_is_restored_by_resume(world, tmp_path, scored) -> None:
     scored(0.5, 0.4, 0.4, 0.4, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9)
     settings = [EVERY, "train.patience=3", "train.save_every=1", "train.keep=9"]
     tune(world, tmp_path / "whole", *settings)
@@ -114,7 +112,7 @@ def test_the_best_checkpoint_becomes_the_model(world, tmp_path, scored) -> None:
     assert plain["accuracy"] == 0.5
 
 
-def test_the_last_model_stays_where_it_is_the_best(world, tmp_path, scored) -> None:
+def test_the_last_model_is_kept_where_it_is_the_best(world, tmp_path, scored) -> None:
     scored(0.5, 0.6, 0.8, 0.6, 0.7, 0.8, 0.6, 0.5, 0.5, 0.9)
     found = tune(world, tmp_path / "out", EVERY, "train.keep_best=true")
     assert "best_step" not in found
@@ -148,7 +146,7 @@ def test_the_best_model_does_not_depend_on_when_checkpoints_are_written(world, t
     assert (tmp_path / "clock" / "checkpoints" / "step-00000012").is_dir()
 
 
-def test_a_threshold_of_no_answer_goes_back_with_its_model(world, tmp_path, monkeypatch) -> None:
+def test_the_threshold_is_restored_with_its_model(world, tmp_path, monkeypatch) -> None:
     answers = [{"text": [], "answer_start": []}, {"text": ["a file"], "answer_start": [6]}]
     asked = [{"question": "what is it", "context": f"it is a file of {n} numbers", "id": str(n)} for n in range(16)]
     rows = [json.dumps({**row, "answers": answers[n % 2]}) for n, row in enumerate(asked)]
@@ -197,15 +195,13 @@ def test_pre_training_can_keep_its_best(world, tmp_path) -> None:
         (["train.keep_best=true", EVERY, "data.dev_share=0"], "--dev"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(world, tmp_path, changes: list[str], says: str) -> None:
+def test_early_stopping_without_scores_is_refused(world, tmp_path, changes: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         tune(world, tmp_path / "out", *changes, dev=None)
     assert not (tmp_path / "out").exists()
 
 
-def test_the_dev_rows_are_answered_once_and_the_best_models_answers_are_its_own(
-    world, tmp_path, scored, monkeypatch
-) -> None:
+def test_dev_rows_are_predicted_once_by_the_model_that_is_kept(world, tmp_path, scored, monkeypatch) -> None:
     real, asked = Predictor.predict_rows, []
 
     def predict_rows(self, rows):

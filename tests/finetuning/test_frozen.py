@@ -93,7 +93,7 @@ def test_scores_are_those_of_an_lstm_on_each_sentence_alone(variant, encoder, ti
 
 
 @torch.no_grad()
-def test_the_frozen_encoder_drops_nothing_while_the_rest_is_trained(tiny_tokenizer):
+def test_the_frozen_encoder_has_no_dropout_in_training(tiny_tokenizer):
     model = model_of(tiny_tokenizer, "last")
     batch = collate([Example(np.arange(5, 25), np.zeros(20, np.int64), of_task(words=np.arange(1, 19)))], packed=True)
     expected = model.head.states(model.encoder, batch)
@@ -101,7 +101,7 @@ def test_the_frozen_encoder_drops_nothing_while_the_rest_is_trained(tiny_tokeniz
     assert not model.scores(batch).equal(model.scores(batch))  # the BiLSTM's own dropout
 
 
-def test_states_from_the_disk_give_the_same_scores(start, tmp_path, tiny_tokenizer):
+def test_stored_hidden_states_give_the_same_scores(start, tmp_path, tiny_tokenizer):
     model = model_of(tiny_tokenizer, "sum-last-four", max_positions=64)
     predictor = Predictor(Loaded(tmp_path, model, tiny_tokenizer, Notes()), "cpu")
     rows, head = list(read_conll(tmp_path / "train.conll", labelled=True))[:6], model.head_config
@@ -121,7 +121,7 @@ def test_states_from_the_disk_give_the_same_scores(start, tmp_path, tiny_tokeniz
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_folder_holds_all_of_it(variant, tmp_path, tiny_tokenizer):
+def test_a_folder_restores_the_whole_model(variant, tmp_path, tiny_tokenizer):
     model = model_of(tiny_tokenizer, variant)
     save_folder(tmp_path / "a", model, tiny_tokenizer, Notes("conll2003", max_length=40))
     loaded = load_folder(tmp_path / "a")
@@ -144,7 +144,7 @@ def test_a_folder_holds_all_of_it(variant, tmp_path, tiny_tokenizer):
     ).model.encoder.embeddings.tokens.weight.requires_grad
 
 
-def test_transformers_refuses_it_rather_than_opening_another_model(tmp_path, tiny_tokenizer):
+def test_transformers_refuses_to_open_it(tmp_path, tiny_tokenizer):
     from transformers import AutoModelForTokenClassification
 
     save_folder(tmp_path / "a", model_of(tiny_tokenizer, "last"), tiny_tokenizer, Notes())
@@ -183,7 +183,7 @@ def test_it_learns_and_is_used_like_any_other(variant, start, tmp_path):
     assert to_dict(config_of(variant))["features"]["variant"] == variant
 
 
-def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch):
+def test_a_resumed_run_has_the_same_weights(start, tmp_path, monkeypatch):
     data, config = tmp_path / "train.conll", config_of("sum-last-four", "train.epochs=2", "train.save_every=3")
     finetune(config, start, data, tmp_path / "whole", device="cpu")
     original = training._Loop._step
@@ -203,7 +203,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(start, tmp_path, monkeypatch)
         assert_close(again[name], value, atol=0, rtol=0)
 
 
-def test_mistakes_are_named(start, tmp_path):
+def test_bad_settings_are_refused(start, tmp_path):
     with pytest.raises(UserError, match="unknown variant 'lst'; did you mean 'last'"):
         feature_based("conll2003", "lst")
     with pytest.raises(UserError, match="is for tasks that tag words"):

@@ -1,4 +1,4 @@
-"""Several seeds and grids: what is run, kept, chosen and said; layer-wise rates, frozen and new layers; collapse."""
+"""Several seeds and grid search: the runs, the summary, and the model that is chosen on dev."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ def test_several_seeds_give_mean_deviation_median_and_a_model_chosen_on_dev(worl
     assert Predictor.load(out).task.name == "classify"
 
 
-def test_side_by_side_comes_out_the_same(world, tmp_path, one_thread) -> None:
+def test_parallel_runs_give_the_same_results(world, tmp_path, one_thread) -> None:
     assert many(world, tmp_path / "a", seeds=2) == many(world, tmp_path / "b", seeds=2, jobs=2)
     weights = [(tmp_path / n / "model" / "model.safetensors").read_bytes() for n in ("a", "b")]
     assert weights[0] == weights[1]
@@ -85,7 +85,7 @@ def test_side_by_side_comes_out_the_same(world, tmp_path, one_thread) -> None:
         many(world, tmp_path / "c", seeds=2, jobs=0)
 
 
-def test_a_grid_is_resumed_with_what_is_finished_and_may_get_more_seeds(world, tmp_path, monkeypatch) -> None:
+def test_a_resumed_grid_skips_finished_runs_and_may_have_more_seeds(world, tmp_path, monkeypatch) -> None:
     out, grid = tmp_path / "out", "train.learning_rate=1e-3,1e-5"
     done = []
 
@@ -120,7 +120,7 @@ def test_a_grid_is_resumed_with_what_is_finished_and_may_get_more_seeds(world, t
     assert (out / "model" / "config.json").exists()
 
 
-def test_a_run_that_fails_is_said_and_counts_in_no_figure(world, tmp_path, monkeypatch) -> None:
+def test_a_run_that_diverges_is_reported_and_in_no_mean(world, tmp_path, monkeypatch) -> None:
     real = protocols.finetune
 
     def finetune(config, *arguments, **options):
@@ -159,7 +159,7 @@ def test_scores_that_are_not_finite_on_dev_fail_one_run_and_not_the_others(world
     assert summary["best"]["folder"] == "seed-2"
 
 
-def test_a_model_of_the_same_task_brings_its_output_layer_along(world, tmp_path) -> None:
+def test_a_model_of_the_same_task_keeps_its_output_layer(world, tmp_path) -> None:
     """Fine-tuning twice, as the paper on TriviaQA before SQuAD, is `--model` of the first run."""
     many(world, tmp_path / "first")
     many(world, tmp_path / "second", "train.learning_rate=0", model=tmp_path / "first")
@@ -179,7 +179,7 @@ def test_the_setting_is_chosen_by_its_mean_and_the_run_inside_it() -> None:
     assert alone["settings"][0]["deviation"] is None
 
 
-def test_what_cannot_work_is_refused_and_leaves_nothing_behind(world, tmp_path) -> None:
+def test_settings_that_cannot_work_are_refused_before_anything_is_written(world, tmp_path) -> None:
     with pytest.raises(UserError, match="--dev"):
         many(world, tmp_path / "out", "data.dev_share=0", seeds=2, dev=None)
     with pytest.raises(UserError, match="at least 1"):

@@ -1,4 +1,4 @@
-"""Rows are tokenised once: what the cache gives is what encoding gives, and nothing that is wrong with it matters."""
+"""Rows are tokenised once: the cache gives what encoding gives, and a damaged cache is no error."""
 
 import os
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_the_cache_gives_what_encoding_gives(folder, tokenizer, monkeypatch, nam
     assert len(list(folder.iterdir())) == 1
 
 
-def test_whatever_decides_the_tokens_is_in_the_name(tokenizer, world: Path) -> None:
+def test_the_cache_key_has_all_that_decides_the_tokens(tokenizer, world: Path) -> None:
     rows, head = CASES["single"]
     other = Tokenizer.load(world / "tok")
     other.backend.add_tokens(["xyz"])
@@ -122,7 +122,7 @@ def test_whatever_decides_the_tokens_is_in_the_name(tokenizer, world: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "text", "empty"])
-def test_a_damaged_file_is_written_anew(folder, tokenizer, damage: str) -> None:
+def test_a_damaged_cache_file_is_written_again(folder, tokenizer, damage: str) -> None:
     rows, head = CASES["single"]
     whole = encode_once(rows, tokenizer, LIMITS, head, labelled=True)
     (path,) = folder.iterdir()
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, tokenizer, monkey
     assert len(encode_once(rows, tokenizer, LIMITS, head, labelled=True).examples) == len(rows)
 
 
-def test_where_the_cache_is(monkeypatch) -> None:
+def test_the_folder_of_the_cache(monkeypatch) -> None:
     monkeypatch.delenv("BERTSMITH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_folder() == Path("/xdg/bertsmith/rows")
@@ -153,7 +153,7 @@ def test_where_the_cache_is(monkeypatch) -> None:
     assert cache_folder() == Path("/home/me/.cache/bertsmith/rows")
 
 
-def test_the_oldest_go_first(folder, tokenizer, monkeypatch) -> None:
+def test_the_least_recently_used_files_are_removed_first(folder, tokenizer, monkeypatch) -> None:
     rows, head = CASES["single"]
     for count in (10, 11, 12):
         encode_once(rows[:count], tokenizer, LIMITS, head, labelled=True)
@@ -190,7 +190,7 @@ def equal(one: Batch, other: Batch) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_batches_out_of_flat_arrays_are_those_of_examples(tokenizer, name: str) -> None:
+def test_batches_of_flat_arrays_equal_those_of_examples(tokenizer, name: str) -> None:
     rows, head = CASES[name]
     examples = KINDS[head.kind].encode(rows, tokenizer, LIMITS, head, labelled=True).examples
     step = head.num_choices or 1
@@ -201,7 +201,7 @@ def test_batches_out_of_flat_arrays_are_those_of_examples(tokenizer, name: str) 
     assert len(made[0].indices) == min(len(examples) // step, 6 // step)
 
 
-def test_an_epoch_s_order_does_not_depend_on_how_it_is_asked_for() -> None:
+def test_the_order_of_an_epoch_does_not_depend_on_the_batch_size() -> None:
     count = 5000  # more than are drawn at once
     whole = draws.in_epochs(0, 2 * count, count, 3, ORDER)
     assert sorted(whole[:count]) == sorted(whole[count:]) == list(range(count))
@@ -210,7 +210,7 @@ def test_an_epoch_s_order_does_not_depend_on_how_it_is_asked_for() -> None:
     assert (np.concatenate(parts) == whole).all()
 
 
-def test_questions_of_other_lengths_are_other_examples(folder: Path, tokenizer: Tokenizer) -> None:
+def test_the_cache_key_has_the_length_of_questions(folder: Path, tokenizer: Tokenizer) -> None:
     """The cache must not give rows that were encoded with another `max_query` (or stride, or length)."""
     rows, head = [Row("what is the name of a list of numbers in the file", CONTEXT, [], "")], HeadConfig("span")
     kept = []
@@ -222,7 +222,7 @@ def test_questions_of_other_lengths_are_other_examples(folder: Path, tokenizer: 
 
 
 @pytest.mark.parametrize("changed", ["train", "dev"])
-def test_a_run_does_not_go_on_with_other_rows(world: Path, tmp_path: Path, changed: str) -> None:
+def test_resume_with_other_rows_is_refused(world: Path, tmp_path: Path, changed: str) -> None:
     for name in ("train", "dev"):
         (tmp_path / f"{name}.csv").write_text((world / f"{name}.csv").read_text())
     config = override(FinetuneConfig("classify"), ["train.steps=2", "train.batch_size=8", "data.max_length=32"])

@@ -1,4 +1,4 @@
-"""What is wrong in labelled files: handled, or refused with file and line before anything is trained."""
+"""Bad labelled files are read where that is safe, and else refused with file and line before training."""
 
 import gzip
 import json
@@ -179,7 +179,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_file_and_line(tmp_path: Path, case: str) -> None:
+def test_bad_files_are_refused_with_file_and_line(tmp_path: Path, case: str) -> None:
     name, file, content, says = REFUSED[case]
     (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
     with pytest.raises(UserError, match=says) as caught:
@@ -206,7 +206,7 @@ def learn(task, path: Path, columns: Columns = GUESS) -> list[Row]:
         (["text", "label"], [["a", "b"], [b"x", b"y"]], "row 1: the label b'x' is not one value"),
     ],
 )
-def test_parquet_that_is_refused(tmp_path: Path, names, values, says: str) -> None:
+def test_bad_parquet_files_are_refused(tmp_path: Path, names, values, says: str) -> None:
     pq.write_table(pa.table([pa.array(column) for column in values], names=names), tmp_path / "t.parquet")
     with pytest.raises(UserError, match=says):
         learn(find_task("classify"), tmp_path / "t.parquet")
@@ -223,12 +223,12 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
         learn(find_task("classify"), path)
 
 
-def test_an_empty_answer_is_none(tmp_path: Path) -> None:
+def test_an_empty_answer_means_no_answer(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(lines({**GOOD_QUESTION, "answers": {"text": [""], "answer_start": [0]}}))
     assert [row.label for row in learn(find_task("answer"), tmp_path / "t.jsonl")] == [[]]
 
 
-def test_questions_of_one_id_are_refused_before_training(world: Path, tmp_path: Path) -> None:
+def test_duplicate_question_ids_are_refused_before_training(world: Path, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(lines({**GOOD_QUESTION, "id": "1"}, {**GOOD_QUESTION, "id": "1"}))
     files = {"data": tmp_path / "t.jsonl", "dev": tmp_path / "t.jsonl"}
     with pytest.raises(UserError, match="line 2: a second question has the id '1'"):
@@ -236,7 +236,7 @@ def test_questions_of_one_id_are_refused_before_training(world: Path, tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
-def test_odds_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_null_odds_must_be_numbers(tmp_path: Path) -> None:
     (tmp_path / "dev.jsonl").write_text(lines({**GOOD_QUESTION, "id": "1"}))
     (tmp_path / "answers.json").write_text('{"1": "fox"}')
     (tmp_path / "odds.json").write_text('{"1": "low"}')
@@ -244,7 +244,7 @@ def test_odds_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         score_file(tmp_path / "answers.json", "squad2", tmp_path / "dev.jsonl", null_odds=tmp_path / "odds.json")
 
 
-def test_a_column_that_is_named_wrongly_is_not_guessed(tmp_path: Path) -> None:
+def test_a_misspelt_column_is_an_error_instead_of_a_guess(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\na,x\n")
     with pytest.raises(UserError, match=r"no column 'txet'; did you mean 'text'\?; the columns are: text, label"):
         learn(find_task("classify"), tmp_path / "t.csv", Columns(text="txet"))
@@ -273,33 +273,33 @@ READ = {
 
 
 @pytest.mark.parametrize("case", READ)
-def test_handled(tmp_path: Path, case: str) -> None:
+def test_unusual_files_are_read(tmp_path: Path, case: str) -> None:
     file, content, expected = READ[case]
     (tmp_path / file).write_bytes(content.encode("utf-8"))
     rows = list(read_task(find_task("classify"), tmp_path / file, Columns(), labelled=True))
     assert [(row.text, row.label) for row in rows] == expected
 
 
-def test_places_stay_right_after_quoted_lines(tmp_path: Path) -> None:
+def test_line_numbers_are_right_after_multi_line_fields(tmp_path: Path) -> None:
     for name, tab in (("t.csv", ","), ("t.tsv", "\t")):
         (tmp_path / name).write_text(f'text{tab}label\n"a\nb"{tab}x\nc{tab}y\n')
         places = [row.place for row in read_rows(tmp_path / name, Columns(), labelled=True)]
         assert [place.rsplit(" ", 1)[1] for place in places] == ["2", "4"]
 
 
-def test_the_guess_is_shown(tmp_path: Path, capfd) -> None:
+def test_guessed_columns_are_printed(tmp_path: Path, capfd) -> None:
     (tmp_path / "t.csv").write_text("review,sentiment\na,x\n")
     guessed_columns(find_task("classify"), tmp_path / "t.csv", Columns())
     assert "columns: text = 'review', label = 'sentiment'" in capfd.readouterr().err
 
 
-def test_empty_texts_are_answered(tmp_path: Path) -> None:
+def test_empty_texts_are_read_for_prediction(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\n,x\na,\n")
     rows = list(read_task(find_task("classify"), tmp_path / "t.csv", Columns(), labelled=False))
     assert [row.text for row in rows] == ["", "a"]
 
 
-def test_long_texts_are_cut_and_counted(world: Path, tmp_path: Path, capfd) -> None:
+def test_long_texts_are_truncated_and_counted(world: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "t.csv").write_text("text,label\n" + f"{'word ' * 99},x\nshort,y\n")
     config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
     finetune(config, world / "run", tmp_path / "t.csv", tmp_path / "run", dev=tmp_path / "t.csv", device="cpu")
@@ -332,7 +332,7 @@ def test_long_texts_are_cut_and_counted(world: Path, tmp_path: Path, capfd) -> N
         ),
     ],
 )
-def test_dev_rows_are_looked_at_before_training(world, tmp_path: Path, name, train, dev, says) -> None:
+def test_dev_rows_are_checked_before_training(world, tmp_path: Path, name, train, dev, says) -> None:
     (tmp_path / "train.jsonl").write_text(train)
     (tmp_path / "dev.jsonl").write_text(dev)
     files = {"data": tmp_path / "train.jsonl", "dev": tmp_path / "dev.jsonl"}
@@ -350,7 +350,7 @@ def test_dev_rows_are_looked_at_before_training(world, tmp_path: Path, name, tra
         ("EU\nrejects\n\nPeter\n", ["EU rejects", "Peter"]),
     ],
 )
-def test_texts_to_be_tagged_are_not_taken_for_columns(tmp_path: Path, content: str, texts: list[str]) -> None:
+def test_texts_to_tag_are_not_read_as_one_word_per_line(tmp_path: Path, content: str, texts: list[str]) -> None:
     """Else the words after the first of each line would be lost without a word."""
     (tmp_path / "t.txt").write_text(content)
     rows = read_task(find_task("tag"), tmp_path / "t.txt", Columns(), labelled=False)
@@ -358,7 +358,7 @@ def test_texts_to_be_tagged_are_not_taken_for_columns(tmp_path: Path, content: s
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.conll"])
-def test_a_file_that_is_read_at_once_may_not_change_meanwhile_either(tmp_path, monkeypatch, name: str) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, name: str) -> None:
     path, real = tmp_path / name, Path.open
     path.write_text('[{"text": "a", "label": "x"}]\n' if name == "rows.json" else "a B-X\n\nb O\n")
     task = find_task("classify" if name == "rows.json" else "tag")

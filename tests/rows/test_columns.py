@@ -1,4 +1,4 @@
-"""Columns and separators are found whatever a file calls them; what cannot be told is asked for in one error."""
+"""Columns and separators are guessed from names and contents; where they cannot be, one error asks for all of them."""
 
 import json
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_answers_tags_and_lists_are_guessed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mark", "name"), [("|", "genre"), (";", "genre"), (", ", "genres")])
-def test_several_labels_in_a_cell_are_divided(tmp_path: Path, mark: str, name: str) -> None:
+def test_several_labels_in_a_cell_are_split(tmp_path: Path, mark: str, name: str) -> None:
     labels = [f'"{mark.join(sorted({CLASSES[i], CLASSES[i // 3], CLASSES[i // 5]}))}"' for i in range(N)]
     (tmp_path / "t.csv").write_text(table({"plot": TEXTS, name: labels}))
     found = guessed_columns(find_task("classify"), tmp_path / "t.csv", Columns())
@@ -140,7 +140,7 @@ def test_several_labels_in_a_cell_are_divided(tmp_path: Path, mark: str, name: s
     assert (head.kind, head.labels) == ("multi", ("blue", "green", "red"))
 
 
-def test_a_comma_in_a_label_does_not_divide_it(tmp_path: Path) -> None:
+def test_a_comma_in_a_label_does_not_split_it(tmp_path: Path) -> None:
     labels = ['"food, drink"', '"arts, crafts"', "sport"] * (N // 3)
     (tmp_path / "t.csv").write_text(table({"text": TEXTS, "labels": labels}))
     assert guessed_columns(find_task("classify"), tmp_path / "t.csv", Columns()).separator == ""
@@ -148,7 +148,7 @@ def test_a_comma_in_a_label_does_not_divide_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|", ", ", "; "])
-def test_separators_are_found(tmp_path: Path, name: str, separator: str) -> None:
+def test_delimiters_are_detected(tmp_path: Path, name: str, separator: str) -> None:
     texts = [f'"{t}, or; not | \t so"' for t in TEXTS]
     (tmp_path / name).write_text(table({"text": texts, "label": CLASSES}, separator))
     rows = list(read_task(find_task("classify"), tmp_path / name, Columns(), labelled=True))
@@ -177,7 +177,7 @@ def test_the_error_has_the_whole_command(tmp_path: Path) -> None:
         guessed_columns(find_task("classify"), path, Columns(label="lefd"))
 
 
-def test_the_suggestion_is_a_whole_word_and_no_vote(tmp_path: Path) -> None:
+def test_suggested_columns_match_whole_words_and_are_no_votes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("premise,hypothesis,label5,final_label\na,b,x,y\n")
     with pytest.raises(UserError, match=r"no column 'label'; did you mean 'final_label'\?"):
         list(read_task(find_task("pair"), tmp_path / "t.csv", Columns(label="label"), labelled=True))
@@ -222,7 +222,7 @@ def test_bad_rows_are_skipped_and_counted(tmp_path: Path, name: str) -> None:
     assert "t.csv, line 3" in said[0]
 
 
-def test_lines_that_are_no_json_are_skipped_too(tmp_path: Path) -> None:
+def test_lines_that_are_not_json_are_skipped_too(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": \n[1]\n{"text": "b", "label": "y"}\n')
     rows, (said,) = training_rows(find_task("classify"), [tmp_path / "t.jsonl"], Columns(), skip_bad=True)
     assert [row.text for row in rows] == ["a", "b"]

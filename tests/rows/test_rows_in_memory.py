@@ -1,4 +1,4 @@
-"""Python: fine-tuning and scores on rows in memory, which are those of a file."""
+"""Fine-tuning and evaluation on rows in memory give the same results as on a file."""
 
 import csv
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ def read(data: Any, task: str = "classify") -> list[tuple[Any, ...]]:
         ),
     ],
 )
-def test_rows_in_whatever_form(data: Any) -> None:
+def test_rows_in_all_forms_are_read(data: Any) -> None:
     assert read(data) == [("a b", None, "x"), ("c", None, "y")]
 
 
@@ -106,12 +106,12 @@ def test_pairs_splits_and_missing_values() -> None:
         ([{"text": "a", "label": "x"}, {"text": "b"}], "row 2: nothing in column 'label'"),
     ],
 )
-def test_what_is_no_row_is_refused(world: Path, tmp_path: Path, data: Any, says: str) -> None:
+def test_values_that_are_not_rows_are_refused(world: Path, tmp_path: Path, data: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         finetune("classify", world / "run", data, tmp_path / "run", **SETTINGS)
 
 
-def test_fine_tuning_on_rows_is_that_on_their_file(world: Path, tmp_path: Path) -> None:
+def test_fine_tuning_on_rows_equals_fine_tuning_on_their_file(world: Path, tmp_path: Path) -> None:
     with (world / "train.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = []
@@ -140,7 +140,7 @@ def test_columns_are_named_by_arguments(world: Path, tmp_path: Path) -> None:
     assert (scores["rows"], scores["labels"], "accuracy" in scores) == (12, 3, True)
 
 
-def test_seeds_on_rows_in_memory_are_those_of_a_file(world: Path, tmp_path: Path) -> None:
+def test_seeds_on_rows_in_memory_equal_those_on_a_file(world: Path, tmp_path: Path) -> None:
     with (world / "train.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     quick = ["train.steps=3", "train.batch_size=8", "data.max_length=32", "train.learning_rate=1e-3"]

@@ -1,4 +1,4 @@
-"""Endings to choose from: they stay together in training, are scored apart, and a model learns them."""
+"""Multiple choice: the endings of a row stay together in training, each gets a score, and a model learns to choose."""
 
 import csv
 import json
@@ -54,7 +54,7 @@ def test_swag_and_codah_and_lists_are_read(tmp_path: Path) -> None:
     assert choice.ending_index(own, HeadConfig("choice", num_choices=2)) == 1
 
 
-def test_a_number_counts_the_endings_even_where_one_reads_like_it() -> None:
+def test_a_number_is_the_index_of_an_ending_before_it_is_its_text() -> None:
     head = HeadConfig("choice", num_choices=4)
     assert choice.ending_index(Row("1 + 2 is", None, "2", "", parts=("2", "1", "3", "5")), head) == 2
     assert (
@@ -63,7 +63,7 @@ def test_a_number_counts_the_endings_even_where_one_reads_like_it() -> None:
     assert choice.ending_index(Row("He", None, "ran. ", "", parts=("sat.", "ran. ", "ate.", "slept.")), head) == 1
 
 
-def test_the_start_of_an_ending_stands_with_it(world: Path) -> None:
+def test_the_first_words_of_an_ending_are_encoded_with_it(world: Path) -> None:
     tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("choice", num_choices=2)
     row = Row("he sat", "he", 1, "", parts=("ran", "slept"))
     encoded = choice.encode([row], tokenizer, Limits(32), head, labelled=True)
@@ -74,7 +74,7 @@ def test_the_start_of_an_ending_stands_with_it(world: Path) -> None:
 
 
 @pytest.mark.parametrize("micro", [1, 3, 8, 64])
-def test_a_question_is_never_torn_apart(world: Path, micro: int) -> None:
+def test_the_endings_of_a_row_stay_in_one_micro_batch(world: Path, micro: int) -> None:
     tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("choice", num_choices=4)
     rows = rows_of(7)
     encoded = choice.encode(rows, tokenizer, Limits(32), head, labelled=True)
@@ -153,12 +153,12 @@ def test_an_ending_is_chosen_by_its_context(wide: Path, tmp_path: Path, seed: in
 @pytest.mark.parametrize(
     ("label", "says"), [(4, "none of the 4 endings"), ("E", "from 0 to 3"), ("x y", "'x y' is none"), (-1, "none of")]
 )
-def test_labels_that_name_no_ending(label: object, says: str) -> None:
+def test_labels_that_are_no_ending_are_refused(label: object, says: str) -> None:
     with pytest.raises(UserError, match=says):
         choice.head_for(find_task("choose"), [Row("a", None, label, "f, line 2", parts=ENDINGS)])
 
 
-def test_rows_with_other_numbers_of_endings() -> None:
+def test_rows_with_different_numbers_of_endings_are_refused() -> None:
     rows = [Row("a", None, 0, "f, line 2", parts=ENDINGS), Row("a", None, 0, "f, line 3", parts=ENDINGS[:3])]
     with pytest.raises(UserError, match="f, line 3: 3 endings, where the others have 4"):
         choice.head_for(find_task("choose"), rows)

@@ -86,7 +86,7 @@ def test_the_hub_s_parquet_and_json(tmp_path: Path, name: str) -> None:
     assert [(row.text, row.pair, row.label) for row in rows] == [expected] * 5
 
 
-def test_rows_that_lack_something_are_left_out_and_told(tmp_path: Path, capfd) -> None:
+def test_incomplete_rows_are_skipped_with_a_note(tmp_path: Path, capfd) -> None:
     header = LAYOUTS["qqp"][0]
     (tmp_path / "dev.tsv").write_text(f"{header}\n1\t2\t3\tWhy?\n1\t2\t3\tWhy?\tHow?\t1\n1\t2\t3\ta\tb\t1\textra\n")
     assert len(read("qqp", tmp_path / "dev.tsv")) == 1
@@ -96,7 +96,7 @@ def test_rows_that_lack_something_are_left_out_and_told(tmp_path: Path, capfd) -
 
 
 @pytest.mark.parametrize("name", ["mnli", "pair"])
-def test_pairs_without_a_gold_label_are_left_out_and_told(world: Path, tmp_path: Path, capfd, name: str) -> None:
+def test_pairs_without_a_gold_label_are_skipped_with_a_note(world: Path, tmp_path: Path, capfd, name: str) -> None:
     labels = ["entailment", "-", "neutral", "contradiction", "-"] * 4
     lines = [json.dumps({"premise": f"the file {i}", "hypothesis": "it", "label": x}) for i, x in enumerate(labels)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
@@ -111,7 +111,7 @@ def test_pairs_without_a_gold_label_are_left_out_and_told(world: Path, tmp_path:
     assert finetune(config, world / "run", data, tmp_path / "run", dev=data, device="cpu")["rows"] == 12
 
 
-def test_a_minus_is_a_label_like_another_elsewhere(tmp_path: Path) -> None:
+def test_a_minus_is_a_label_in_other_tasks(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\na,-\nb,+\n")
     assert [row.label for row in read("classify", tmp_path / "t.csv")] == ["-", "+"]
 
@@ -125,7 +125,7 @@ def hub_parquet(path: Path, records: list[dict], features: dict) -> None:
     pq.write_table(pa.Table.from_pylist(records).replace_schema_metadata(noted), path)
 
 
-def test_the_hub_s_names_of_labels(world: Path, tmp_path: Path, capfd) -> None:
+def test_label_names_of_the_hub(world: Path, tmp_path: Path, capfd) -> None:
     text, label = {"dtype": "string", "_type": "Value"}, {"names": ["bad", "good"], "_type": "ClassLabel"}
     records = [{"text": f"the file {i}", "label": i % 3 - 1} for i in range(12)]
     hub_parquet(tmp_path / "t.parquet", records, {"text": text, "label": label})
@@ -181,7 +181,7 @@ def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["ax.jsonl", "../AX/diagnostic.tsv", "../diagnostic/diagnostic.tsv", "../ax/test-00000-of-00001.parquet"]
 )
-def test_the_diagnostic_may_stand_beside_mnli(tmp_path: Path, name: str) -> None:
+def test_the_diagnostic_set_may_be_in_the_next_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "MNLI").mkdir()
     (tmp_path / "MNLI/train.tsv").touch()
     path = tmp_path / "MNLI" / name
@@ -207,14 +207,14 @@ def test_a_file_whose_labels_are_all_hidden_is_refused(tmp_path: Path, name: str
     assert len(read(name, tmp_path / "test.jsonl", labelled=False)) == 3
 
 
-def test_a_text_a_line_is_read_for_data_sets_too(tmp_path: Path) -> None:
+def test_one_text_per_line_is_read_for_data_sets_too(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("It is good.\nIt is bad.\n")
     assert [row.text for row in read("sst2", tmp_path / "t.txt", labelled=False)] == ["It is good.", "It is bad."]
     (tmp_path / "t.txt").write_text("document\n좋다\n")
     assert [row.text for row in read("nsmc", tmp_path / "t.txt", labelled=False)] == ["좋다"]
 
 
-def test_numbers_for_the_server_stay_on_the_scale_and_are_scored(tmp_path: Path) -> None:
+def test_numbers_for_the_server_are_clipped_to_the_scale_and_scored(tmp_path: Path) -> None:
     task, rows = find_task("stsb"), [Row("a", "b", None, "")] * 3
     write_predictions(task, tmp_path, "STS-B", rows, [{"value": -0.2}, {"value": 2.34567}, {"value": 7.0}])
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t0.000\n1\t2.346\n2\t5.000\n"
@@ -253,7 +253,7 @@ def test_predictions_as_json_lines_and_of_several_labels(tmp_path: Path) -> None
         score_file(tmp_path, "classify", tmp_path / "dev.jsonl")
 
 
-def test_folders_say_what_they_lack(tmp_path: Path) -> None:
+def test_errors_name_the_missing_file_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "test.tsv").touch()
     with pytest.raises(UserError, match=r"no training file of rte \(train\.\*\); it holds: test.tsv"):
         find_splits(find_task("rte"), tmp_path)
@@ -262,12 +262,12 @@ def test_folders_say_what_they_lack(tmp_path: Path) -> None:
         find_splits(find_task("rte"), tmp_path, tmp_path)
 
 
-def test_every_task_is_there() -> None:
+def test_all_tasks_are_in_the_table() -> None:
     wanted = "cola sst2 mrpc stsb qqp mnli qnli rte wnli squad1 squad2 swag conll2003 classify regress pair tag answer"
     assert {*wanted.split(), "choose", "nsmc", "korsts", "korquad"} == set(TASKS)
 
 
-def test_several_labels_a_row(world: Path, tmp_path: Path) -> None:
+def test_several_labels_per_row(world: Path, tmp_path: Path) -> None:
     kinds = [[], ["f"], ["l"], ["f", "l"]]
     rows = [(f"{'the file is' if 'f' in k else ''} {'a list of' if 'l' in k else ''} it", k) for k in kinds * 10]
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"text": t, "labels": k}) for t, k in rows))
@@ -283,7 +283,7 @@ def test_several_labels_a_row(world: Path, tmp_path: Path) -> None:
         assert evaluate(run, data, device="cpu")["micro_f1"] == scores["micro_f1"]
 
 
-def test_class_weights_are_given_or_balanced(world: Path, tmp_path: Path) -> None:
+def test_class_weights_are_set_or_balanced(world: Path, tmp_path: Path) -> None:
     rows = [Row("a", None, label, "") for label in ["x"] * 6 + ["y"] * 2]
     head = HeadConfig("single", ("x", "y"))
     assert class_weights(rows, head, {}, False) is None

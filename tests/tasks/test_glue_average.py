@@ -1,4 +1,4 @@
-"""GLUE's averages: the published ones come out of the published scores, and an absent task is never averaged away."""
+"""GLUE's averages: published scores give the published averages, and there is none where a task is absent."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def test_the_papers_average(name: str) -> None:
     assert not found["absent"]
 
 
-def test_a_task_counts_as_the_server_counts_it() -> None:
+def test_the_score_of_a_task_is_that_of_the_server() -> None:
     assert task_score("mrpc", {"f1": 90.0, "accuracy": 80.0}) == pytest.approx(85)
     assert task_score("stsb", {"pearson": 90.0, "spearman": 80.0}) == pytest.approx(85)
     assert task_score("cola", {"matthews": 50.0, "accuracy": 80.0}) == 50
@@ -51,7 +51,7 @@ def test_a_task_counts_as_the_server_counts_it() -> None:
     assert task_score("mnli", {"accuracy": 80.0}) is None
 
 
-def test_absent_tasks_are_named_and_there_is_no_average_without_them() -> None:
+def test_there_is_no_average_without_absent_tasks() -> None:
     values = scores(TABLE["BERT-Base"][0])
     del values["rte"], values["mnli"]["mismatched_accuracy"]
     found = average({**values, "wnli": {"accuracy": 10.0}})
@@ -61,7 +61,7 @@ def test_absent_tasks_are_named_and_there_is_no_average_without_them() -> None:
     assert "wnli" not in found["tasks"]
 
 
-def test_small_tasks_count_by_their_start() -> None:
+def test_small_tasks_are_averaged_by_their_starting_model() -> None:
     values = scores(TABLE["BERT-Base"][0])
     runs = [GlueScore(task, each, "pretrain") for task, each in values.items()]
     better = [GlueScore(task, dict.fromkeys(values[task], 95.0), "mnli") for task in ("rte", "mrpc", "stsb")]
@@ -85,7 +85,7 @@ def fine_tune(world: Path, out: Path, task: str, labels: tuple[str, ...], start:
     finetune(override(FinetuneConfig(task), settings), start, data, out, device="cpu")
 
 
-def test_the_start_of_a_run_is_remembered_and_tells_the_protocols_apart(world, tmp_path, monkeypatch, capsys) -> None:
+def test_the_start_task_of_a_run_decides_its_protocol(world, tmp_path, monkeypatch, capsys) -> None:
     runs = tmp_path / "runs"
     fine_tune(world, runs / "mnli", "mnli", ("entailment", "neutral", "contradiction"), world / "run")
     fine_tune(world, runs / "rte", "rte", ("entailment", "not_entailment"), world / "run")
@@ -121,7 +121,7 @@ def test_the_start_of_a_run_is_remembered_and_tells_the_protocols_apart(world, t
     assert "no average of 'each task alone': cola" in said
 
 
-def test_of_several_seeds_the_mean_counts(tmp_path) -> None:
+def test_the_score_of_several_seeds_is_their_mean(tmp_path) -> None:
     folder = tmp_path / "sst2"
     values = {"seed-1": 0.8, "seed-2": 0.9}
     for name, value in values.items():

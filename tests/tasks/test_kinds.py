@@ -1,4 +1,4 @@
-"""What holds for every kind of task: a resumed run is the same to the bit, and losses are those of transformers."""
+"""For every kind of task a resumed run is identical to the bit, and losses are those of transformers."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_a_run_resumed_in_the_middle_is_identical_to_the_bit(world: Path, tmp_pa
     assert read_dev_predictions(whole) == read_dev_predictions(cut)
 
 
-def test_several_labels_are_learnt_as_by_transformers(world: Path, tmp_path: Path) -> None:
+def test_the_loss_of_several_labels_is_that_of_transformers(world: Path, tmp_path: Path) -> None:
     tokenizer, labels = Tokenizer.load(world / "tok"), tuple(LABELS.values())
     theirs = reference("multi", tokenizer.vocab_size)
     theirs.save_pretrained(tmp_path)
@@ -77,7 +77,7 @@ def test_several_labels_are_learnt_as_by_transformers(world: Path, tmp_path: Pat
         assert predict_labels(scores, head)["labels"] == above, row
 
 
-def test_windows_without_overlap_are_told() -> None:
+def test_windows_without_overlap_give_a_note() -> None:
     assert stride_note(Limits(384, 128, 64), WORDPIECE) is None
     assert stride_note(Limits(128, 60, 64), WORDPIECE) is None
     told = stride_note(Limits(128, 128, 64), WORDPIECE)

@@ -28,7 +28,7 @@ def test_labels_and_numbers() -> None:
     assert metrics.pearson([1.0, 2.0], [3.0, 3.0]) == 0.0
 
 
-def test_entities_are_whole_or_wrong() -> None:
+def test_an_entity_must_match_as_a_whole() -> None:
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-ORG", "B-ORG"]]
     scores = metrics.entities(gold, predicted)
@@ -69,7 +69,7 @@ def test_squad2_by_hand() -> None:
     assert (with_odds["best_exact"], with_odds["best_exact_thresh"]) == (50.0, 0.0)
 
 
-def test_the_best_threshold_is_the_best_of_all() -> None:
+def test_no_threshold_is_better_than_the_best_threshold() -> None:
     rng = random.Random(1)
     for _ in range(50):
         keys = [str(i) for i in range(12)]
@@ -87,7 +87,7 @@ def test_the_best_threshold_is_the_best_of_all() -> None:
             assert at(threshold) == pytest.approx(best) or best == pytest.approx(at(-99.0))
 
 
-def test_korean_answers_are_compared_letter_by_letter() -> None:
+def test_korean_answers_are_compared_by_character() -> None:
     golds = {"a": ["서울 특별시"], "b": ["1989년 2월"]}
     scores = squad1_scores(golds, {"a": "서울특별시청", "b": "1989년 2월"}, korean=True)
     assert scores["exact_match"] == 50.0

@@ -1,4 +1,4 @@
-"""What `predict` writes scores what `evaluate` says, for every kind of task; scores of classes; texts from Python."""
+"""The predictions of `predict` have the scores of `evaluate` for every kind of task; scores by class; Python inputs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def model(request, tmp_path: Path, tiny_tokenizer, monkeypatch) -> tuple[str, Pa
 
 
 @pytest.mark.parametrize("model", TASKS, indirect=True)
-def test_the_written_answers_score_what_evaluate_says(model, tmp_path: Path) -> None:
+def test_written_predictions_have_the_scores_of_evaluate(model, tmp_path: Path) -> None:
     name, folder, data = model
     scores = evaluate(folder, data, device="cpu")
     for kind in ("jsonl", "parquet"):
@@ -95,7 +95,7 @@ def test_the_written_answers_score_what_evaluate_says(model, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("model", ["squad2"], indirect=True)
-def test_without_a_threshold_both_are_silent_above_zero(model, tmp_path: Path) -> None:
+def test_without_a_threshold_there_is_no_answer_above_zero(model, tmp_path: Path) -> None:
     _, folder, data = model
     predict(folder, data, tmp_path / "out.jsonl", device="cpu")
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -153,7 +153,7 @@ def test_a_string_is_one_text(model) -> None:
 
 
 @pytest.mark.parametrize("model", ["tag"], indirect=True)
-def test_a_list_of_words_is_one_for_a_tagger(model) -> None:
+def test_a_list_of_words_is_one_sentence_for_a_tagger(model) -> None:
     predictor = Predictor.load(model[1], "cpu")
     (answer,) = predictor([["the", "quick-ish", "fox", "5"]])
     assert answer["words"] == ["the", "quick-ish", "fox", "5"]
@@ -183,7 +183,7 @@ def test_questions_and_endings_from_python(model) -> None:
 
 
 @pytest.mark.parametrize("model", ["classify", "answer"], indirect=True)
-def test_scores_that_are_no_numbers_are_refused(model, tmp_path: Path, monkeypatch) -> None:
+def test_logits_that_are_not_finite_are_refused(model, tmp_path: Path, monkeypatch) -> None:
     _, folder, data = model
     predictor = Predictor.load(folder, "cpu")
     with torch.no_grad():
@@ -196,7 +196,7 @@ def test_scores_that_are_no_numbers_are_refused(model, tmp_path: Path, monkeypat
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_fill_says_what_is_missing(tmp_path: Path, tiny_tokenizer) -> None:
+def test_fill_names_the_missing_head(tmp_path: Path, tiny_tokenizer) -> None:
     for kind, words in (("single", r"no masked-word head \(it was fine-tuned for classify\)"), ("mlm", "")):
         loaded = make(kind, tiny_tokenizer)
         save_folder(tmp_path / kind, loaded.model, tiny_tokenizer, Notes())

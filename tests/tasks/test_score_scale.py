@@ -17,7 +17,7 @@ def write_lines(run: Path, *records: dict[str, object]) -> Path:
     return run
 
 
-def test_records_of_older_versions_are_brought_to_the_scale(tmp_path: Path) -> None:
+def test_records_of_older_versions_are_scaled_to_100(tmp_path: Path) -> None:
     old = {"step": 1, "loss": 0.5, "mlm_accuracy": 0.25}
     scores = {"step": 2, "dev_accuracy": 0.5, "dev_mismatched_accuracy": 0.75, "dev_macro_f1": 0.5}
     squad = {"step": 3, "dev_f1": 0.5, "dev_exact_match": 0.25, "dev_best_f1_thresh": 0.5}
@@ -33,7 +33,7 @@ def test_records_of_older_versions_are_brought_to_the_scale(tmp_path: Path) -> N
     assert runlog.last_scores(run, 2)["accuracy"] == 50.0
 
 
-def test_a_summary_of_an_older_version_is_shown_on_the_scale(tmp_path: Path) -> None:
+def test_a_summary_of_an_older_version_is_scaled_to_100(tmp_path: Path) -> None:
     run = Run(tmp_path / "seed-1", "seed-1", {"task": "rte"}, {}, [], True)
     setting = {"name": "", "mean": 0.5, "deviation": None, "median": 0.5, "seeds": 1, "runs": [{"folder": "seed-1"}]}
     best = {"setting": "", "seed": 1, "folder": "seed-1", "accuracy": 0.5, "of_runs": 1}

@@ -1,4 +1,4 @@
-"""Questions and answers: windows, characters found back, no answer, the official files, and a model that learns."""
+"""Question answering: windows, character offsets, no answer, the official files, and a model that learns."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def gold_logits(encoded) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("answer", ["Café", "1999", "near the  river", "Bob", "old. The list"])
-def test_an_answer_is_found_back_as_its_characters_in_every_window(world: Path, answer: str) -> None:
+def test_the_character_offsets_of_an_answer_are_right_in_every_window(world: Path, answer: str) -> None:
     tokenizer, limits = Tokenizer.load(world / "tok"), Limits(48, stride=12)
     start = CONTEXT.index(answer)
     row = Row("Which one is it?", CONTEXT, [{"text": answer, "answer_start": start}], "")
@@ -60,7 +60,7 @@ def test_windows_cover_the_text_and_each_token_is_best_in_one() -> None:
     # Token 7 has two tokens after it in the first window and three before it in the second.
 
 
-def test_long_questions_are_cut_and_counted(world: Path) -> None:
+def test_long_questions_are_truncated_and_counted(world: Path) -> None:
     tokenizer = Tokenizer.load(world / "tok")
     row = Row("why " * 90, "because", [], "")
     encoded = spans.encode([row], tokenizer, Limits(128, max_query=20), SPAN, labelled=True)
@@ -70,7 +70,7 @@ def test_long_questions_are_cut_and_counted(world: Path) -> None:
     assert spans.encode([wide], tokenizer, Limits(24, stride=8), SPAN, labelled=True).shortened == 1
 
 
-def test_decoding_refuses_what_is_no_answer() -> None:
+def test_decoding_skips_spans_that_are_no_answers() -> None:
     window = spans.Window(2, np.array([[0, 1], [2, 3], [4, 5], [6, 7]]), np.array([True, True, True, False]))
     scores = np.zeros((7, 2), dtype=np.float32)
     scores[1, 0] = scores[0, 1] = 9  # the question and [CLS] are no answers
@@ -81,7 +81,7 @@ def test_decoding_refuses_what_is_no_answer() -> None:
     assert all(end - begin <= 3 for _, begin, end in spans.candidates(scores, window, Limits(max_answer=2)))
 
 
-def test_no_answer_where_that_is_likelier_than_the_threshold() -> None:
+def test_no_answer_is_predicted_above_the_threshold() -> None:
     window = spans.Window(1, np.array([[0, 3]]), np.array([True]))
     scores = np.array([[2.0, 1.0], [1.0, 1.5], [0.0, 0.0]], dtype=np.float32)
     encoded = spans.Encoded([None], [0], [window])
@@ -96,7 +96,7 @@ def squad(questions: list[dict], context: str) -> dict:
     return {"version": "x", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]}
 
 
-def test_answers_that_stand_elsewhere_are_found_and_those_that_do_not_are_told(tmp_path: Path) -> None:
+def test_answers_at_other_places_are_found_and_missing_ones_are_skipped(tmp_path: Path) -> None:
     qas = [
         {"id": "1", "question": "q", "answers": [{"text": "fox", "answer_start": 4}]},
         {"id": "2", "question": "q", "answers": [{"text": "fox", "answer_start": 20}]},
@@ -154,7 +154,7 @@ def learnt(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_model_learns_to_answer_and_to_be_silent(learnt: Path) -> None:
+def test_a_model_learns_to_answer_and_to_give_no_answer(learnt: Path) -> None:
     scores = json.loads((learnt / "scores.json").read_text())
     assert scores["f1"] > 80
     assert scores["f1"] == scores["best_f1"]  # the threshold was chosen for it

@@ -51,7 +51,7 @@ def nfd(word: str) -> str:
     return unicodedata.normalize("NFD", word)
 
 
-def test_schemes_become_one() -> None:
+def test_all_tagging_schemes_are_read_as_bio() -> None:
     iob1 = "I-PER I-PER O I-PER B-PER I-LOC O I-LOC".split()
     assert to_bio(iob1) == "B-PER I-PER O B-PER B-PER B-LOC O B-LOC".split()
     bio = "B-PER I-PER O B-PER B-PER B-LOC I-LOC".split()
@@ -85,7 +85,7 @@ def document_rows(lengths: list[int], stem: str = "word") -> list[Row]:
 
 
 @pytest.mark.parametrize("max_length", [14, 30, 512])
-def test_every_word_is_learnt_once_at_its_first_piece_with_all_the_context_that_fits(world, max_length) -> None:
+def test_every_word_is_labelled_once_at_its_first_sub_token_with_all_context_that_fits(world, max_length) -> None:
     tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("tags", ("O", "B-X", "I-X"))
     rows = document_rows([3, 9, 1, 5])
     encoded = tagging.encode(rows, tokenizer, Limits(max_length), head, labelled=True)
@@ -107,9 +107,7 @@ def test_every_word_is_learnt_once_at_its_first_piece_with_all_the_context_that_
 
 @pytest.mark.parametrize("features", [None, FeatureConfig("last", hidden_size=8)])
 @pytest.mark.parametrize("max_length", [14, 30, 512])
-def test_a_context_is_computed_once_and_every_word_gets_what_its_sentence_alone_gets(
-    world, max_length, features
-) -> None:
+def test_sentences_share_the_example_of_their_context_with_the_same_predictions(world, max_length, features) -> None:
     head, limits = HeadConfig("tags", ("O", "B-X", "I-X"), features=features), Limits(max_length)
     predictor = Predictor(load_folder(world / "run" / "model", head), "cpu")
     rows = [*document_rows([3, 9, 1, 5]), *document_rows([3, 9, 1, 5], "list"), Row("alone and free", None, None, "")]
@@ -153,7 +151,7 @@ def test_context_is_on_both_sides(world) -> None:
         assert example.tokens[1:-1].tolist() == [i for w in around for i in tokenizer.encode([w])[0]]
 
 
-def test_entities_are_characters_of_the_text() -> None:
+def test_entities_have_character_offsets() -> None:
     text = "Ada Lovelace met Bob."
     row = Row(text, None, None, "")
     tags = ["B-PER", "I-PER", "O", "I-PER", "O"]
@@ -175,11 +173,11 @@ def test_entities_are_characters_of_the_text() -> None:
         ("❤\ufe0f it's 3.14 x_1", ["❤\ufe0f", "it", "'", "s", "3", ".", "14", "x_1"]),
     ],
 )
-def test_words_are_not_torn_apart_at_the_marks_on_their_letters(text: str, words: list[str]) -> None:
+def test_combining_marks_do_not_split_words(text: str, words: list[str]) -> None:
     assert [text[begin:end] for begin, end in tagging.words_of(Row(text, None, None, ""))] == words
 
 
-def test_no_mark_is_forgotten() -> None:
+def test_the_pattern_has_all_combining_marks() -> None:
     marks = [chr(n) for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n)).startswith("M")]
     assert tagging.word_pattern().fullmatch("a" + "".join(marks))
 
@@ -262,14 +260,14 @@ def test_own_rows_of_words_and_tags_that_are_no_entities(world: Path, tmp_path: 
         ({"words": ["a", "b"], "tags": ["O", "O"]}, "all words have the tag 'O'"),
     ],
 )
-def test_tags_that_do_not_fit(tmp_path: Path, row: dict, says: str) -> None:
+def test_bad_tags_are_refused(tmp_path: Path, row: dict, says: str) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps(row))
     rows = list(read_task(find_task("tag"), tmp_path / "t.jsonl", Columns(), labelled=True))
     with pytest.raises(UserError, match=says):
         tagging.head_for(find_task("tag"), rows)
 
 
-def test_texts_to_tag_are_told_from_words_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_to_tag_and_one_word_per_line_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(text: str) -> list[str]:
         (tmp_path / "t.txt").write_text(text)
         return [row.text for row in read_task(find_task("conll2003"), tmp_path / "t.txt", Columns(), labelled=False)]
@@ -293,7 +291,7 @@ def test_columns_are_kept_beside_tags(tmp_path: Path) -> None:
         list(read_task(find_task("tag"), tmp_path / "t.conll", Columns(), labelled=False, keep=["id"]))
 
 
-def test_lines_that_do_not_fit(tmp_path: Path) -> None:
+def test_bad_lines_are_refused(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("Ada NNP B-PER\nmet O\n")
     with pytest.raises(UserError, match="line 2: 2 columns, where the lines before have 3"):
         list(read_conll(tmp_path / "t.txt", labelled=True))
@@ -305,7 +303,7 @@ def test_lines_that_do_not_fit(tmp_path: Path) -> None:
         list(read_conll(tmp_path / "t.txt", labelled=True))
 
 
-def test_a_tagger_that_was_saved_with_the_kind_first_is_scored_like_any_other(world, tmp_path) -> None:
+def test_a_tagger_saved_with_type_first_labels_is_scored_like_any_other(world, tmp_path) -> None:
     """Older versions kept the names of Naver's files as they were."""
     (tmp_path / "naver.txt").write_text("Ada PER-B\nLovelace PER-I\nmet -\nBob PER-B\n\nLondon LOC-B\n. -\n")
     (tmp_path / "bio.txt").write_text("Ada B-PER\nLovelace I-PER\nmet O\nBob B-PER\n\nLondon B-LOC\n. O\n")

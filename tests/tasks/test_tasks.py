@@ -1,4 +1,4 @@
-"""Rows become examples: pairs in two segments, the longer text cut, never past the length."""
+"""Examples of rows: pairs have two segments, and the longer text is truncated to the maximum length."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def one_at_a_time(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("room", [2, 7, 10])
-def test_the_longer_text_of_a_pair_is_cut(room: int) -> None:
+def test_the_longer_text_of_a_pair_is_truncated(room: int) -> None:
     for first in range(15):
         for second in range(15):
             a, b = shorten(*(np.array([n]) for n in (first, second, room)), np.array([True]))
@@ -42,7 +42,7 @@ def test_pairs_are_encoded_in_two_segments(world) -> None:
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_time(world, tmp_path) -> None:
+def test_fine_tuning_by_the_clock_repeats_epochs_until_time_is_up(world, tmp_path) -> None:
     from bertsmith.config import override
     from bertsmith.finetuning.run import FinetuneConfig, finetune
     from bertsmith.training import runlog
@@ -52,7 +52,7 @@ def test_fine_tuning_by_the_clock_goes_through_the_rows_as_often_as_there_is_tim
     assert runlog.read(tmp_path / "run")[-1]["step"] == 10  # 0.36 s; an epoch is three steps
 
 
-def test_an_answer_has_every_label_that_is_likelier_than_not() -> None:
+def test_several_labels_are_those_with_a_probability_of_at_least_one_half() -> None:
     """A score of its own for each label: they need not add up to 1, and none may be right."""
     head = HeadConfig("multi", ("a", "b", "c"))
     found = predict_labels(np.array([0.01, -0.01, 3.0], dtype=np.float32), head)
@@ -61,7 +61,7 @@ def test_an_answer_has_every_label_that_is_likelier_than_not() -> None:
     assert predict_labels(np.full(3, -1.0, dtype=np.float32), head)["labels"] == []
 
 
-def test_one_label_has_the_softmax_of_the_scores() -> None:
+def test_the_scores_of_one_label_are_the_softmax_of_the_logits() -> None:
     found = predict_label(np.array([1.0, 2.0, 0.0], dtype=np.float32), HeadConfig("single", ("a", "b", "c")))
     chances = np.exp([1, 2, 0]) / np.exp([1, 2, 0]).sum()
     assert (found["label"], found["score"]) == ("b", pytest.approx(chances[1]))
