@@ -14,6 +14,7 @@ from bertsmith.corpus.readers import ReadErrors
 from bertsmith.corpus.shards import Corpus, Tokens, pack_shard, read_written, shard_name, write_manifest
 from bertsmith.corpus.store import Store
 from bertsmith.errors import UserError
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
 from bertsmith.pretraining.masking import MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.pretraining.segments import Pair, PairSource, Sample, truncate
@@ -637,7 +638,8 @@ class SameText:
 @pytest.mark.parametrize(("copies", "repeats"), [(3, [3, 6, 9]), (1, range(1, 10)), (0, [])])
 def test_the_same_text_is_masked_otherwise_in_another_epoch(loader, copies, repeats):
     """As often as there are copies; without copies never twice alike. And no two sequences are masked alike."""
-    found = replace(loader, source=SameText(), config=replace(loader.config, copies=copies))
+    objective = MaskedLMConfig(next_sentence=False)
+    found = replace(loader, source=SameText(), objective=objective, config=replace(loader.config, copies=copies))
     masks = [found.batch(np.full(4, epoch), np.arange(4)).labels["masked"].tolist() for epoch in range(10)]
     assert [epoch for epoch in range(1, 10) if masks[epoch] == masks[0]] == list(repeats)
     places = np.array(masks[0]).reshape(4, -1) % 42

@@ -185,9 +185,9 @@ def test_long_sequences_that_documents_do_not_fill_are_said(world: Path, tmp_pat
         assert noted is None or int(noted[1]) < 60
 
 
-def test_positions_that_cannot_move_are_said_beforehand(world: Path, tmp_path: Path, capfd) -> None:
+def test_a_note_names_positions_that_the_learning_rates_cannot_train(world: Path, tmp_path: Path, capfd) -> None:
     """Ten steps, three of them long, at rates that fall to nought: 1e-3 times (3 + 2 + 1) / 9."""
-    rates = "the rates of the 3 steps with 48 tokens add up to 0.00067, and no weight moves further"
+    rates = "the learning rates of the 3 steps with 48 tokens add up to 0.00067, and no weight moves further"
     cases = {(): True, ("train.learning_rate=0.2",): False, ("data.long_length=null",): False}
     cases |= {("train.optimizer=lamb",): False}  # which moves a weight by its size
     for number, (changes, said) in enumerate(cases.items()):
