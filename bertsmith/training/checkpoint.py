@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError
@@ -29,6 +30,7 @@ from bertsmith.training import distributed
 from bertsmith.training.parts import is_untrained
 
 OPTIMIZER, STATE = "optimizer.safetensors", "trainer.json"
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _NAME = re.compile(r"step-(\d+)")
 Save = Callable[[Path, Mapping[str, Tensor]], None]
 Load = Callable[[Path], Mapping[str, Tensor]]
@@ -147,21 +149,17 @@ def sum_of(values: Mapping[str, Any]) -> str:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors, whole and on the CPU; empty in all processes but the first."""
-    return _gathered(distributed.unwrap(model).state_dict())
+    """The full tensors of a model on the CPU of rank 0; the other ranks take part and get none."""
+    return get_model_state_dict(model, options=FULL)  # type: ignore[return-value]
 
 
 def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimisers' state by parameter name: `exp_avg:encoder.layers.0.…`."""
-    names: dict[Tensor, str] = {p: name for name, p in distributed.unwrap(model).named_parameters()}
-    return _gathered(
-        {
-            f"{key}:{names[parameter]}": value
-            for optimizer in optimizers
-            for parameter, values in optimizer.state.items()
-            for key, value in values.items()
-        }
-    )
+    """The full state of the optimisers by key and parameter name, `exp_avg:encoder.layers.0.…`, on rank 0."""
+    begun = [optimizer for optimizer in optimizers if optimizer.state]  # torch would step the others to have a state
+    if not begun:
+        return {}
+    state: dict[str, Any] = get_optimizer_state_dict(model, begun, options=FULL).get("state", {})  # type: ignore[assignment]
+    return {f"{key}:{name}": value for name, values in state.items() for key, value in values.items()}
 
 
 @torch.no_grad()
@@ -172,15 +170,6 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor] | None) -> None:
     for name, value in own.state_dict().items():
         if name in found or not is_untrained(own, name):  # a teacher need not be saved
             value.copy_(distributed.shard_like(found[name], value))
-
-
-def _gathered(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    kept = {}
-    for name, value in values.items():
-        tensor = distributed.full_tensor(torch.as_tensor(value).detach())
-        if distributed.is_rank_zero():
-            kept[name] = tensor.cpu().contiguous()
-    return kept
 
 
 def load_optimizers(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
