@@ -25,7 +25,7 @@ from bertsmith.formats.hf import load_folder, save_folder
 from bertsmith.inference.engines import TOKENS, batches
 from bertsmith.model.heads import HeadConfig
 from bertsmith.tasks.examples import Examples
-from bertsmith.training.schedule import rate_share
+from bertsmith.training.schedule import learning_rate_factor
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 
 CLASSES = {"tags": BertForTokenClassification, "span": BertForQuestionAnswering}
@@ -91,7 +91,7 @@ class Peer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * rate_share(config, number, self.steps)
+            group["lr"] = config.learning_rate * learning_rate_factor(config, number, self.steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -1,7 +1,7 @@
 """Random numbers as a pure function of a key and a counter.
 
-Nothing here has state, so what is drawn does not depend on workers, ranks, restarts or the order of calls. All
-arithmetic is on 32-bit words.
+Nothing here has state, so the numbers do not depend on workers, ranks, restarts or the order of calls. All arithmetic
+is on 32-bit words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 WORD = 0xFFFFFFFF
-BLOCK = 4096  # places of an order that are drawn at once
+BLOCK = 4096  # entries of a permutation that are drawn at once
 Words = NDArray[np.uint64]
 Half = Any  # a whole number under 2**32, or an array of uint32
 
@@ -26,7 +26,7 @@ def mix(x: Half) -> Half:
 
 
 def key(*parts: ArrayLike) -> Words:
-    """One word out of several: `key(seed, epoch, index)`. Parts may be arrays; the result has their shape."""
+    """Hash several numbers to one word, `key(seed, epoch, index)`; the result has the shape of the parts."""
     state: Half = 0x9E3779B9
     for part in parts:
         low, high = _halves(part)
@@ -36,7 +36,7 @@ def key(*parts: ArrayLike) -> Words:
 
 
 def _halves(part: ArrayLike) -> tuple[Half, Half]:
-    """The lower and the upper 32 bits: of one number as numbers, of many as arrays, whose products wrap round."""
+    """The lower and upper 32 bits, as numbers for one number, as arrays (whose products wrap around) for many."""
     value = np.asarray(part).astype(np.uint64, copy=False)
     if not value.ndim:
         return int(value) & WORD, int(value) >> 32
@@ -56,9 +56,10 @@ def below(limit: ArrayLike, *parts: ArrayLike) -> NDArray[np.int64]:
 
 
 def permute(index: ArrayLike, size: int, *parts: ArrayLike) -> NDArray[np.int64]:
-    """The place of each index in a keyed permutation of range(size), without holding the permutation.
+    """The place of each index in a keyed permutation of range(size), without storing the permutation.
 
-    A balanced Feistel network over the next even number of bits; values past the end walk on until they are inside.
+    A balanced Feistel network over the next even number of bits; values past the end are permuted again
+    until they are inside (cycle walking).
     """
     half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
     low = np.uint64((1 << int(half)) - 1)
@@ -74,7 +75,7 @@ def permute(index: ArrayLike, size: int, *parts: ArrayLike) -> NDArray[np.int64]
 
 
 def in_epochs(begin: int, end: int, size: int, seed: int, stream: int) -> NDArray[np.int64]:
-    """What stands from `begin` to `end` where range(size) comes again and again, each time in an order of its own."""
+    """The entries `begin` to `end` of the concatenation of all epochs, each a shuffled range(size)."""
     parts = []
     while begin < end:
         epoch, place = divmod(begin, size)
@@ -87,7 +88,7 @@ def in_epochs(begin: int, end: int, size: int, seed: int, stream: int) -> NDArra
 
 @lru_cache(maxsize=4)
 def _block(number: int, size: int, *parts: int) -> NDArray[np.int64]:
-    """A part of an epoch's order: many places are drawn in the time of a few."""
+    """A block of an epoch's permutation: drawing many entries takes little longer than drawing one."""
     return permute(np.arange(number * BLOCK, min(size, (number + 1) * BLOCK)), size, *parts)
 
 

@@ -1,4 +1,4 @@
-"""Errors that speak to the person who can fix them."""
+"""Errors with messages for the person who can fix them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ VERY_CLOSE = 0.75  # of difflib's ratio
 
 
 class UserError(ValueError):
-    """Something the user gave is wrong: the message names the value, its place and the fix.
+    """A mistake in the user's input: the message names the value, its place and the fix.
 
-    The command line prints the message alone and exits with code 2; any other exception is a bug of ours.
+    The command line prints the message alone and exits with code 2; any other exception is a bug.
     """
 
 
 class BadRow(UserError):
-    """A row that cannot be used, while the others of its file can be."""
+    """A row that cannot be used, in a file whose other rows can."""
 
 
 class NotFinite(UserError):
@@ -25,14 +25,14 @@ class NotFinite(UserError):
 
 
 class Diverged(UserError):
-    """A run whose losses stay bad: with other settings it may do well."""
+    """A run that has diverged: with other settings it may succeed."""
 
 
 def suggestion(name: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where one of the allowed names is close, else nothing.
+    """`; did you mean 'x'?` if one of the allowed names is close, else an empty text.
 
-    A name that has the given one as a whole word comes first (`steps`: `train.steps`). Of dotted names in the same
-    section the last parts are compared. Names that begin with another letter have to be very close.
+    A name that contains the given one as a whole word comes first (`steps`: `train.steps`). For dotted names in the
+    same section the last parts are compared. Names that begin with another letter have to be very close.
     """
     names = list(allowed)
     section, _, last = name.rpartition(".")
@@ -59,4 +59,4 @@ class Interrupted(Exception):
         return f"{self.args[0]}. {self.advice}"
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int, str]]:
-        return Interrupted, (self.args[0], self.code, self.advice)  # it may come from another process
+        return Interrupted, (self.args[0], self.code, self.advice)  # pickled when it comes from another process

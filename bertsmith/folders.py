@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and that one process at a time writes."""
+"""Files and folders that are written atomically, and locked while a process writes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 DISK_ERRORS = {"ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS"}
-PATIENCE = 2.0  # seconds: a process that was killed, or the workers of one, may still be on their way out
+LOCK_TIMEOUT = 2.0  # seconds: a process that was killed, or its workers, may still be exiting
 P = ParamSpec("P")
 R = TypeVar("R")
 _held: dict[tuple[Path, int], int] = {}  # the open lock files of this process by output and thread
@@ -35,11 +35,11 @@ _held: dict[tuple[Path, int], int] = {}  # the open lock files of this process b
 
 @contextmanager
 def locked(path: str | Path, option: str = "--out") -> Iterator[None]:
-    """Lock an output while a command writes it; a second process is refused and told who has it.
+    """Lock an output while a command writes it; a second process gets an error that names the first.
 
-    The lock is the system's, on `.NAME.lock` beside the output, so it ends with its process, and a file that was left
-    behind locks nothing. Half-written files that a killed process left are removed. Standard output, URLs and file
-    systems without locks have none.
+    It is a lock of the operating system, on `.NAME.lock` beside the output: it ends with its process, and a file that
+    was left behind locks nothing. Incomplete files of a killed process are removed. Standard output, URLs and file
+    systems without locks are not locked.
     """
     key = _local(path), threading.get_ident()
     missing = [folder for folder in key[0].parents if not folder.exists()]
@@ -51,20 +51,20 @@ def locked(path: str | Path, option: str = "--out") -> Iterator[None]:
         return
     _held[key] = handle
     try:
-        _sweep(key[0])
+        _remove_partial(key[0])
         with naming(path):
             yield
     finally:
-        with suppress(OSError):  # before it is released: a process that has opened this file looks again
+        with suppress(OSError):  # before it is released: a process that has opened this file opens it anew
             lock.unlink()
         os.close(_held.pop(key))
         for folder in missing:
-            with suppress(OSError):  # what was written is there
+            with suppress(OSError):  # not empty: it holds the output
                 folder.rmdir()
 
 
 def writes(argument: str = "out", option: str = "--out") -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function that holds the lock on the output that this argument of it names."""
+    """Decorate a function so that it holds the lock on the output that this argument names."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -82,28 +82,28 @@ def writes(argument: str = "out", option: str = "--out") -> Callable[[Callable[P
 
 
 def _local(path: str | Path) -> Path:
-    """The output's one name on this machine, whatever links lead to it; an empty one where it is elsewhere."""
+    """The path of an output with links resolved; an empty one for standard output and URLs."""
     text = str(path).removeprefix("file://")
     return Path() if text == "-" or "://" in text else Path(os.path.realpath(text))
 
 
 def _take(lock: Path, path: Path, shown: str) -> int | None:
-    """Open and lock a file; None where nothing can be locked."""
+    """Open and lock a file; None if it cannot be locked."""
     if fcntl is None or not path.name or (path.exists() and not path.is_file() and not path.is_dir()):
         return None
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError:  # a read-only place: whoever writes there will say so
+        except OSError:  # a read-only place: writing will raise the error
             return None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if lock.exists() and os.path.samestat(os.fstat(handle), lock.stat()):
                 with suppress(OSError):  # a full disk
                     os.ftruncate(handle, 0)
-                    os.write(handle, _who().encode(errors="replace"))
+                    os.write(handle, _this_process().encode(errors="replace"))
                 return handle
         except BlockingIOError:
             if time.monotonic() >= deadline:
@@ -119,15 +119,15 @@ def _take(lock: Path, path: Path, shown: str) -> int | None:
         os.close(handle)
 
 
-def _who() -> str:
-    """This process, as another one reads of it."""
+def _this_process() -> str:
+    """This process in words, for the error of another one."""
     name = Path(sys.argv[0]).name
     command = shlex.join(["bertsmith" if name == "__main__.py" else name, *sys.argv[1:]])
     return f"process {os.getpid()} on {platform.node()} ({command[:300]})"
 
 
-def _sweep(path: Path) -> None:
-    """Remove half-written files of an output that a killed process left, beside it and directly inside it."""
+def _remove_partial(path: Path) -> None:
+    """Remove incomplete files that a killed process left, beside an output and directly inside it."""
     beside = path.parent.glob(".*.partial") if path.parent.is_dir() else ()
     left = [p for p in beside if re.fullmatch(rf"\.{re.escape(path.name)}\.\d+\.partial", p.name)]
     left += [p for p in path.glob(".*.partial") if re.fullmatch(r"\..+\.\d+\.partial", p.name)] if path.is_dir() else []
@@ -135,20 +135,20 @@ def _sweep(path: Path) -> None:
         shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(missing_ok=True)
 
 
-def _forget() -> None:
-    """A forked worker holds no lock: when the process that has it is killed, the worker must not keep it."""
+def _release_in_child() -> None:
+    """Release the locks in a forked worker: if the main process is killed, the worker must not keep them."""
     for handle in _held.values():
         os.close(handle)
     _held.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Name the output in the error of a full or failing disk: a write to an open file does not say which it was."""
+    """Add the path of the output to the error of a full or failing disk: writing to an open file does not name it."""
     try:
         yield
     except OSError as error:
@@ -157,7 +157,7 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
     except UserError:
         raise
-    except Exception as error:  # safetensors and tokenizers have errors of their own, with the system's number in words
+    except Exception as error:  # safetensors and tokenizers have their own errors, with the system's number in the text
         found = re.search(r"\(os error (\d+)\)", str(error))
         if found is None:
             raise
@@ -166,7 +166,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
-    """A folder under a temporary name that takes its own name, synced to disk, when the block ends without an error."""
+    """A folder with a temporary name that is synced and renamed to `path` when the block ends without an error."""
     path = Path(path)
     refuse_existing(path, option=option)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def new_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
                     sync(file)
             sync(work)
             if path.exists():
-                path.rmdir()  # an empty one; anything else was refused
+                path.rmdir()  # an empty one; others were refused
             work.rename(path)
             sync(path.parent)
     finally:
@@ -190,7 +190,7 @@ def new_folder(path: str | Path, option: str = "--out") -> Iterator[Path]:
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
-    """A file under a temporary name that replaces `path` when the block ends without an error."""
+    """A file with a temporary name that replaces `path` when the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     work = path.parent / f".{path.name}.{os.getpid()}.partial"
@@ -205,7 +205,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
 
 
 def refuse_existing(path: Path, hint: str = "", option: str = "--out") -> None:
-    """Never write over what is there; `option` is what the command line calls the folder."""
+    """Refuse to overwrite a folder that is not empty; `option` is its name on the command line."""
     if path.is_file():
         raise UserError(f"{option} {path} is a file; give a folder")
     if path.is_dir() and any(path.iterdir()):
@@ -224,7 +224,7 @@ def regular_file(path: str | Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Make sure that a file or folder is on the disk."""
+    """Flush a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""Messages and progress on standard error: a bar with the time left on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 
 
 def quiet(silent: bool) -> None:
-    """Say nothing in this process: of several, the first one speaks."""
+    """Print no messages in this process: of several ranks only rank 0 does."""
     console.quiet = silent
 
 
 def say(message: str) -> None:
-    """A line for people, on standard error."""
+    """Print a message on standard error."""
     console.print(message, markup=False, soft_wrap=True)
 
 
 class _Bar(Progress):
-    """A bar, and under it a line of words that has the whole width to itself."""
+    """A bar with a line of text below it."""
 
     words = ""
 
@@ -38,7 +38,7 @@ class _Bar(Progress):
 
 @contextmanager
 def progress_bar(title: str, total: float, start: float = 0.0) -> Iterator[Advance]:
-    """Gives a function that is told how far the work has come and a few words on it."""
+    """Yield a function that is called with the amount of work that is done, and a short text about it."""
     if console.is_terminal:
         columns = ("{task.description}", BarColumn(None), TextColumn("{task.percentage:>3.0f}%"))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -74,7 +74,7 @@ def _lines(title: str, total: float, start: float) -> Iterator[Advance]:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people read them: 4 s, 2:05, 1:00:00."""
+    """A duration as text: 4 s, 2:05, 1:00:00."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

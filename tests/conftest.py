@@ -65,14 +65,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step takes a twenty-fifth of a second, however busy the machine is."""
-    from bertsmith.training.schedule import Course
+    from bertsmith.training.schedule import Budget
     from bertsmith.training.speed import Meter
 
-    def elapsed(course: Course) -> float:
-        first = course.__dict__.setdefault("first", course.step)  # of this process
-        return course.before + (course.step - first) / 25
+    def elapsed(budget: Budget) -> float:
+        first = budget.__dict__.setdefault("first", budget.step)  # of this process
+        return budget.before + (budget.step - first) / 25
 
-    monkeypatch.setattr(Course, "elapsed", property(elapsed))
+    monkeypatch.setattr(Budget, "elapsed", property(elapsed))
     monkeypatch.setattr(Meter, "seconds", property(lambda meter: meter.steps / 25))
 
 

@@ -117,7 +117,7 @@ def test_a_cuda_graph_is_replayed_with_the_labels_of_the_next_batch(
     for name in ("graph_pool_handle", "reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1))
-    monkeypatch.setattr(cuda_graphs, "recording", lambda graph, pool: nullcontext())
+    monkeypatch.setattr(cuda_graphs, "capturing", lambda graph, pool: nullcontext())
     seen: list[Batch] = []
 
     def one_pass(batch: Batch, scales: Any) -> tuple[list[str], Tensor]:

@@ -37,7 +37,7 @@ HOLD = (
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "PATIENCE", 0.0)
+    monkeypatch.setattr(folders, "LOCK_TIMEOUT", 0.0)
 
 
 def holder(path: Path, code: str = HOLD) -> subprocess.Popen[str]:
@@ -99,7 +99,7 @@ RACE = """
 import sys, time
 from pathlib import Path
 from bertsmith import folders
-folders.PATIENCE, out = 60.0, Path(sys.argv[1])
+folders.LOCK_TIMEOUT, out = 60.0, Path(sys.argv[1])
 for _ in range(25):
     with folders.locked(out):
         count = int(out.read_text()) if out.exists() else 0

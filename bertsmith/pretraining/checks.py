@@ -12,7 +12,7 @@ from bertsmith.pretraining.loader import DataConfig
 from bertsmith.pretraining.phases import Phases
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import say
-from bertsmith.training.schedule import rate_share
+from bertsmith.training.schedule import learning_rate_factor
 
 WORSE = 0.3  # long sequences whose loss exceeds that of short ones by this have positions that are not learnt
 REACH = 4.0  # the distance, in initial standard deviations, that the weights of new positions must be able to move
@@ -64,7 +64,7 @@ def note_unreachable_positions(config: PretrainConfig, steps: int) -> None:
     if data.long_length is None or not rate or steps * data.long_share < 1:
         return
     begin = round(steps * (1 - data.long_share))
-    moved = rate * sum(rate_share(train, step, steps) for step in range(begin, steps))
+    moved = rate * sum(learning_rate_factor(train, step, steps) for step in range(begin, steps))
     if moved < REACH * std:
         say(
             f"note: the learning rates of the {steps - begin:,} steps with {data.long_length} tokens add up to "

@@ -1,7 +1,7 @@
 """Checkpoints: a model folder with the trainer's state beside it, written whole or not at all. No pickle.
 
-Divided tensors are gathered, so a checkpoint does not know how many processes wrote it. The first process reads and
-writes; the others take part in the gathering.
+Sharded tensors are gathered, so that a checkpoint does not depend on the number of ranks. Rank 0 reads and writes; the
+other ranks take part in the gathering.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Load = Callable[[Path], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Where a run stands: what a resumed one goes on with, apart from tensors."""
+    """The state of a run that is restored when it is resumed, apart from tensors."""
 
     step: int
     seconds: float = 0.0
@@ -59,9 +59,9 @@ def save_checkpoint(
     save: Save,
     keep: int,
 ) -> Path | None:
-    """Write the model through `save` and the optimisers' state, then remove all but the last `keep` and the best.
+    """Write the model through `save` and the optimisers' state; keep the last `keep` checkpoints and the best one.
 
-    Where it cannot be written (a full disk), nothing that was saved is touched, a warning is said and None given.
+    If it cannot be written (a full disk), earlier checkpoints are untouched; warn and return None.
     """
     tensors = model_tensors(model)
     moments = optimizer_tensors(model, optimizers)
@@ -69,14 +69,14 @@ def save_checkpoint(
         return None
     path = run / "checkpoints" / f"step-{state.step:08}"
     try:
-        shutil.rmtree(path, ignore_errors=True)  # one of the same step that could not be read
+        shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
         with new_folder(path) as folder:
             save(folder, tensors)
             save_file(moments, folder / OPTIMIZER)
             values = asdict(state)
             files = sorted(file for file in folder.rglob("*") if file.is_file())
             sums = {file.relative_to(folder).as_posix(): file_hash(file) for file in files}
-            (folder / STATE).write_text(json.dumps({**values, "sha256": {**sums, STATE: sum_of(values)}}) + "\n")
+            (folder / STATE).write_text(json.dumps({**values, "sha256": {**sums, STATE: checksum(values)}}) + "\n")
     except (OSError, SafetensorError, UserError) as error:
         say(f"warning: no checkpoint after step {state.step}: {error}; earlier ones are untouched")
         return None
@@ -97,16 +97,16 @@ def step_of(path: Path) -> int:
 
 
 def best_checkpoint(found: Sequence[Path]) -> Path | None:
-    """The checkpoint with the best evaluation, where any was evaluated; of equally good ones the earliest.
+    """The checkpoint with the best evaluation, the earliest of equally good ones; None if none was evaluated.
 
-    The earliest is the one that `keep_best` wrote; whether a later one is there depends on the clock.
+    The earliest is the one that `keep_best` wrote; whether a later one exists depends on the clock.
     """
     scored = [(score, path) for path in sorted(found) if (score := _score(path)) is not None]
     return max(scored, key=itemgetter(0))[1] if scored else None
 
 
 def latest_checkpoint(run: Path) -> tuple[Path, TrainerState] | None:
-    """The newest checkpoint that is whole, with its state; a damaged one is passed over with a warning."""
+    """The newest undamaged checkpoint and its state; damaged ones are skipped with a warning."""
     for path in reversed(checkpoints(run)):
         try:
             return path, _read_state(path)
@@ -116,10 +116,10 @@ def latest_checkpoint(run: Path) -> tuple[Path, TrainerState] | None:
 
 
 def _read_state(path: Path) -> TrainerState:
-    """The state of a checkpoint whose files are all as they were written."""
+    """The state of a checkpoint, after checking the checksums of its files."""
     values = read_json(path / STATE)
     sums = values.pop("sha256", None)
-    if not isinstance(sums, dict) or sums.pop(STATE, None) != sum_of(values):
+    if not isinstance(sums, dict) or sums.pop(STATE, None) != checksum(values):
         raise UserError(f"{STATE} does not match its checksum")
     for name, expected in sums.items():
         if file_hash(path / name) != expected:
@@ -128,10 +128,10 @@ def _read_state(path: Path) -> TrainerState:
 
 
 def _prune(newest: Path, keep: int) -> None:
-    """Remove old checkpoints; one after the newest was damaged, or the run would not have gone back behind it."""
-    whole = [path for path in checkpoints(newest.parent.parent) if path <= newest]
-    best = best_checkpoint(whole)
-    for old in whole[:-keep]:
+    """Remove old checkpoints; those after the newest are damaged, since the run was resumed from one before them."""
+    found = [path for path in checkpoints(newest.parent.parent) if path <= newest]
+    best = best_checkpoint(found)
+    for old in found[:-keep]:
         if old != best:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -143,8 +143,8 @@ def _score(path: Path) -> float | None:
         return None
 
 
-def sum_of(values: Mapping[str, Any]) -> str:
-    """The checksum of values that JSON can hold."""
+def checksum(values: Mapping[str, Any]) -> str:
+    """The SHA-256 of values that JSON can represent."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -164,7 +164,7 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 
 @torch.no_grad()
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor] | None) -> None:
-    """Put whole tensors, which the first process alone has, into a model, in every process its part."""
+    """Load full tensors, which rank 0 alone has, into a model; each rank keeps its shard."""
     found = distributed.broadcast_tensors(tensors)
     own = distributed.unwrap(model)
     for name, value in own.state_dict().items():
@@ -173,7 +173,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor] | None) -> None:
 
 
 def load_optimizers(path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Put a checkpoint's optimiser state back, in every process its part."""
+    """Restore the state of the optimisers from a checkpoint; each rank keeps its shard."""
     tensors = distributed.broadcast_tensors(load_file(path / OPTIMIZER) if distributed.is_rank_zero() else None)
     by_name = dict(distributed.unwrap(model).named_parameters())
     owners = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
@@ -183,6 +183,6 @@ def load_optimizers(path: Path, model: nn.Module, optimizers: Sequence[torch.opt
             raise UserError(f"{path / OPTIMIZER} holds {name!r}, which the model does not have")
         parameter = by_name[name]
         optimizer = owners[parameter]
-        # Adam counts steps on the CPU unless it is fused; its moments lie where the parameter does.
+        # AdamW keeps its step counter on the CPU unless it is fused, and its moments on the parameter's device.
         counter = key == "step" and not optimizer.defaults.get("fused")
         optimizer.state[parameter][key] = value if counter else distributed.shard_like(value, parameter)

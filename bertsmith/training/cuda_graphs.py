@@ -1,8 +1,8 @@
-"""CUDA graphs: the kernels of a step recorded once and launched together afterwards.
+"""CUDA graphs: the kernels of a step are captured once and launched together afterwards.
 
-Launching a kernel takes the CPU longer than running it takes the GPU where batches or models are small; and between two
-steps the GPU waits for the optimiser's launches. Forward and backward passes are recorded by the batch's size, rounded
-up with filler, when a size comes for the second time; clipping and the update on their second turn.
+With small batches or models the CPU takes longer to launch a kernel than the GPU to run it, and between two steps the
+GPU waits for the launches of the optimiser. The forward and backward passes are captured for each bucket of batch sizes
+when it comes for the second time; clipping and the update at their second call.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bertsmith.batch import Batch, Packed
 from bertsmith.training import distributed
 from bertsmith.training.settings import TrainConfig
 
-MOST = 24  # recorded sizes; more differ too much to be worth it
-# Adds to the gradients; gives the outputs' names, and their values in one tensor.
+MAX_GRAPHS = 24  # of forward and backward passes; more buckets come too rarely
+# Adds to the gradients; returns the names of the outputs, and their values in one tensor.
 Pass = Callable[[Batch, Mapping[str, float | Tensor]], tuple[list[str], Tensor]]
 
 
@@ -31,10 +31,10 @@ def can_capture(device: torch.device, optimizers: list[torch.optim.Optimizer]) -
 
 
 class GraphRunner:
-    """Runs the passes and the updates of a model, recorded where that is possible; batches come rounded.
+    """Runs the passes and updates of a model, as CUDA graphs where that is possible; batches come bucketed.
 
-    `capturable` says whether forward and backward can be recorded: fused kernels never ask the device for a value.
-    Gradients stay where they are from step to step, and are zero after an update.
+    `capturable` says whether the forward and backward passes can be captured: the fused kernels never synchronise with
+    the device. Gradients keep their memory from step to step, and are zero after an update.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class GraphRunner:
         self.limit = config.clip_norm or float("inf")
         self.captures_passes = capturable and not config.gradient_checkpointing
         self.pool = torch.cuda.graph_pool_handle()
-        torch.cuda.reset_peak_memory_stats()  # what this process did before is no measure of this run's needs
-        self.passes: dict[Any, _Pass | None] = {}  # None: seen once
-        self.seconds = 0.0  # for compiling and recording
-        self.clipping, self.updating = _Again(self._clip), _Again(self._update)
+        torch.cuda.reset_peak_memory_stats()  # so that the peak is that of this run
+        self.passes: dict[Any, _PassGraph | None] = {}  # by size; None: it came once
+        self.seconds = 0.0  # of compiling and capturing
+        self.clipping, self.updating = _CapturedCall(self._clip), _CapturedCall(self._update)
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
 
     def run(self, function: Pass, batch: Batch, scales: Mapping[str, float]) -> tuple[list[str], Tensor]:
-        """What `function` gives for this batch, which it adds to the gradients."""
+        """Return the result of `function` for this batch; it adds to the gradients."""
         device = self.parameters[0].device
         if not self.captures_passes or not isinstance(batch.layout, Packed):
             return function(batch.to(device), scales)
@@ -62,13 +62,13 @@ class GraphRunner:
             self.passes[key] = None
             with self._timed():
                 return function(batch.to(device), scales)
-        recorded = self.passes[key]
-        if recorded is None and not self._has_room():
+        graph = self.passes[key]
+        if graph is None and not self._has_room():
             return function(batch.to(device), scales)
-        if recorded is None:
+        if graph is None:
             with self._timed():
-                recorded = self.passes[key] = _Pass(self, function, batch.to(device), scales)
-        return recorded.replay(batch, scales)
+                graph = self.passes[key] = _PassGraph(self, function, batch.to(device), scales)
+        return graph.replay(batch, scales)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -77,20 +77,20 @@ class GraphRunner:
         self.seconds += time.monotonic() - began
 
     def _has_room(self) -> bool:
-        """Whether another recording is worth it, and would fit beside what the passes need without one."""
+        """Whether there are few enough graphs, and memory for another one beside that of the passes themselves."""
         most = torch.cuda.max_memory_allocated()
-        few = sum(recorded is not None for recorded in self.passes.values()) < MOST
+        few = sum(graph is not None for graph in self.passes.values()) < MAX_GRAPHS
         return few and 2 * most < 0.9 * torch.cuda.get_device_properties(self.parameters[0].device).total_memory
 
     def clip(self) -> Tensor:
-        """The gradient's norm; the gradient is clipped to the limit."""
+        """Clip the gradients; return their norm before that."""
         return self.clipping.run()  # type: ignore[no-any-return]
 
     def _clip(self) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters, self.limit)
 
     def update(self) -> None:
-        """A step of the optimisers, whose rates have been set; then the gradients are zero."""
+        """Step the optimisers, whose learning rates have been set, and zero the gradients."""
         self.updating.run()
 
     def _update(self) -> None:
@@ -102,13 +102,13 @@ class GraphRunner:
         torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
 
 
-def recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
-    """Record what is launched in the block. Other threads may go on: one of them pins the next batches' memory."""
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
+    """Capture the kernels launched in the block; another thread may pin the memory of the next batches meanwhile."""
     return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
 
 
-class _Again:
-    """A function without arguments, recorded on its second call."""
+class _CapturedCall:
+    """A function without arguments, captured at its second call."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
@@ -122,21 +122,21 @@ class _Again:
             return self.function()
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with recording(self.graph):
+            with capturing(self.graph):
                 self.result = self.function()
         self.graph.replay()
         return self.result
 
 
-class _Pass:
-    """Forward and backward passes of one size."""
+class _PassGraph:
+    """The graph of the forward and backward passes of one size."""
 
-    def __init__(self, recorder: GraphRunner, function: Pass, batch: Batch, scales: Mapping[str, float]) -> None:
+    def __init__(self, runner: GraphRunner, function: Pass, batch: Batch, scales: Mapping[str, float]) -> None:
         self.batch = batch
         self.scales = {name: torch.tensor(s, device=batch.tokens.device) for name, s in scales.items()}
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.empty_cache()
-        with recording(self.graph, recorder.pool):
+        with capturing(self.graph, runner.pool):
             self.names, self.values = function(batch, self.scales)
 
     def replay(self, batch: Batch, scales: Mapping[str, float]) -> tuple[list[str], Tensor]:
@@ -145,4 +145,4 @@ class _Pass:
         for name, scale in scales.items():
             self.scales[name].fill_(scale)
         self.graph.replay()
-        return self.names, self.values.clone()  # the next recording, of whichever size, may write over its memory
+        return self.names, self.values.clone()  # the next graph may overwrite this memory

@@ -1,7 +1,7 @@
-"""Muon (Jordan 2024): momentum whose matrices are made orthogonal before they are added.
+"""Muon (Jordan 2024): momentum that is orthogonalised before it is added to the weights.
 
-The same steps as `torch.optim.Muon`, but all matrices of one shape go through the iteration together, and several
-processes divide them among themselves.
+The same updates as those of `torch.optim.Muon`, but all matrices of one shape are iterated together, and the ranks
+divide them among themselves.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from bertsmith.training import distributed
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic iteration, as published
-TURNS = 5
+ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised; decay is decoupled."""
+    """Orthogonalised Nesterov momentum with decoupled weight decay."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, weight_decay: float, momentum: float) -> None:
         values = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "capturable": True}
@@ -38,10 +38,10 @@ class Muon(torch.optim.Optimizer):
                 self._update(parameters, group)
 
     def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Matrices of one shape."""
+        """Update all matrices of one shape."""
         (rows, columns), device = parameters[0].shape, parameters[0].device
         gradients, moments = [p.grad for p in parameters if p.grad is not None], [self._moment(p) for p in parameters]
-        steps = torch.empty(len(parameters), rows, columns, dtype=iterated_in(device), device=device)
+        steps = torch.empty(len(parameters), rows, columns, dtype=iteration_dtype(device), device=device)
         kernels = fused_kernels(parameters[0], group["lr"])
         factor = math.sqrt(max(1.0, rows / columns))
         if kernels is not None:
@@ -51,8 +51,8 @@ class Muon(torch.optim.Optimizer):
                 kernels.change(parameter, step, group["lr"], group["weight_decay"], factor)
             return
         torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, moments, group["momentum"])
-        torch._foreach_copy_(list(steps.unbind(0)), [distributed.full_tensor(step) for step in ahead])
+        nesterov = torch._foreach_lerp(gradients, moments, group["momentum"])
+        torch._foreach_copy_(list(steps.unbind(0)), [distributed.full_tensor(step) for step in nesterov])
         changes = orthogonalise_together(steps) * (group["lr"] * -factor)
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for parameter, change in zip(parameters, changes, strict=True):
@@ -66,17 +66,17 @@ class Muon(torch.optim.Optimizer):
         return buffer
 
 
-def iterated_in(device: torch.device) -> torch.dtype:
-    """bfloat16 on accelerators; many a CPU has no products of it, and is two hundred times slower without."""
+def iteration_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 on accelerators; CPUs without bfloat16 matrix products would be two hundred times slower."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def orthogonalise_together(matrices: Tensor) -> Tensor:
-    """Orthogonalise a stack of matrices that all processes hold, each process its part."""
-    ranks, rank = distributed.world_size(), distributed.rank()
-    if ranks == 1:
+    """Orthogonalise a stack of matrices that every rank has; each rank computes its part."""
+    world_size, rank = distributed.world_size(), distributed.rank()
+    if world_size == 1:
         return orthogonalise(matrices)
-    share = -(-len(matrices) // ranks)
+    share = -(-len(matrices) // world_size)
     mine = matrices[rank * share : (rank + 1) * share]
     done = matrices.new_zeros(share, *matrices.shape[1:])
     if len(mine):
@@ -92,21 +92,21 @@ def product(
 
 
 def orthogonalise(matrices: Tensor, product: Callable[..., Tensor] = product) -> Tensor:
-    """Bring the singular values of a stack of matrices (N, rows, columns) near 1, by Newton and Schulz's iteration."""
+    """Bring the singular values of matrices (N, rows, columns) near 1, by the Newton–Schulz iteration."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    for _ in range(TURNS):
-        gram = product(x.mT, x, symmetric=True) if tall else product(x, x.mT, symmetric=True)  # the smaller of the two
+    for _ in range(ITERATIONS):
+        gram = product(x.mT, x, symmetric=True) if tall else product(x, x.mT, symmetric=True)  # the smaller Gram matrix
         factor = product(gram, gram, gram, c, b, symmetric=True)
         x = product(x, factor, x, 1.0, a) if tall else product(factor, x, x, 1.0, a)
     return x
 
 
 def fused_kernels(parameter: Tensor, rate: float | Tensor) -> Any:
-    """The kernels of `muon_kernels.py`, where one process has whole matrices on a GPU; None elsewhere."""
-    whole = parameter.is_cuda and isinstance(rate, Tensor) and distributed.world_size() == 1
-    return _kernels() if whole else None
+    """The kernels of `muon_kernels.py` if one rank has all matrices on a GPU, else None."""
+    one_gpu = parameter.is_cuda and isinstance(rate, Tensor) and distributed.world_size() == 1
+    return _kernels() if one_gpu else None
 
 
 @lru_cache

@@ -1,7 +1,7 @@
-"""Triton kernels of Muon: momentum and update in one pass each, products of stacks of matrices, symmetric ones halved.
+"""Triton kernels of Muon: momentum and update in one pass each, and batched matrix products.
 
-N matrices of one shape. The products have an addend, which a library's would copy first, and leave out the half of a
-symmetric result that the other half mirrors.
+N matrices of one shape. The products add a matrix, which a library's product would copy first, and compute only one
+half of a symmetric result.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096  # numbers that a program of an elementwise kernel has
+BLOCK = 4096  # elements per program of an elementwise kernel
 TILE = (128, 128, 64, 4, 3)  # rows, columns, depth, warps, stages
 
 
 @triton.jit
 def _momentum(gradient_ptr, moment_ptr, step_ptr, momentum, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = place < size
-    gradient = tl.load(gradient_ptr + place, there, 0.0)
-    moment = tl.load(moment_ptr + place, there, 0.0)
+    valid = place < size
+    gradient = tl.load(gradient_ptr + place, valid, 0.0)
+    moment = tl.load(moment_ptr + place, valid, 0.0)
     moment += (gradient - moment) * (1.0 - momentum)
-    tl.store(moment_ptr + place, moment, there)
+    tl.store(moment_ptr + place, moment, valid)
     step = gradient + (moment - gradient) * momentum
-    tl.store(step_ptr + place, step.to(step_ptr.dtype.element_ty), there)
+    tl.store(step_ptr + place, step.to(step_ptr.dtype.element_ty), valid)
 
 
 @triton.jit
 def _change(parameter_ptr, step_ptr, rate_ptr, decay, factor, size, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = place < size
+    valid = place < size
     rate = tl.load(rate_ptr)
-    value = tl.load(parameter_ptr + place, there, 0.0) * (1.0 - rate * decay)
-    value -= rate * factor * tl.load(step_ptr + place, there, 0.0).to(tl.float32)
-    tl.store(parameter_ptr + place, value, there)
+    value = tl.load(parameter_ptr + place, valid, 0.0) * (1.0 - rate * decay)
+    value -= rate * factor * tl.load(step_ptr + place, valid, 0.0).to(tl.float32)
+    tl.store(parameter_ptr + place, value, valid)
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _product(
     matrix = tl.program_id(1).to(tl.int64)
     across = tl.cdiv(columns, COLUMNS)
     i, j = tl.program_id(0) // across, tl.program_id(0) % across
-    if SYMMETRIC and j > i:  # ROWS and COLUMNS are equal: this tile is another's mirror
+    if SYMMETRIC and j > i:  # ROWS and COLUMNS are equal: this tile mirrors another one
         return
     row, column = i * ROWS + tl.arange(0, ROWS), j * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
@@ -64,27 +64,27 @@ def _product(
             a = tl.load(left, (row[:, None] < rows) & (k[None, :] < depth), 0.0)
             b = tl.load(right, (k[:, None] < depth) & (column[None, :] < columns), 0.0)
         total += tl.dot(a, b)
-    there = (row[:, None] < rows) & (column[None, :] < columns)
+    valid = (row[:, None] < rows) & (column[None, :] < columns)
     total *= alpha
     if ADD:
         place = matrix * c_matrix + row[:, None] * c_row + column[None, :] * c_column
-        total += beta * tl.load(c_ptr + place, there, 0.0).to(tl.float32)
+        total += beta * tl.load(c_ptr + place, valid, 0.0).to(tl.float32)
     result = total.to(out_ptr.dtype.element_ty)
     out_ptr += matrix * rows * columns
-    tl.store(out_ptr + row[:, None] * columns + column[None, :], result, there)
+    tl.store(out_ptr + row[:, None] * columns + column[None, :], result, valid)
     if SYMMETRIC:  # noqa: SIM102
         if i != j:
-            tl.store(out_ptr + row[:, None] + column[None, :] * columns, result, there)
+            tl.store(out_ptr + row[:, None] + column[None, :] * columns, result, valid)
 
 
 def momentum(gradient: Tensor, moment: Tensor, step: Tensor, value: float) -> None:
-    """Move the moment towards the gradient, and write what Nesterov would step by."""
+    """Update the momentum buffer, and write the Nesterov step."""
     size = gradient.numel()
     _momentum[(triton.cdiv(size, BLOCK),)](gradient, moment, step, value, size, BLOCK=BLOCK)
 
 
 def change(parameter: Tensor, step: Tensor, rate: Tensor, decay: float, factor: float) -> None:
-    """Decay the parameter and subtract rate · factor · step."""
+    """Apply the weight decay, and subtract rate · factor · step."""
     size = parameter.numel()
     _change[(triton.cdiv(size, BLOCK),)](parameter, step, rate, decay, factor, size, BLOCK=BLOCK)
 

@@ -1,4 +1,4 @@
-"""The optimisers. Each parameter group carries `rate`, its learning rate before the schedule."""
+"""The optimisers. Each parameter group has a `rate`, its learning rate before the schedule."""
 
 from __future__ import annotations
 
@@ -15,56 +15,57 @@ from bertsmith.training.settings import TrainConfig
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """The optimiser of a model: one, or Muon with AdamW beside it. Biases and norms do not decay."""
+    """The optimisers of a model: one, or Muon and AdamW. Biases and norms have no weight decay."""
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    shares = rate_shares(model, config.layer_decay)
+    factors = learning_rate_factors(model, config.layer_decay)
     if config.optimizer == "muon":
-        inner = [p for p in _inner_matrices(model) if p.requires_grad]  # a list: all processes need one order
+        inner = [p for p in _inner_matrices(model) if p.requires_grad]  # a list: all ranks need the same order
         others = [p for p in parameters if not any(p is q for q in inner)]
-        rest = _adamw(others, config, config.rest_learning_rate or config.learning_rate, shares)
-        groups = _on_device(_by_rate(inner, config.learning_rate, shares))
+        rest = _adamw(others, config, config.rest_learning_rate or config.learning_rate, factors)
+        groups = _on_device(_by_rate(inner, config.learning_rate, factors))
         return [Muon(groups, config.learning_rate, config.weight_decay, config.momentum), rest] if groups else [rest]
     if config.optimizer == "lamb":
-        return [Lamb(_groups(parameters, config, config.learning_rate, shares), config)]
-    return [_adamw(parameters, config, config.learning_rate, shares)]
+        return [Lamb(_groups(parameters, config, config.learning_rate, factors), config)]
+    return [_adamw(parameters, config, config.learning_rate, factors)]
 
 
-def rate_shares(model: nn.Module, layer_decay: float) -> dict[Tensor, float]:
-    """The share of the learning rate that each parameter has: a factor less for every layer below an encoder's top one.
+def learning_rate_factors(model: nn.Module, layer_decay: float) -> dict[Tensor, float]:
+    """The factor on each parameter's learning rate: multiplied by `layer_decay` for each layer below the top one.
 
-    What comes before the layers in their encoder (embeddings) has the lowest rate, all else that of the top layer.
+    The parameters of an encoder that come before its layers (embeddings) have the lowest rate, all others that of the
+    top layer.
     """
-    shares: dict[Tensor, float] = dict.fromkeys(model.parameters(), 1.0)
+    factors: dict[Tensor, float] = dict.fromkeys(model.parameters(), 1.0)
     for encoder, layers in layer_stacks(model):
         above = {p: len(layers) - 1 - number for number, layer in enumerate(layers) for p in layer.parameters()}
         distance = len(layers)  # to the top layer: that of the embeddings, which come first
         for parameter in encoder.parameters():
             after = 0 if distance < len(layers) else distance
             distance = above.get(parameter, after)
-            shares[parameter] = layer_decay**distance
-    return shares
+            factors[parameter] = layer_decay**distance
+    return factors
 
 
 def _inner_matrices(model: nn.Module) -> list[Tensor]:
-    """The matrices of the layers: neither embeddings, nor output layers, whose rows are words or classes."""
+    """The matrices of the layers, without embeddings and output layers, whose rows are tokens or classes."""
     layers = [layer for _, layers in layer_stacks(model) for layer in layers]
     return list(dict.fromkeys(p for layer in layers for p in layer.parameters() if p.dim() == 2))
 
 
-def _by_rate(parameters: Iterable[Tensor], rate: float, shares: Mapping[Tensor, float]) -> list[dict[str, Any]]:
-    """A group for every rate."""
+def _by_rate(parameters: Iterable[Tensor], rate: float, factors: Mapping[Tensor, float]) -> list[dict[str, Any]]:
+    """A parameter group for each learning rate."""
     groups: dict[float, list[Tensor]] = {}
     for parameter in parameters:
-        groups.setdefault(shares[parameter], []).append(parameter)
-    return [{"params": group, "rate": rate * share} for share, group in groups.items()]
+        groups.setdefault(factors[parameter], []).append(parameter)
+    return [{"params": group, "rate": rate * factor} for factor, group in groups.items()]
 
 
 def _groups(
-    parameters: Iterable[Tensor], config: TrainConfig, rate: float, shares: Mapping[Tensor, float]
+    parameters: Iterable[Tensor], config: TrainConfig, rate: float, factors: Mapping[Tensor, float]
 ) -> list[dict[str, Any]]:
     parameters = list(parameters)
-    decaying = _by_rate([p for p in parameters if p.dim() > 1], rate, shares)
-    others = _by_rate([p for p in parameters if p.dim() <= 1], rate, shares)
+    decaying = _by_rate([p for p in parameters if p.dim() > 1], rate, factors)
+    others = _by_rate([p for p in parameters if p.dim() <= 1], rate, factors)
     return [
         *({**group, "weight_decay": config.weight_decay} for group in decaying),
         *({**group, "weight_decay": 0.0} for group in others),
@@ -72,17 +73,17 @@ def _groups(
 
 
 def _adamw(
-    parameters: list[Tensor], config: TrainConfig, rate: float, shares: Mapping[Tensor, float]
+    parameters: list[Tensor], config: TrainConfig, rate: float, factors: Mapping[Tensor, float]
 ) -> torch.optim.Optimizer:
-    """AdamW with bias correction and decoupled decay on matrices and embeddings."""
+    """AdamW with bias correction, and decoupled weight decay on matrices and embeddings."""
     fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
-    betas, groups = (config.beta1, config.beta2), _on_device(_groups(parameters, config, rate, shares))
+    betas, groups = (config.beta1, config.beta2), _on_device(_groups(parameters, config, rate, factors))
     capturable = any(isinstance(group.get("lr"), Tensor) for group in groups)
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=config.adam_eps, fused=fused, capturable=capturable)
 
 
 def _on_device(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups with their rates in the memory of the GPU, where one process can record its steps."""
+    """The groups with their learning rates as tensors on the GPU, if steps can be captured as CUDA graphs."""
     for group in groups:
         if world_size() == 1 and group["params"] and group["params"][0].is_cuda:
             group["lr"] = torch.tensor(group["rate"], device=group["params"][0].device)
@@ -90,9 +91,9 @@ def _on_device(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam whose step in each tensor is as long as the tensor is large (You et al. 2020), for large batches.
+    """Adam whose update of each tensor is scaled to the tensor's norm (You et al. 2020), for large batches.
 
-    Tensors without decay (biases and norms) take the plain step, as the authors' code does.
+    Tensors without weight decay (biases and norms) take the unscaled update, as in the authors' code.
     """
 
     def __init__(self, groups: list[dict[str, Any]], config: TrainConfig) -> None:

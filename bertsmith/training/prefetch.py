@@ -1,4 +1,4 @@
-"""Micro-batches made ahead of their step, by worker processes where there is a GPU to keep busy."""
+"""Micro-batches prefetched by worker processes, so that a GPU does not wait for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 
-Key = tuple[int, float]  # a step and the share of the run that lies behind it
+Key = tuple[int, float]  # a step, and the share of the run that is done before it
 
 
 class _Steps(Dataset[Any]):
-    """The micro-batches of a step, or what is wrong with its data."""
+    """Maps a key to the micro-batches of its step, or to the error in its data."""
 
     def __init__(self, make: Callable[[int, float], list[Batch]]) -> None:
         self.make = make
@@ -33,16 +33,16 @@ class _Steps(Dataset[Any]):
 def prefetch(
     make: Callable[[int, float], list[Batch]], keys: Iterable[Key], device: torch.device, workers: int | None
 ) -> Generator[list[Batch]]:
-    """The micro-batches of each key, in order. Workers run a few steps ahead, so `keys` is asked early."""
+    """The micro-batches of each key, in order. Workers prefetch a few steps, so `keys` is iterated early."""
     count = default_workers(device) if workers is None else workers
     loader = DataLoader(
         _Steps(make),
         batch_size=None,
         sampler=keys,
         num_workers=count,
-        collate_fn=_as_it_is,
+        collate_fn=_unchanged,
         pin_memory=device.type == "cuda",
-        worker_init_fn=_begin_work,
+        worker_init_fn=_start_worker,
         multiprocessing_context="fork" if count else None,
     )
     for made in loader:
@@ -52,20 +52,20 @@ def prefetch(
 
 
 def default_workers(device: torch.device) -> int:
-    """Processes that make batches: none for a CPU, which they would only take from the model."""
+    """The number of workers: none for training on a CPU, where they would compete with the model."""
     if device.type != "cuda" or not hasattr(os, "fork"):
         return 0
     return max(1, min(4, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1))
 
 
-def _as_it_is(made: Any) -> Any:
+def _unchanged(made: Any) -> Any:
     return made
 
 
-def _begin_work(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the first one decides what happens.
+def _start_worker(worker: int) -> None:
+    """Ignore signals in a worker: Ctrl-C reaches every process of a terminal, and the main process handles it.
 
-    And what the first one holds is not the worker's to tidy up: a recorded step would ask for a GPU, and warn.
+    The objects of the main process are not collected in the worker: a CUDA graph would need the GPU, and warn.
     """
     gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):

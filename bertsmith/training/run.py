@@ -26,25 +26,25 @@ Found = tuple[Path, TrainerState]
 def open_run(
     run: Path, config: Any, facts: dict[str, Any], resume: bool, notes: Mapping[str, Any] | None = None
 ) -> tuple[Found | None, bool]:
-    """Begin a run, or go on with it: gives the checkpoint to go on from and whether the run is finished already.
+    """Start or resume a run; return the checkpoint to resume from, if any, and whether the run is finished already.
 
     The configuration and the `facts` have to be those that the run was started with; `notes` are written beside them.
-    The first process looks and writes, and tells the others.
+    Rank 0 reads and writes, and broadcasts what it found.
     """
     if config.train.tensorboard:
         runlog.check_tensorboard()
 
-    def look() -> list[Any]:
+    def find() -> list[Any]:
         found = _open(run, config, facts, resume, notes or {})
         return [str(found[0]), asdict(found[1])] if found else [is_finished(run)]
 
-    answer = distributed.on_rank_zero(look)
-    return ((Path(answer[0]), TrainerState(**answer[1])), False) if len(answer) == 2 else (None, answer[0])
+    result = distributed.on_rank_zero(find)
+    return ((Path(result[0]), TrainerState(**result[1])), False) if len(result) == 2 else (None, result[0])
 
 
 def _open(run: Path, config: Any, facts: dict[str, Any], resume: bool, notes: Mapping[str, Any]) -> Found | None:
     if resume and (run / CONFIG).exists():
-        return _go_on(run, config, facts, notes)
+        return _resume(run, config, facts, notes)
     refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
     with new_file(run / CONFIG) as work:
         write_json(work, to_dict(config))
@@ -53,34 +53,34 @@ def _open(run: Path, config: Any, facts: dict[str, Any], resume: bool, notes: Ma
 
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:
-    """A JSON file with a checksum of its values, for `read_checked`."""
+    """Write a JSON file with a checksum of its values, for `read_checked`."""
     with new_file(path) as work:
-        write_json(work, {**values, SUM: checkpoint.sum_of(values)})
+        write_json(work, {**values, SUM: checkpoint.checksum(values)})
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """The values of `write_checked`, refused where they are not what was written; older files have no checksum."""
+    """Read a file of `write_checked`; a wrong checksum is an error, and files of older versions have none."""
     values = read_json(path)
     stored = values.pop(SUM, None)
-    if stored is not None and stored != checkpoint.sum_of(values):
+    if stored is not None and stored != checkpoint.checksum(values):
         raise UserError(f"{path} is damaged: it does not match its checksum; put a copy back, or take another --out")
     return values
 
 
 def facts_of(run: Path) -> dict[str, Any]:
-    """What `run.json` says of a run; nothing where it is not there yet."""
+    """The contents of a run's `run.json`; empty if there is none yet."""
     return read_checked(run / FACTS) if (run / FACTS).exists() else {}
 
 
 def add_facts(run: Path, **facts: Any) -> None:
-    """Write what a run has found out about itself beside the facts that it was started with."""
+    """Add facts that were found during a run to its `run.json`."""
     distributed.on_rank_zero(lambda: write_checked(run / FACTS, {**facts_of(run), **facts}))
 
 
-def _go_on(run: Path, config: Any, facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
+def _resume(run: Path, config: Any, facts: dict[str, Any], notes: Mapping[str, Any]) -> Found | None:
     stored = to_dict(load(type(config), run / CONFIG))  # an older version wrote fewer settings
     same_settings(stored, to_dict(config), run / CONFIG)
-    if not (run / FACTS).exists():  # killed between the two
+    if not (run / FACTS).exists():  # killed between the two writes
         write_checked(run / FACTS, {**facts, **notes})
     stored = read_checked(run / FACTS)
     known = [key for key in facts if key in stored]  # an older version wrote fewer of them
@@ -88,7 +88,7 @@ def _go_on(run: Path, config: Any, facts: dict[str, Any], notes: Mapping[str, An
     if is_finished(run):
         say(f"{run} is finished already: its model is at {run / MODEL}")
         return None
-    for left in run.rglob(".*.partial"):  # what a killed process was writing
+    for left in run.rglob(".*.partial"):  # files that a killed process was writing
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     found = latest_checkpoint(run)
     if found is None:
@@ -104,7 +104,7 @@ def is_finished(run: Path) -> bool:
 
 
 def final_scores(run: Path) -> dict[str, float]:
-    """The dev scores of a run's model: those of its last evaluation, or of the best one where that was kept."""
+    """The dev scores of a run's model: of the last evaluation, or of the best one with `keep_best`."""
     return runlog.last_scores(run, facts_of(run).get("best_step"))
 
 
@@ -128,9 +128,9 @@ def finish_run(run: Path, model: nn.Module, save: Save) -> None:
 def same_settings(
     stored: dict[str, Any], given: dict[str, Any], where: Path, option: str = "--resume: ", prefix: str = ""
 ) -> None:
-    """Refuse to go on with a run with other settings than it was started with; `option` is what asked for that.
+    """Refuse to resume a run with other settings than it was started with; `option` is what asked for that.
 
-    Of several lengths (steps, epochs, hours) that an older run was given, the one that decides counts.
+    If a run of an older version has several lengths (steps, epochs, hours), only the deciding one is compared.
     """
     if prefix == "train.":
         stored, given = _with_one_length(stored), _with_one_length(given)

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object a line, appended while a run goes on; TensorBoard beside it on request."""
+"""`metrics.jsonl`: one JSON object per line, appended during a run; on request also for TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bertsmith.progress import say
 
 FILE = "metrics.jsonl"
 Append = Callable[[dict[str, Any]], None]
-SCALE = 100  # of scores; a record without this field is of an older version, which wrote them from 0 to 1
+SCALE = 100  # of scores; records of older versions lack this field and have scores from 0 to 1
 SCORES = ("accuracy", "f1", "exact", "exact_match", "precision", "recall", "matthews", "pearson", "spearman")
 
 
 def is_score(key: str) -> bool:
-    """Whether a measured key is a score from 0 to 100, where higher is better."""
+    """Whether a key names a score from 0 to 100, for which higher is better."""
     return key.endswith(SCORES)
 
 
 def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
-    """A function that adds a record; what was written after `step`, by a process that died, is forgotten.
+    """Return a function that appends a record; records after `step`, of a process that was killed, are removed.
 
-    A full disk loses records, with a warning, and does not end a run.
+    With a full disk records are lost with a warning, and the run goes on.
     """
     rewind(run, step)
     show = _tensorboard(run, step) if tensorboard else None
@@ -44,7 +44,7 @@ def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
         try:
             if show is not None:
                 show(finite)
-        except OSError as error:  # its thread is gone for good
+        except OSError as error:  # its writer thread has ended
             say(f"warning: {run / 'tensorboard'}: {error.strerror or error}; it gets no more records")
             show = None
 
@@ -52,7 +52,7 @@ def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
 
 
 def _line(record: dict[str, Any]) -> str:
-    """A record as JSON, with the scale of its scores if it has some."""
+    """A record as JSON, with the scale of its scores if it has any."""
     marked = {**record, "scale": SCALE} if any(map(is_score, record)) else record
     return json.dumps(marked, ensure_ascii=False)
 
@@ -63,19 +63,19 @@ def _add_line(path: Path, line: str) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
     except OSError:
-        with suppress(OSError):  # half a line would spoil the next one
+        with suppress(OSError):  # a partial line would damage the next one
             os.truncate(path, size)
         raise
 
 
 def check_tensorboard() -> None:
-    """Refuse a wish that cannot be met."""
+    """Raise an error if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
         raise UserError("train.tensorboard needs a package: pip install 'bertsmith[tensorboard]'")
 
 
 def _tensorboard(run: Path, step: int) -> Append:
-    """A function that shows a record's numbers; those of a process that died after `step` are hidden."""
+    """Return a function that writes a record's numbers for TensorBoard; records after `step` are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
@@ -92,7 +92,7 @@ def _tensorboard(run: Path, step: int) -> Append:
 def read(run: Path) -> list[dict[str, Any]]:
     """All records of a run, with scores from 0 to 100.
 
-    A line that a crash cut off is left out, and a damaged one with a warning.
+    An incomplete last line, left by a crash, is skipped, and a damaged one is skipped with a warning.
     """
     path = run / FILE
     if not path.exists():
@@ -107,7 +107,7 @@ def read(run: Path) -> list[dict[str, Any]]:
 
 
 def _record(line: str) -> dict[str, Any] | None:
-    """A record, or None where a line is none: all of them have a step."""
+    """The record of a line, or None if it is damaged: every record has a step."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -116,14 +116,14 @@ def _record(line: str) -> dict[str, Any] | None:
 
 
 def rescaled(values: dict[str, Any], scale: int | None) -> dict[str, Any]:
-    """Saved values with scores from 0 to 100; without a `scale` an older version wrote them, which did so for SQuAD."""
+    """Values with scores from 0 to 100; older versions wrote no `scale`, and scores from 0 to 1 except for SQuAD."""
     if scale == SCALE or any(key.endswith("exact_match") for key in values):
         return values
     return {k: SCALE * v if is_score(k) and isinstance(v, float | int) else v for k, v in values.items()}
 
 
 def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
-    """The last evaluation of a run, or the one at a step, as `fit` gave it."""
+    """The scores of the last evaluation of a run, or of the one at a step, as `fit` returned them."""
     found: dict[str, float] = {}
     for record in read(run):
         if step is not None and record["step"] != step:
@@ -134,14 +134,14 @@ def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
 
 
 def last_loss(run: Path) -> float:
-    """The mean training loss over the last fifth of a run; not a number where none was written."""
+    """The mean training loss over the last fifth of a run; NaN if no loss was written."""
     losses = [record["loss"] for record in read(run) if "loss" in record]
     last = losses[-max(1, len(losses) // 5) :]
     return sum(last) / len(last) if last else math.nan
 
 
 def rewind(run: Path, step: int) -> None:
-    """Forget what was written after a step, so that a resumed run continues its own curve."""
+    """Remove the records after a step, so that a resumed run continues from there."""
     if not (run / FILE).exists():
         return
     kept = [r for r in read(run) if r["step"] <= step]

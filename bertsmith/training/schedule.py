@@ -1,4 +1,4 @@
-"""How far a run has come, counted in steps or by the clock, and the learning rate that belongs to it."""
+"""The length of a run, in steps or by the clock, how much of it is done, and the schedule of the learning rate."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from bertsmith.training.settings import TrainConfig
 
 
 @dataclass
-class Course:
-    """The course of a run of `steps` steps, or of `seconds` by the clock, the time before a resume included.
+class Budget:
+    """The length of a run: `steps`, or `seconds` by the clock, which include the time before it was resumed.
 
-    `done` counts in the course's own unit. A schedule by the clock ends when the time does, evaluations and saves
-    included, whatever the machine's speed.
+    `done` and `total` are in the unit of the budget. A run by the clock ends on time, evaluations and checkpoints
+    included, whatever the speed of the machine.
     """
 
     steps: int | None
     seconds: float
     step: int = 0
-    before: float = 0.0  # seconds that earlier processes spent on this run
+    before: float = 0.0  # seconds of this run before it was resumed
     began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, config: TrainConfig, steps: int | None) -> Budget:
+        return cls(steps, 3600.0 * (config.hours or 0.0))
 
     @property
     def elapsed(self) -> float:
@@ -39,13 +43,8 @@ class Course:
         return min(self.elapsed, self.seconds) if self.by_clock else self.step
 
 
-def course_of(config: TrainConfig, steps: int | None) -> Course:
-    """The course that a configuration asks for."""
-    return Course(steps, 3600.0 * (config.hours or 0.0))
-
-
-def rate_share(config: TrainConfig, done: float, total: float) -> float:
-    """The share of the full learning rate when `done` of `total` steps (or seconds) lie behind."""
+def learning_rate_factor(config: TrainConfig, done: float, total: float) -> float:
+    """The factor of the learning rate after `done` of `total` steps (or seconds)."""
     warmup = config.warmup * total
     warmup = round(warmup) if isinstance(total, int) else warmup
     if done < warmup:

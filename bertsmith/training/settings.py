@@ -15,7 +15,7 @@ Optimizer = Literal["adamw", "lamb", "muon"]
 Schedule = Literal["linear", "cosine", "stable", "constant"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Parallel = Literal["ddp", "fsdp"]
-# What may differ when a run is resumed: it changes how the work is done, not what is computed.
+# Settings that may differ when a run is resumed: they change how the work is done, not what is computed.
 MAY_CHANGE = frozenset(
     "train." + name
     for name in """micro_batch_size parallel gradient_checkpointing save_every save_minutes evaluate_every keep
@@ -25,24 +25,25 @@ MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How long, how large, how fast. Defaults are the paper's pre-training (appendix A.2).
+    """The settings of a training run. The defaults are those of the paper's pre-training (appendix A.2).
 
-    A run is `steps` long, or `epochs` times through the data, or `hours` end it, and its schedule, by the clock: of
-    several that are set (`--set`) the last one stands. `batch_size` counts the sequences of a step; `micro_batch_size`
-    how many of them go through the model at once (unset: as many as fit into 8,192 tokens at the full length, at most
-    64, on a GPU more where there is memory).
+    The length of a run is given in `steps`, `epochs` or `hours`, in which case its schedule follows the clock; if
+    several are set (`--set`), the last one counts. `batch_size` is the number of sequences of a step;
+    `micro_batch_size` is how many of them go through the model at once (unset: as many as fit into 8,192 tokens at the
+    full length, at most 64, on a GPU more if there is memory).
 
     `optimizer` is adamw, lamb (You et al. 2020) or muon (Jordan 2024: the encoder's matrices by Muon at
-    `learning_rate`, everything else by AdamW at `rest_learning_rate`). The rate rises during the share `warmup` of the
-    run; then it falls in a line, as a cosine, or stays until the last share `decay` (`stable`), or stays for good.
-    Every layer below the top one has `layer_decay` times the rate of the one above it, the embeddings the lowest.
+    `learning_rate`, all other parameters by AdamW at `rest_learning_rate`). The learning rate rises during the warm-up,
+    the share `warmup` of the run; then it falls linearly or as a cosine, is constant until the last share `decay`
+    (`stable`), or is constant. Each layer has `layer_decay` times the rate of the layer above it; the embeddings have
+    the lowest.
 
-    A checkpoint is written every `save_minutes` and, where it is set, every `save_every` steps; the last `keep` of them
-    stay on the disk, and the best one of those that were written at an evaluation. `evaluate_every` counts steps or,
-    under 1, is a share of the run; 0 evaluates at the end alone. A run ends early after `patience` evaluations that
-    were not better than the best before them; with `keep_best` its model is that of the best evaluation, of equally
-    good ones the earliest, instead of the last. `workers` processes make batches ahead (unset: up to 4 for a GPU, none
-    for a CPU). With several processes (`torchrun`) the model is copied (`parallel` ddp) or divided (fsdp).
+    A checkpoint is written every `save_minutes` and, if it is set, every `save_every` steps; the last `keep` of them
+    are kept, and the best one of those written at an evaluation. `evaluate_every` is a number of steps or, under 1, a
+    share of the run; 0 evaluates at the end only. A run stops early after `patience` evaluations without a better
+    score; with `keep_best` its model is that of the best evaluation, the earliest of equally good ones. `workers`
+    processes prefetch batches (unset: up to 4 for a GPU, none for a CPU). On several ranks (`torchrun`) the model is
+    replicated (`parallel` ddp) or sharded (fsdp).
     """
 
     steps: int | None = None
@@ -72,10 +73,10 @@ class TrainConfig:
     evaluate_every: float = 0.0
     patience: int | None = None
     keep_best: bool = False
-    keep: int = 2  # and the best
+    keep: int = 2  # checkpoints, and the best one
     tensorboard: bool = False
     seed: int = 1
-    ONE_OF = ("hours", "steps", "epochs")  # where several are set, the first of them decides
+    ONE_OF = ("hours", "steps", "epochs")  # if several are set, the first of these counts
     BOUNDS = {
         "steps": Bounds(1, 10**12),
         "epochs": Bounds(0, 10**9, "(]"),
@@ -113,7 +114,7 @@ class TrainConfig:
             raise UserError(f"train.warmup {self.warmup} and train.decay {self.decay} are together longer than the run")
 
     def refuse_without_scores(self, hint: str) -> None:
-        """An error where evaluations are to be compared and there is nothing to evaluate on."""
+        """Raise an error if evaluations are to be compared and there is no held-out data."""
         for name in ("patience", "keep_best"):
             if getattr(self, name):
                 raise UserError(f"train.{name} compares scores on held-out data, and there is none; {hint}")
@@ -123,7 +124,7 @@ class TrainConfig:
         return min(self.micro_batch_size or max(1, min(64, 8192 // max_length)), self.batch_size)
 
     def num_steps(self, num_samples: int) -> int | None:
-        """The length of the run on this many samples; None where the clock ends it."""
+        """The number of steps for this many samples; None if the run ends by the clock."""
         if self.hours is not None:
             return None
         if self.steps is not None:
@@ -134,15 +135,15 @@ class TrainConfig:
 
 
 def pick_device(name: str | None = None, precision: str = "auto") -> torch.device:
-    """The named device, or the best there is: CUDA (under `torchrun` the process's own), Apple's mps, else the CPU.
+    """The named device, or the best available: CUDA (under `torchrun` the GPU of the local rank), mps, else the CPU.
 
-    It has to have the precision that is asked for.
+    The device has to support the precision.
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    kind = name.split(":")[0] if name is not None else next(kind for kind, there in available.items() if there)
+    kind = name.split(":")[0] if name is not None else next(kind for kind, found in available.items() if found)
     if not available.get(kind, False):
-        there = ", ".join(k for k, v in available.items() if v)
-        raise UserError(f"--device {name!r} is not available here; there is: {there}")
+        found = ", ".join(k for k, v in available.items() if v)
+        raise UserError(f"--device {name!r} is not available here; there is: {found}")
     own = kind == "cuda" and "LOCAL_RANK" in os.environ
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if own else torch.device(name or kind)
     check_precision(device, precision)
@@ -150,18 +151,18 @@ def pick_device(name: str | None = None, precision: str = "auto") -> torch.devic
 
 
 def check_precision(device: torch.device, precision: str) -> None:
-    """Refuse what would be hundreds of times slower than float32."""
+    """Refuse bfloat16 on a CPU without it, where it would be hundreds of times slower than float32."""
     if precision == "bfloat16" and device.type == "cpu" and not has_bfloat16():
         raise UserError("this CPU has no products in bfloat16; choose float32, which is many times faster here")
 
 
 def has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16."""
+    """Whether the CPU has matrix products in bfloat16."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """The type of the matrix products: bfloat16 where the device has it, unless float32 is asked for."""
+    """The dtype for autocast: bfloat16 if the device supports it and float32 is not asked for, else None."""
     if precision == "float32":
         return None
     if precision == "bfloat16" or (device.type == "cuda" and torch.cuda.is_bf16_supported()):

@@ -1,4 +1,4 @@
-"""Runs side by side on one machine: a small model leaves most of a GPU idle."""
+"""Several runs at a time on one machine, each in its own process: a small model leaves most of a GPU idle."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ import torch
 from bertsmith import progress
 from bertsmith.errors import Interrupted
 
-WATCH = 0.3  # seconds between two looks at what the others do
+POLL = 0.3  # seconds between two checks of whether to stop
 STOPPED = "stopped; runs that had begun are saved"
-_stopping: Event  # in a process of its own: whether no further call is to be begun
+_stopping: Event  # in a worker: set when no further call is to be started
 
 
 def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What a function gives for each of some calls, made at most `jobs` at a time, in processes that say nothing.
+    """Call a function with each of some arguments, at most `jobs` at a time, in silent processes; return the results.
 
-    An error of one of them, Ctrl-C or SIGTERM asks the others to stop as a signal does, and comes out when they have.
+    After an error in one of them, Ctrl-C or SIGTERM, the others are asked to stop as by a signal; the error is raised
+    when they have stopped.
     """
     context, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     stopping = context.Event()
-    pool = ProcessPoolExecutor(jobs, context, _begin, (stopping, os.getpid(), threads))
-    with pool, _terminable(), progress.progress_bar(title, len(calls)) as advance:
+    pool = ProcessPoolExecutor(jobs, context, _start_worker, (stopping, os.getpid(), threads))
+    with pool, _sigterm_interrupts(), progress.progress_bar(title, len(calls)) as advance:
         waiting = [pool.submit(_call, function, call) for call in calls]
         try:
             for number, done in enumerate(as_completed(waiting), 1):
@@ -48,8 +49,8 @@ def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Seq
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Turn a first SIGTERM into `Interrupted`; a second one ends this process at once, and with it the others."""
+def _sigterm_interrupts() -> Iterator[None]:
+    """Turn the first SIGTERM into `Interrupted`; a second one ends this process, and then its workers, at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,39 +67,39 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, usual)
 
 
-def _begin(stopping: Event, parent: int, threads: int) -> None:
+def _start_worker(stopping: Event, parent: int, threads: int) -> None:
     global _stopping
     _stopping = stopping
     progress.quiet(True)
     torch.set_num_threads(threads)
-    _heed(signal.SIG_IGN)  # while there is nothing to stop
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    _handle_signals(signal.SIG_IGN)  # while there is no run to stop
+    threading.Thread(target=_follow_parent, args=(parent,), daemon=True).start()
 
 
 def _call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
     if _stopping.is_set():
         raise CancelledError
-    _heed(signal.default_int_handler)
+    _handle_signals(signal.default_int_handler)
     try:
         return function(*given)
-    except (Interrupted, KeyboardInterrupt):  # a signal that came to this process first
+    except (Interrupted, KeyboardInterrupt):  # a signal that reached this process first
         _stopping.set()
         raise
     finally:
-        _heed(signal.SIG_IGN)
+        _handle_signals(signal.SIG_IGN)
 
 
-def _heed(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # a cluster sends the second one to every process
+def _handle_signals(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a cluster sends SIGTERM to every process
         signal.signal(number, handler)
 
 
-def _watch(parent: int) -> None:
-    """Stop when the others do, and end when the process that waits for us is killed: who goes on must be alone."""
+def _follow_parent(parent: int) -> None:
+    """Stop when the others do, and exit if the parent was killed: a resumed run must be the only one."""
     asked = False
     while os.getppid() == parent:
         if _stopping.is_set() and not asked:
             asked = True
             os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(WATCH)
+        time.sleep(POLL)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: means since the last record, tokens a second, the share of the machine, memory."""
+"""What a run reports: means since the last record, tokens per second, the share of the peak FLOPS, and memory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Meter:
     ) -> None:
         self.device, self.dtype, self.flops = device, dtype, flops
         self.last: dict[str, float] = {}
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.began = time.monotonic()
         self.steps = self.tokens = 0
         self.work = self.loss = self.waited = 0.0
@@ -40,20 +40,20 @@ class Meter:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens in the block is no training time."""
+        """Do not count the time of the block as training time."""
         began = time.monotonic()
         yield
         self.began += time.monotonic() - began
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """What happens in the block is waiting for data."""
+        """Count the time of the block as waiting for data."""
         began = time.monotonic()
         yield
         self.waited += time.monotonic() - began
 
     def add(self, means: dict[str, float], loss: float, micro_batches: list[Batch], tokens: int) -> None:
-        """The outputs of a step that counted, this process's batches of it, and the tokens of all processes."""
+        """Add a step that was not skipped: its outputs, its micro-batches on this rank, its tokens on all ranks."""
         self.steps += 1
         self.tokens += tokens
         self.loss += loss
@@ -74,13 +74,13 @@ class Meter:
         return means
 
     def close(self) -> dict[str, float]:
-        """The means with the memory in use, and a new beginning."""
+        """Return the means and the peak memory, and start anew."""
         self.last = {**self.means(), "memory_gb": round(peak_memory(self.device) / 1e9, 3)}
-        self._begin()
+        self._reset()
         return self.last
 
-    def words(self) -> str:
-        """A line for the live display."""
+    def summary(self) -> str:
+        """A line for the progress bar."""
         means = self.means() or self.last
         if "loss" not in means:
             return ""
@@ -94,27 +94,27 @@ class Meter:
 
 @lru_cache
 def matrix_ceiling(device: torch.device, dtype: torch.dtype | None) -> float:
-    """Floating-point operations a second of a large matrix product on this device: what a model could reach at most."""
+    """Floating-point operations per second of a large matrix product on this device: what a model can reach at most."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype or torch.float32) for _ in range(2))
     times = []
     for _ in range(4):
-        wait_for(device)
+        synchronise(device)
         began = time.perf_counter()
         a @ b
-        wait_for(device)
+        synchronise(device)
         times.append(time.perf_counter() - began)
     return 2 * size**3 / min(times)
 
 
-def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told."""
+def synchronise(device: torch.device) -> None:
+    """Synchronise with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most bytes that this process has held: on the GPU, or in all on a CPU."""
+    """The peak memory of this process in bytes, on the GPU or, for a CPU, in all."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource
@@ -123,7 +123,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 def free_memory(device: torch.device) -> float:
-    """The bytes that this process may use; infinite where that is not known. Processes of a machine share its CPU's."""
+    """The bytes that this process may use, infinite if unknown; the ranks of a machine share the memory of its CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     try:

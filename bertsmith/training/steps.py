@@ -1,4 +1,4 @@
-"""The passes of a step and its update: what `fit` does again and again."""
+"""A training step: forward and backward passes, clipping, and the update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertsmith.training.parts import train_mode
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 
 DROPOUT = 103  # a stream of draws
-RIGHT = "_accuracy"  # a model's outputs with this end count right answers; they have no gradient
+ACCURACY = "_accuracy"  # outputs with this suffix count correct predictions; they have no gradient
 
 
 def gradients(
@@ -26,52 +26,52 @@ def gradients(
     counts: Mapping[str, float],
     config: TrainConfig,
     step: int,
-    recorder: GraphRunner | None = None,
+    graphs: GraphRunner | None = None,
 ) -> tuple[dict[str, float], float]:
-    """Forward and backward passes of a step, clipped; the means of all outputs and the gradient's norm."""
+    """Compute and clip the gradients of a step; return the means of all outputs and the norm of the gradients."""
     train_mode(distributed.unwrap(model))
     device = next(model.parameters()).device
-    one_pass = lambda batch, scales: _pass(model, batch, scales, config)  # noqa: E731
+    forward_backward = lambda batch, scales: _pass(model, batch, scales, config)  # noqa: E731
     total: Tensor | None = None
     for number, batch in enumerate(micro_batches):
         seed_dropout(config, step, number)
         scales = output_scales(batch, counts)
-        if recorder is not None:
-            names, values = recorder.run(one_pass, batch, scales)
+        if graphs is not None:
+            names, values = graphs.run(forward_backward, batch, scales)
         else:
             with distributed.no_sync(model, last=number == len(micro_batches) - 1):
-                names, values = one_pass(batch.to(device), scales)
+                names, values = forward_backward(batch.to(device), scales)
         total = values if total is None else total + values
     assert total is not None
-    if recorder is not None:
-        norm = recorder.clip()
+    if graphs is not None:
+        norm = graphs.clip()
     else:
         norm = distributed.full_tensor(nn.utils.clip_grad_norm_(model.parameters(), config.clip_norm or math.inf))
     summed = distributed.all_reduce_tensor(total)
-    *means, length = torch.cat([summed, norm.detach().reshape(1).float()]).tolist()  # one wait for the device
+    *means, length = torch.cat([summed, norm.detach().reshape(1).float()]).tolist()  # one synchronisation
     return dict(zip(names, means, strict=True)), length
 
 
 def _pass(
     model: nn.Module, batch: Batch, scales: Mapping[str, float | Tensor], config: TrainConfig
 ) -> tuple[list[str], Tensor]:
-    """Forward and backward of one batch; the names of its outputs, and their parts of the step's means."""
+    """Forward and backward pass of one batch; return the names of its outputs, and their parts of the step's means."""
     means = output_means(model, batch, scales, config)
-    losses = [value for name, value in means.items() if not name.endswith(RIGHT)]
-    # Gradients are averaged over the processes, and are meant to be added.
+    losses = [value for name, value in means.items() if not name.endswith(ACCURACY)]
+    # DDP and FSDP average the gradients over the ranks; they are to be summed.
     (torch.stack(losses).sum() * distributed.world_size()).backward()
     return list(means), torch.stack([value.detach().float() for value in means.values()])
 
 
 def output_scales(batch: Batch, counts: Mapping[str, float]) -> dict[str, float]:
-    """What turns each sum of a batch into its part of the step's mean: nothing where the batch is idle."""
+    """The factor that turns each sum of a batch into its part of the step's mean: 0 for a batch of zero weight."""
     return {name: bool(batch.counts[name]) / max(1.0, count) for name, count in counts.items()}
 
 
 def output_means(
     model: nn.Module, batch: Batch, scales: Mapping[str, float | Tensor], config: TrainConfig
 ) -> dict[str, Tensor]:
-    """A model's outputs on a batch, each as its part of the step's mean."""
+    """The outputs of a model for a batch, each as its part of the step's mean."""
     device = batch.tokens.device
     dtype = autocast_dtype(config.precision, device)
     try:
@@ -82,11 +82,11 @@ def output_means(
             f"the device's memory is full with {len(batch.tokens)} tokens at once; lower train.micro_batch_size (the "
             "mathematics stays the same) or set train.gradient_checkpointing=true"
         ) from error
-    return {name: value * scales[name.removesuffix(RIGHT)] for name, value in sums.items()}
+    return {name: value * scales[name.removesuffix(ACCURACY)] for name, value in sums.items()}
 
 
 def seed_dropout(config: TrainConfig, step: int, number: int) -> None:
-    """Make dropout a function of the micro-batch's place in the step's list, whichever process has it."""
+    """Seed dropout by the place of the micro-batch in the step's list, on whichever rank it is."""
     place = number * distributed.world_size() + distributed.rank()
     torch.manual_seed(draws.seed(config.seed, step, place, DROPOUT))
 
@@ -99,21 +99,21 @@ def step_loss(
     config: TrainConfig,
     step: int,
 ) -> Tensor:
-    """The loss of one micro-batch once more, as `gradients` took it."""
+    """The loss of one micro-batch, computed as `gradients` does."""
     seed_dropout(config, step, number)
     batch = micro_batches[number].to(next(model.parameters()).device)
     means = output_means(model, batch, output_scales(batch, counts), config)
-    return torch.stack([value for name, value in means.items() if not name.endswith(RIGHT)]).sum()
+    return torch.stack([value for name, value in means.items() if not name.endswith(ACCURACY)]).sum()
 
 
-def update(optimizers: list[torch.optim.Optimizer], share: float, recorder: GraphRunner | None = None) -> None:
-    """A step of the optimisers at a share of their rates."""
+def update(optimizers: list[torch.optim.Optimizer], factor: float, graphs: GraphRunner | None = None) -> None:
+    """Step the optimisers with a factor on their learning rates."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            rate = group["rate"] * share
+            rate = group["rate"] * factor
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
-    if recorder is not None:
-        recorder.update()
+    if graphs is not None:
+        graphs.update()
         return
     for optimizer in optimizers:
         optimizer.step()

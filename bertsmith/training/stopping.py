@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step ends, the run is saved, and the program says how to go on."""
+"""Ctrl-C and SIGTERM: the step is finished, the run is saved, and a message says how to resume it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from types import FrameType
 from bertsmith.progress import console
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ECHO = 1.0  # seconds: a cluster tells the launcher and its processes, and the launcher tells the processes again
+ECHO = 1.0  # seconds: a cluster signals the launcher and its processes, and the launcher signals the processes again
 
 
 @dataclass
 class Request:
-    """The signal that asked the run to stop, 0 while nobody has, and when."""
+    """The signal that asked the run to stop, 0 if there was none, and its time."""
 
     signal: int = 0
     at: float = 0.0
@@ -27,7 +27,7 @@ class Request:
 
 @contextmanager
 def stop_requests() -> Iterator[Request]:
-    """Notes a first signal instead of dying of it; one that comes a second later or more has its usual effect."""
+    """Record the first signal instead of exiting; one that comes a second later or more has its usual effect."""
     request = Request()
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield request
@@ -41,7 +41,7 @@ def stop_requests() -> Iterator[Request]:
     def note(number: int, frame: FrameType | None) -> None:
         if not request.signal:
             request.signal, request.at = number, time.monotonic()
-            if not console.quiet:  # written past the console: it may be just this program's line that was interrupted
+            if not console.quiet:  # not through the console, whose output the signal may have interrupted
                 name = signal.Signals(number).name
                 text = f"{name}: saving after this step; once more stops at once, without saving\n"
                 os.write(2, text.encode())

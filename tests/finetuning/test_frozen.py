@@ -189,7 +189,7 @@ def test_a_resumed_run_has_the_same_weights(start, tmp_path, monkeypatch):
     original = training._Loop._step
 
     def stops(loop, *arguments):
-        if loop.course.step == 7:
+        if loop.budget.step == 7:
             raise Interrupted("stopped", 130)
         original(loop, *arguments)
 

@@ -16,7 +16,7 @@ from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.training.optim import make_optimizers, rate_shares
+from bertsmith.training.optim import learning_rate_factors, make_optimizers
 from bertsmith.training.settings import TrainConfig
 
 QUICK = ["train.steps=6", "train.batch_size=8", "train.learning_rate=1e-3", "data.max_length=16"]
@@ -42,7 +42,7 @@ def same(first: Path, second: Path, part: str) -> bool:
 
 def test_learning_rates_decay_layer_by_layer_and_are_lowest_in_the_embeddings(world) -> None:
     model = load_folder(world / "run" / "model", HeadConfig("single", ("a", "b"))).model
-    shares = {n: rate_shares(model, 0.5)[p] for n, p in model.named_parameters()}
+    shares = {n: learning_rate_factors(model, 0.5)[p] for n, p in model.named_parameters()}
     assert {shares[n] for n in shares if n.startswith("encoder.embeddings.")} == {0.25}
     assert {shares[n] for n in shares if n.startswith("encoder.layers.0.")} == {0.5}
     assert {shares[n] for n in shares if n.startswith(("encoder.layers.1.", "head."))} == {1.0}
@@ -52,7 +52,7 @@ def test_learning_rates_decay_layer_by_layer_and_are_lowest_in_the_embeddings(wo
         assert {g["rate"] for g in groups} == {0.1, 0.05, 0.025}
         assert sum(len(g["params"]) for g in groups) == len(shares)
         for group in groups:
-            assert {0.1 * rate_shares(model, 0.5)[p] for p in group["params"]} == {group["rate"]}
+            assert {0.1 * learning_rate_factors(model, 0.5)[p] for p in group["params"]} == {group["rate"]}
     (plain,) = make_optimizers(model, TrainConfig())
     assert [g["weight_decay"] for g in plain.param_groups] == [0.01, 0.0]
 
@@ -75,7 +75,7 @@ def test_dropout_may_differ_from_pre_training(world, tmp_path) -> None:
 def test_learning_rates_decay_in_both_of_two_encoders() -> None:
     config = EncoderConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=10, direction="left-to-right")
     model = TaskModel(Encoder(config), HeadConfig("single", ("a", "b"), beside=True))
-    shares = {n: rate_shares(model, 0.5)[p] for n, p in model.named_parameters()}
+    shares = {n: learning_rate_factors(model, 0.5)[p] for n, p in model.named_parameters()}
     for encoder in ("encoder", "beside"):
         assert {shares[n] for n in shares if n.startswith(f"{encoder}.embeddings.")} == {0.25}
         assert {shares[n] for n in shares if n.startswith(f"{encoder}.layers.0.")} == {0.5}

@@ -38,7 +38,7 @@ def test_what_a_recorded_pass_gives_stays_when_another_is_replayed(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1))
-    monkeypatch.setattr(cuda_graphs, "recording", lambda graph, pool: nullcontext())
+    monkeypatch.setattr(cuda_graphs, "capturing", lambda graph, pool: nullcontext())
     memory.zero_()
     recorder = GraphRunner(nn.Linear(1, 1), [], TrainConfig(steps=1), capturable=True)
 

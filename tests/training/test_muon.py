@@ -18,7 +18,7 @@ def matrices(seed: int = 0) -> list[nn.Parameter]:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.01), (torch.float32, 0.03)])
 def test_the_steps_of_torch(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which iterates in bfloat16."""
-    monkeypatch.setattr(muon, "iterated_in", lambda device: dtype)
+    monkeypatch.setattr(muon, "iteration_dtype", lambda device: dtype)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # torch turns it off on a CPU without bfloat16
     ours, theirs = matrices(), matrices()
     values = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.9}

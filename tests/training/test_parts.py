@@ -18,7 +18,7 @@ from bertsmith.training import distributed
 from bertsmith.training.checkpoint import TrainerState, checkpoints, latest_checkpoint
 from bertsmith.training.distributed import process_group
 from bertsmith.training.fit import fit
-from bertsmith.training.optim import make_optimizers, rate_shares
+from bertsmith.training.optim import learning_rate_factors, make_optimizers
 from bertsmith.training.settings import TrainConfig
 
 STEPS = 6
@@ -149,7 +149,7 @@ def test_the_best_model_is_loaded_without_the_teacher(tmp_path: Path) -> None:
 
 def test_layers_are_those_that_the_model_names() -> None:
     model = Distilled()
-    shares = {name: rate_shares(model, 0.5)[p] for name, p in model.student.named_parameters()}
+    shares = {name: learning_rate_factors(model, 0.5)[p] for name, p in model.student.named_parameters()}
     rates = {"embeddings": 0.25, "lower": 0.5, "upper": 1.0, "norm": 1.0}
     assert shares == {name: rates[name.split(".")[0]] for name in shares}
     model.teacher.requires_grad_(False)

@@ -28,7 +28,7 @@ from bertsmith.pretraining import held_out
 from bertsmith.pretraining.run import pretrain
 from bertsmith.training import checkpoint, fit, run, runlog, stopping
 from bertsmith.training.checkpoint import checkpoints
-from bertsmith.training.divergence import LIMIT, Guard, give_up
+from bertsmith.training.divergence import LIMIT, Guard, raise_diverged
 
 EIGHT = settings("train.steps=8", "train.save_every=2", "train.keep=9")
 
@@ -161,7 +161,7 @@ def diagnosis(spoil: Callable[[TaskModel, list[Batch]], None]) -> str:
         model(batch)["task"].backward()
     spoil(model, batches)
     with pytest.raises(UserError) as caught:
-        give_up(model, batches, lambda number: model(batches[number])["task"] / 8, math.nan, 6)
+        raise_diverged(model, batches, lambda number: model(batches[number])["task"] / 8, math.nan, 6)
     return str(caught.value).split("first bad tensor: ")[1].split(". ")[0]
 
 

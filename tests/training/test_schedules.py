@@ -1,4 +1,4 @@
-"""The learning rate's course by steps and by the clock, and the phases of a run."""
+"""The schedule of the learning rate by steps and by the clock, and the phases of a run."""
 
 import re
 import signal
@@ -15,13 +15,13 @@ from bertsmith.errors import Interrupted
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training import checkpoint, fit, runlog
-from bertsmith.training.schedule import Course, rate_share
+from bertsmith.training.schedule import Budget, learning_rate_factor
 from bertsmith.training.settings import TrainConfig
 
 
 def shares(total: int, **changes) -> np.ndarray:
     config = TrainConfig(steps=total, **changes)
-    return np.array([rate_share(config, step, total) for step in range(total)])
+    return np.array([learning_rate_factor(config, step, total) for step in range(total)])
 
 
 def test_linear_rises_and_falls_in_a_line() -> None:
@@ -62,7 +62,7 @@ def test_rates_lie_between_0_and_1_and_no_step_is_wasted(schedule: str, steps: i
 def test_by_the_clock_the_rate_ends_with_the_time(schedule: str) -> None:
     config = TrainConfig(hours=1, warmup=0.1, schedule=schedule)
     times = np.linspace(0, 3600, 3601)
-    rates = np.array([rate_share(config, seconds, 3600.0) for seconds in times])
+    rates = np.array([learning_rate_factor(config, seconds, 3600.0) for seconds in times])
     assert rates.max() == 1
     assert rates[-1] == pytest.approx(0, abs=1e-9)
     assert np.abs(np.diff(rates)).max() < 0.01  # a second moves it little
@@ -70,10 +70,10 @@ def test_by_the_clock_the_rate_ends_with_the_time(schedule: str) -> None:
 
 
 def test_a_course_by_the_clock_counts_the_time_before() -> None:
-    course = Course(None, 100.0, step=7, before=60.0)
-    assert course.done() == pytest.approx(60.0, abs=0.5)
-    assert Course(None, 100.0, before=130.0).done() == 100.0
-    assert Course(9, 0.0, step=7).done() == 7
+    budget = Budget(None, 100.0, step=7, before=60.0)
+    assert budget.done() == pytest.approx(60.0, abs=0.5)
+    assert Budget(None, 100.0, before=130.0).done() == 100.0
+    assert Budget(9, 0.0, step=7).done() == 7
 
 
 def test_epochs_take_the_place_of_a_recipes_steps(world: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_time_that_was_spent_survives_a_resume(
     run, steps = tmp_path / "run", fit._Loop._step
 
     def signalled(self, *arguments) -> None:
-        if self.course.elapsed > 1.5:
+        if self.budget.elapsed > 1.5:
             signal.raise_signal(signal.SIGTERM)
         steps(self, *arguments)
 
@@ -141,7 +141,7 @@ def test_a_run_by_the_clock_that_is_resumed_at_its_end_only_finishes(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings("train.hours=1", "data.long_length=48")
-    monkeypatch.setattr(Course, "elapsed", property(lambda self: 3700.0 if self.step == 3 else 0.0))
+    monkeypatch.setattr(Budget, "elapsed", property(lambda self: 3700.0 if self.step == 3 else 0.0))
     with monkeypatch.context() as patched:
         signal_in_step(patched, 2, signal.SIGTERM)
         with pytest.raises(Interrupted):

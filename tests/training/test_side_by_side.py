@@ -61,7 +61,7 @@ def test_an_error_stops_the_others(tmp_path: Path) -> None:
 def test_a_signal_ends_all(number: signal.Signals, to_all: bool, tmp_path: Path) -> None:
     """Ctrl-C comes to every process of a terminal, SIGTERM to the first one or, on a cluster, to all."""
     code = (
-        "from pathlib import Path; from tests.test_side_by_side import wait_for_ever; "
+        "from pathlib import Path; from tests.training.test_side_by_side import wait_for_ever; "
         "from bertsmith.training.side_by_side import side_by_side; "
         f"side_by_side(2, 'waiting', wait_for_ever, [(Path({str(tmp_path / 'child')!r}),)])"
     )
@@ -79,7 +79,7 @@ def test_a_signal_ends_all(number: signal.Signals, to_all: bool, tmp_path: Path)
 @pytest.mark.slow
 def test_who_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from tests.test_side_by_side import wait_for_ever; "
+        "from pathlib import Path; from tests.training.test_side_by_side import wait_for_ever; "
         "from bertsmith.training.side_by_side import side_by_side; "
         f"side_by_side(1, 'waiting', wait_for_ever, [(Path({str(tmp_path / 'child')!r}),)])"
     )

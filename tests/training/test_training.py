@@ -31,7 +31,7 @@ from bertsmith.training import checkpoint, fit, runlog
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.prefetch import prefetch
 from bertsmith.training.run import read_checked, write_checked
-from bertsmith.training.schedule import rate_share
+from bertsmith.training.schedule import learning_rate_factor
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
 from bertsmith.training.steps import gradients, seed_dropout, update
 
@@ -74,7 +74,7 @@ def train_step(model, optimizers, batches, config, step, steps) -> tuple[dict[st
     """One step as the loop does it."""
     counts = {name: sum(b.counts[name] for b in batches) for name in batches[0].counts}
     outcome = gradients(model, batches, counts, config, step)
-    update(optimizers, rate_share(config, step, steps))
+    update(optimizers, learning_rate_factor(config, step, steps))
     for optimizer in optimizers:
         optimizer.zero_grad()
     return outcome
