@@ -59,13 +59,13 @@ def extend(
         found = vocabulary.most_useful(texts, count, given) if texts else []
         new = [*given, *found]
         if not new:
-            reason = f"; passed over: {_list(passed_over)}" if passed_over else ""
+            reason = f"; skipped: {_list(passed_over)}" if passed_over else ""
             raise UserError(f"nothing new to add to the vocabulary of {folder}{reason}")
         extended = vocabulary.extended(new)
         positions = _extend_model(folder, work, tokenizer, new, vocabulary.end) if is_model else None
         extended.save(work, tokenizer.length_within(positions) if positions else None)
     if passed_over:
-        say(f"note: passed over {len(passed_over)} of the given words: {_list(passed_over)}")
+        say(f"note: skipped {len(passed_over)} of the given words: {_list(passed_over)}")
     return {
         "model" if is_model else "tokenizer": str(out),
         "added": len(new),

@@ -202,7 +202,7 @@ def test_new_words_come_after_the_old_ones(tokenizer_folder, tmp_path, capsys) -
     new = Tokenizer.load(tmp_path / "out")
     assert facts["words"] == NEW
     assert facts["passed_over"] == ["the", "well-known", "漢字"]
-    assert "passed over 3 of the given words: the, well-known, 漢字" in capsys.readouterr().err
+    assert "skipped 3 of the given words: the, well-known, 漢字" in capsys.readouterr().err
     assert facts["hash"] == new.hash != old.hash
     assert facts["entries"] == new.vocab_size == old.vocab_size + 3
     assert [new.token(old.vocab_size + i) for i in range(3)] == NEW
@@ -323,7 +323,7 @@ def test_a_model_with_too_few_rows_is_refused(tokenizer_folder, tmp_path) -> Non
     ("options", "message"),
     [
         ({}, "no words given"),
-        ({"words": ["the"]}, "nothing new to add .*; passed over: the"),
+        ({"words": ["the"]}, "nothing new to add .*; skipped: the"),
         ({"words": ["heart attack"]}, "'heart attack' is not one word"),
         ({"words": [" "]}, "is not one word"),
         ({"texts": ["nowhere.txt"]}, "no such file: nowhere.txt"),
