@@ -152,7 +152,7 @@ def test_a_shared_parameter_has_the_gradient_of_all_layers() -> None:
 def test_the_planned_number_of_parameters_is_that_of_the_model(changes) -> None:
     config = replace(EncoderConfig(), **changes)
     with torch.device("meta"):
-        model = MaskedLM(Encoder(config), next_sentence=True)
+        model = MaskedLM(Encoder(config))
     assert parameter_count(config) == pytest.approx(sum(p.numel() for p in model.parameters()), rel=2e-3)
 
 
