@@ -35,7 +35,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("world", "farewell"), [("1", "farewell\n"), ("2", "")])
-def test_with_torchrun_a_command_ends_without_the_interpreters_end(world: str, farewell: str) -> None:
+def test_under_torchrun_a_command_skips_the_cleanup_of_the_interpreter(world: str, farewell: str) -> None:
     """What runs at an interpreter's end, threads among it, could abort a process whose work is done."""
     code = "import atexit; atexit.register(print, 'farewell'); from bertsmith.cli import main; main()"
     for argument, expected in (("recipes", 0), ("recipe", 2)):
@@ -49,7 +49,7 @@ def test_with_torchrun_a_command_ends_without_the_interpreters_end(world: str, f
         assert ("farewell" in done.stdout) == bool(farewell)
 
 
-def test_a_full_device_is_one_line(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_error_is_one_line(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         where = "GPU 0 has a total capacity of 139.80 GiB of which 1.06 GiB is free."
         raise torch.OutOfMemoryError(
@@ -97,7 +97,7 @@ def test_help_has_an_example_and_fits_the_terminal(run_command, command: str, mo
     assert not [line for line in out.splitlines() if len(line) > 80]
 
 
-def test_a_long_example_is_broken_between_its_arguments() -> None:
+def test_a_long_example_is_wrapped_between_its_arguments() -> None:
     def command() -> None:
         """Do it.
 
@@ -174,7 +174,7 @@ def test_fill_gives_words_with_probabilities(run_command, world: Path) -> None:
     assert 0 < sum(first) <= 1
 
 
-def test_from_rows_to_answers(run_command, world: Path, tmp_path: Path) -> None:
+def test_from_rows_to_predictions(run_command, world: Path, tmp_path: Path) -> None:
     base = ["--model", world / "run", "--data", world / "train.csv", "--dev", world / "dev.csv", "--device", "cpu"]
     learn = ["--set", "train.epochs=8", "--set", "train.learning_rate=3e-3", "--set", "train.batch_size=8"]
     code, out, err = run_command("finetune", "classify", *base, *learn, "--out", tmp_path / "run2", "--json")
@@ -446,7 +446,7 @@ def test_short_forms_of_settings(run_command, refused, world: Path, tmp_path: Pa
     refused(*pretrain, "--lr", "-1", "--max-length", "64", says="train.learning_rate")
 
 
-def test_output_is_never_written_over(refused, world: Path, tmp_path: Path) -> None:
+def test_output_is_never_overwritten(refused, world: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious.txt").write_text("keep")
     refused("tokenizer", "train", world / "text.txt", "--out", tmp_path / "mine", says="is there already and not empty")
@@ -500,7 +500,7 @@ def test_domain_words_and_the_doctor(run_command, world: Path, tmp_path: Path) -
     assert "<svg" in (tmp_path / "doctor.html").read_text(encoding="utf-8")
 
 
-def test_settings_of_the_model_do_nothing_beside_a_model(refused, world: Path, tmp_path: Path) -> None:
+def test_model_settings_are_refused_together_with_a_model(refused, world: Path, tmp_path: Path) -> None:
     pretrain = [
         "pretrain",
         "bert-tiny",

@@ -1,4 +1,4 @@
-"""The demo: the whole path on embedded text, with the gain of pre-training as its result."""
+"""The demo: the whole path on text inside the Python installation; its result is the gain from pre-training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.vocabulary import train_tokenizer
-from bertsmith.demo.text import AREAS, DemoText, Description, collect
+from bertsmith.demo.text import AREAS, DemoText, Description, collect, write_documents
 from bertsmith.errors import Interrupted
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
@@ -33,14 +33,14 @@ from bertsmith.training.settings import TrainConfig
 SEEDS = (1, 2, 3)
 ROWS_PER_AREA, HELD_OUT_PER_AREA = 25, 75
 FINE_TUNING = TrainConfig(epochs=15, batch_size=16, learning_rate=5e-4, warmup=0.1)
-WORDS = 500  # of held-out sentences that are masked, one at a time
-SHOWN = 6  # guesses that are shown: those of which the model is surest
-WIDEST = 8  # minutes on two cores
+WORDS = 500  # of held-out sentences; they are masked one at a time
+SHOWN = 6  # right guesses that are shown, those with the highest probability
+WIDEST = 8  # minutes at most, on two cores
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A held-out sentence with one word masked, that word, and what the model puts in its place."""
+    """A held-out sentence with one masked word, that word, and the predictions of the model."""
 
     sentence: str
     word: str
@@ -56,16 +56,16 @@ class Guess:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found."""
+    """The results of the demo."""
 
-    accuracy: dict[str, list[float]]  # start -> held-out accuracy for each seed, in points
+    accuracy: dict[str, list[float]]  # start -> held-out accuracy for each seed, in percent
     scores: dict[str, Any]
     guesses: list[Guess]
     seconds: float
 
     @property
     def surest(self) -> list[Guess]:
-        """The right guesses that the model was surest of, each word once."""
+        """The right guesses with the highest probability, each word once."""
         best: dict[str, Guess] = {}
         for guess in sorted(self.guesses, key=lambda g: -g.candidates[0]["probability"]):
             if guess.is_right:
@@ -78,24 +78,23 @@ class DemoResult:
         share = 100 * right / max(1, len(self.guesses))
         return (
             f"{len(self.guesses)} words of held-out sentences were masked, one at a time. The model guessed {right} of "
-            f"them right ({share:.0f} %). These are the right guesses it was surest of, each word once."
+            f"them right ({share:.0f} %). These are the right guesses with the highest probability, each word once."
         )
 
     @property
     def gain(self) -> float:
-        """How many points of accuracy pre-training brings, on the mean of the seeds."""
+        """The mean gain in accuracy from pre-training over the seeds, in points."""
         return mean(self.accuracy["pre-trained"]) - mean(self.accuracy["random"])
 
 
 @writes()
 def write_text(out: str | Path) -> DemoText:
-    """The demo's inputs alone: `text.txt`, and labelled rows in `train.csv` and `dev.csv`."""
+    """Write the inputs of the demo: `text.txt`, and labelled rows in `train.csv` and `dev.csv`."""
     out = Path(out)
     refuse_existing(out)
     text = collect(ROWS_PER_AREA, HELD_OUT_PER_AREA)
     out.mkdir(parents=True, exist_ok=True)
-    documents = ("\n".join(line for line in d.splitlines() if line.strip()) for d in text.documents)
-    (out / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    write_documents(out / "text.txt", text.documents)
     for name, rows in (("train.csv", text.train), ("dev.csv", text.held_out)):
         _write_rows(out / name, rows)
     size = (out / "text.txt").stat().st_size / 1e6
@@ -105,7 +104,7 @@ def write_text(out: str | Path) -> DemoText:
 
 @writes()
 def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
-    """Vocabulary, corpus, pre-training, fine-tuning from it and from random weights, masks, and a report page."""
+    """Train a vocabulary, build a corpus, pre-train, fine-tune from that and from random weights, and write a page."""
     try:
         return _demo(Path(out), as_json)
     except Interrupted as stop:
@@ -115,7 +114,7 @@ def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
 
 def _demo(out: Path, as_json: bool) -> DemoResult:
     began = time.monotonic()
-    say(f"The whole path on the documentation that Python carries; at most {WIDEST} minutes on two cores.")
+    say(f"The whole path on the documentation inside the Python installation; at most {WIDEST} minutes on two cores.")
     text = write_text(out)
     train_tokenizer([out / "text.txt"], out / "tokenizer", vocab_size=4000)
     corpus = build_corpus([out / "text.txt"], out / "tokenizer", out / "corpus")
@@ -133,7 +132,7 @@ def _demo(out: Path, as_json: bool) -> DemoResult:
 
 
 def guess_words(predictor: Predictor, texts: list[str]) -> list[Guess]:
-    """Mask the words of the first sentences one at a time, where the vocabulary has the word, and guess them."""
+    """Mask each word of the first sentences that is in the vocabulary, one at a time, and predict it."""
     guesses = []
     mask = str(predictor.tokenizer.frame.mask)
     for text in texts:
@@ -157,7 +156,7 @@ def _write_rows(path: Path, rows: list[Description]) -> None:
 
 
 def _accuracy(out: Path, start: str, seed: int) -> float:
-    """Held-out accuracy of a classifier from one start with one seed."""
+    """Return the held-out accuracy of a classifier from one start with one seed."""
     config = FinetuneConfig("classify", train=replace(FINE_TUNING, seed=seed), random_start=start == "random")
     run = out / f"classifier-{start}-{seed}"
     scores = finetune(config, out / "pretrained", out / "train.csv", run, dev=out / "dev.csv")
@@ -222,5 +221,5 @@ def _write_report(out: Path, result: DemoResult, text: DemoText, tokens: int) ->
             ],
         ),
     ]
-    lead = "From the documentation that Python carries to a pre-trained encoder and a classifier, on this machine."
+    lead = "From the documentation of Python to a pre-trained encoder and a classifier, on this machine."
     page.write_page(out / "report.html", "bertsmith demo", lead, parts)

@@ -1,4 +1,4 @@
-"""The demo's text: the documentation that every Python installation carries. Imports without torch."""
+"""The text of the demo: the documentation inside every Python installation. Imports without torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +34,12 @@ BUILTIN_DOCS = (
     "math cmath _socket _ssl _decimal _datetime _io posix zlib select unicodedata itertools builtins array time sys"
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-ORDER = 107  # a stream of draws
+ORDER = 107  # the number of the stream of random draws
 
 
 @dataclass(frozen=True)
 class Description:
-    """A docstring and the module that it stands in."""
+    """A docstring and its module."""
 
     module: str
     text: str
@@ -59,7 +59,7 @@ class DemoText:
 
 
 def collect(rows_per_area: int, held_out_per_area: int) -> DemoText:
-    """Gather the text and divide the labelled descriptions, the same way every time on one installation."""
+    """Collect the text and split the labelled descriptions, always in the same way on one installation."""
     descriptions = list(_descriptions())
     train: list[Description] = []
     held_out: list[Description] = []
@@ -76,6 +76,12 @@ def collect(rows_per_area: int, held_out_per_area: int) -> DemoText:
     return DemoText([*_topics(), *("\n".join(parts) for parts in documents.values())], train, held_out)
 
 
+def write_documents(path: Path, documents: Iterable[str]) -> None:
+    """Write documents as text: one line per paragraph, an empty line between documents."""
+    lines = ("\n".join(line for line in d.splitlines() if line.strip()) for d in documents)
+    path.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+
+
 def _topics() -> Iterator[str]:
     from pydoc_data.topics import topics
 
@@ -83,7 +89,7 @@ def _topics() -> Iterator[str]:
 
 
 def _descriptions() -> Iterator[Description]:
-    """Every docstring of the standard library, once."""
+    """Yield every docstring of the standard library once."""
     seen: set[str] = set()
     for module, text in (*_source_docs(), *_builtin_docs()):
         if text not in seen:
@@ -112,7 +118,7 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 
 def _builtin_docs() -> Iterator[tuple[str, str]]:
-    """Docstrings of modules that have no Python source."""
+    """Yield docstrings of modules without Python source."""
     for name in BUILTIN_DOCS.split():
         try:
             module = sys.modules.get(name) or __import__(name)

@@ -1,4 +1,4 @@
-"""What the paper says about a table, held against our figures: does it hold, is it within noise, is it reversed?"""
+"""The paper's findings checked against our scores: each one holds, is within noise, or is reversed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOLDS, NOISE, REVERSED = "holds", "within noise", "reversed"
 
 
 def judged(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every finding with the comparisons that our rows allow; one without any is left out."""
+    """Return the findings with the comparisons that our rows allow; findings without any are left out."""
     ours = {row["name"]: row["ours"] for row in rows}
     found = []
     for finding in table.findings:
@@ -34,7 +34,7 @@ def judged(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _compared(better: dict[str, Any], worse: dict[str, Any], sign: int, or_equal: bool) -> dict[str, Any]:
-    """By how much one is better, the noise of that, and what follows."""
+    """Return the difference of two scores, its noise, and the verdict."""
     difference, spread = sign * (better["mean"] - worse["mean"]), noise(better, worse)
     margin = spread or 0.0
     verdict = HOLDS if difference > margin else REVERSED if difference < -margin else HOLDS if or_equal else NOISE

@@ -1,4 +1,4 @@
-"""A table of the paper as a page: our figures beside the paper's, and its plots."""
+"""The page of a table of the paper: our scores beside the paper's, and plots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ABSENT = "–"
 
 
 def lines(result: dict[str, Any]) -> Iterator[list[str]]:
-    """The lines of a table as text: of each row the paper's figures, and ours below them."""
+    """Yield the lines of a table as text: for each row the paper's scores, and ours below them."""
     digits = {name: decimals(result, name) for name in result["columns"]}
     for row in result["rows"]:
         paper = [f"{row['paper'][n]:.{d}f}" if n in row["paper"] else ABSENT for n, d in digits.items()]
@@ -27,13 +27,13 @@ def lines(result: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def decimals(result: dict[str, Any], name: str) -> int:
-    """How many decimals the figures of a column have: as many as the paper's, of perplexities two."""
+    """Return the number of decimals in a column: that of the paper's scores, two for perplexities."""
     figures = [row["paper"][name] for row in result["rows"] if name in row["paper"]]
     return 1 if all(round(figure, 1) == figure for figure in figures) else 2
 
 
 def cell_text(cell: dict[str, Any] | None, digits: int = 1) -> str:
-    """A mean with its deviation, where there are several seeds."""
+    """Format a mean, with its deviation if there are several seeds."""
     if cell is None:
         return ABSENT
     spread = f" ± {cell['deviation']:.{digits}f}" if cell["deviation"] is not None else ""
@@ -41,33 +41,35 @@ def cell_text(cell: dict[str, Any] | None, digits: int = 1) -> str:
 
 
 def header(result: dict[str, Any]) -> list[str]:
-    """The names of the columns."""
+    """Return the names of the columns."""
     return ["", "", *result["columns"], "tokens seen"]
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """What a reader has to know: seeds, what is absent, partial or noted."""
+    """Return remarks for the reader: seeds, missing and partial data, settings, notes."""
     seeds = result["seeds"]
-    once = "models that are given" if result["models"] else "pre-training once, the same budget for all"
-    said = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} a figure; {once}."]
-    said += [f"{name} is {path}." for name, path in result["models"].items()]
-    said += [f"Not run: {row['name']}: {row['not_run']}." for row in result["rows"] if "not_run" in row]
-    said += [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
-    said += [f"Partial: {name}: {'; '.join(why)}." for name, why in result["partial"].items()]
-    said += [f"Settings: {' '.join(result['settings'])}"] if result["settings"] else []
-    return [*said, *result["notes"]]
+    once = (
+        "no pre-training, since models were given" if result["models"] else "one pre-training run each, with one budget"
+    )
+    notes = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} per score; {once}."]
+    notes += [f"{name} is {path}." for name, path in result["models"].items()]
+    notes += [f"Not run: {row['name']}: {row['not_run']}." for row in result["rows"] if "not_run" in row]
+    notes += [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
+    notes += [f"Partial: {name}: {'; '.join(why)}." for name, why in result["partial"].items()]
+    notes += [f"Settings: {' '.join(result['settings'])}"] if result["settings"] else []
+    return [*notes, *result["notes"]]
 
 
 def findings(result: dict[str, Any]) -> Iterator[str]:
-    """A line for each thing that the paper says: where it holds here, by how much, and where it does not."""
+    """Yield a line for each finding of the paper: where it holds here, by how much, and where it does not."""
     for found in result["findings"]:
         several = len({(c["better"], c["worse"]) for c in found["compared"]}) > 1
-        said = []
+        verdicts = []
         for verdict in (HOLDS, NOISE, REVERSED):
             of = [c for c in found["compared"] if c["verdict"] == verdict]
             differences = [_difference(c, decimals(result, c["column"]), several) for c in of]
-            said += [f"{verdict}: {', '.join(differences)}"] if of else []
-        yield f"The paper: {found['finding']}. Here, {'; '.join(said)}."
+            verdicts += [f"{verdict}: {', '.join(differences)}"] if of else []
+        yield f"The paper: {found['finding']}. Here, {'; '.join(verdicts)}."
 
 
 def _difference(compared: dict[str, Any], digits: int, with_rows: bool) -> str:
@@ -77,17 +79,17 @@ def _difference(compared: dict[str, Any], digits: int, with_rows: bool) -> str:
 
 
 def write_table(path: Path, result: dict[str, Any]) -> None:
-    """The page of a table or figure."""
+    """Write the page of a table or figure."""
     name = result["table"]
     title = f"{name[:-1].capitalize()} {name[-1]}: {result['title']}"
-    said = [*(page.paragraph(t) for t in findings(result)), *(page.paragraph(t, "note") for t in remarks(result))]
-    parts = [page.table(header(result), list(lines(result))), *said]
+    words = [*(page.paragraph(t) for t in findings(result)), *(page.paragraph(t, "note") for t in remarks(result))]
+    parts = [page.table(header(result), list(lines(result))), *words]
     drawn = list(_curves(result) if any(row.get("series") for row in result["rows"]) else _bars(result))
     page.write_page(path, title, f"The paper's rows and ours, scale {result['scale']}", [*parts, page.figures(drawn)])
 
 
 def _curves(result: dict[str, Any]) -> Iterator[str]:
-    """Figure 5: a score against the steps of pre-training."""
+    """Yield the charts of figure 5: a score over the steps of pre-training."""
     for name in result["columns"]:
         curves: dict[str, page.Curve] = {}
         for row in result["rows"]:
@@ -99,7 +101,7 @@ def _curves(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _bars(result: dict[str, Any]) -> Iterator[str]:
-    """The paper's figures and ours side by side, a picture a column."""
+    """Yield bar charts of the paper's scores and ours, one for each column."""
     for name in result["columns"]:
         both = [row for row in result["rows"] if name in row["ours"]]
         paper = [row["paper"].get(name, float("nan")) for row in both]

@@ -1,4 +1,4 @@
-"""What a table would cost on this machine: every run with its operations, and the time they take."""
+"""The estimated cost of a table on this machine: the operations and hours of every run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from bertsmith.training.run import is_finished
 from bertsmith.training.settings import autocast_dtype, pick_device
 from bertsmith.training.speed import matrix_ceiling
 
-SHARE = 0.4  # of the ceiling of matrix products that training is taken to reach
-STEP, RUN = 0.005, 3.0  # seconds that every step and every run take beside
-BILSTM = 0.01  # seconds more of a step with a BiLSTM, which reads token after token
-PIECES = 1.35  # tokens a word
+SHARE = 0.4  # of the peak of matrix products that training is assumed to reach
+STEP, RUN = 0.005, 3.0  # seconds of overhead for every step and every run
+BILSTM = 0.01  # seconds more for a step with a BiLSTM, which is sequential
+PIECES = 1.35  # tokens per word
 
 
 def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
-    """The runs that a table needs, those that are there, and the hours of the others."""
+    """Return the runs that a table needs, which of them are finished, and the hours of the others."""
     where = pick_device(work.device)
     speed = SHARE * matrix_ceiling(where, autocast_dtype(work.scale.train.precision, where))
     corpus = Corpus.open(work.corpus) if work.corpus is not None else None
@@ -55,17 +55,17 @@ def estimate(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     hours = sum(run["hours"] for run in runs.values())
     facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
     note = (
-        f"operations at {SHARE:.0%} of this machine's ceiling for matrix products, {1000 * STEP:.0f} ms a step "
-        f"({1000 * (STEP + BILSTM):.0f} with a BiLSTM) and {RUN:.0f} s a run, one after the other; "
+        f"operations at {SHARE:.0%} of this machine's peak for matrix products, {1000 * STEP:.0f} ms per step "
+        f"({1000 * (STEP + BILSTM):.0f} with a BiLSTM) and {RUN:.0f} s per run, one after the other; "
         "evaluation is not counted"
     )
     if work.data is None:
-        note += "; without --data, every data set is taken to have its published size"
+        note += "; without --data, every data set is assumed to have its published size"
     return {**facts, "runs": list(runs.values()), "hours": hours, "absent": work.absent(table), "note": note}
 
 
 def pretraining_flops(config: PretrainConfig, vocab_size: int) -> float:
-    """The operations of a whole run, its sequences taken to be full."""
+    """Return the operations of a whole pre-training run with full sequences."""
     data, steps = config.data, config.train.steps or 0
     model = replace(config.model, vocab_size=vocab_size)
     shares = [(1.0, data.max_length)]
@@ -82,7 +82,7 @@ _LENGTHS: dict[tuple[str, str], list[int]] = {}
 
 
 def row_lengths(task: str, data: Data) -> list[int]:
-    """About how many tokens the training rows of a task have."""
+    """Return the approximate numbers of tokens of a task's training rows."""
     if data.is_assumed:
         return [find_task(task).max_length // 2] * SIZES[task][0]
     key = task, str(data.train)
@@ -106,5 +106,5 @@ def _finetuning_flops(work: Work, row: Row, config: FinetuneConfig, lengths: lis
     longest = min(config.data.max_length or find_task(config.task).max_length, model.max_positions)
     bounded = [min(length, longest) for length in lengths]
     epochs = (config.train.num_steps(len(lengths)) or 0) * config.train.batch_size / max(1, len(lengths))
-    epochs = 1 / 3 if config.features.variant else epochs  # a frozen encoder runs forward once
+    epochs = 1 / 3 if config.features.variant else epochs  # a frozen encoder runs one forward pass
     return (2 if row.beside else 1) * epochs * training_flops(model, bounded, 0)

@@ -1,4 +1,4 @@
-"""`reproduce`: run what a table of the paper needs and put our figures beside the paper's."""
+"""`reproduce`: run what a table of the paper needs and show our scores beside the paper's."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def reproduce(
     finetuning: Sequence[str] = (),
     models: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Run tables of the paper, or plan them; gives a result each, which `OUT/SCALE/NAME.json` and `.html` hold too.
+    """Run tables of the paper, or plan them; return the results, which `OUT/SCALE/NAME.json` and `.html` hold too.
 
-    `data` holds the folders of the tasks, `corpus` is a corpus folder (at scale tiny the demo's text by default). Runs
-    that are there already are used; so many `jobs` are run side by side. `pretraining` and `finetuning` are settings
-    for all runs of a kind. `models` (`bert-base=MODEL`) are taken instead of pre-training; then nothing is pre-trained,
-    and other rows are not run. Left out, the scale is tiny, or that of the paper where models are given.
+    `data` holds the folders of the tasks; `corpus` is a corpus folder (by default at scale tiny, the demo's text).
+    Finished runs are reused; `jobs` runs execute at the same time. `pretraining` and `finetuning` are settings for all
+    runs of that kind. `models` (`bert-base=MODEL`) replace pre-training: nothing is pre-trained, and rows that start
+    from other models are not run. The default scale is tiny, or paper if models are given.
     """
     for option, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value < 1:
@@ -73,12 +73,12 @@ def reproduce(
                 _run_side_by_side(work, tables, seeds, jobs)
             return [run_table(work, table, seeds) for table in tables]
     except Interrupted as stop:
-        stop.advice = "The same command goes on"
+        stop.advice = "The same command resumes it"
         raise
 
 
 def find_tables(names: Sequence[str]) -> list[Table]:
-    """Tables by their names; `all` is every one."""
+    """Return tables by name; `all` stands for every table."""
     for name in names:
         if name not in (*TABLES, "all"):
             near = suggestion(name, [*TABLES, "all"]) or "; one of: " + ", ".join([*TABLES, "all"])
@@ -88,7 +88,7 @@ def find_tables(names: Sequence[str]) -> list[Table]:
 
 
 def _find_models(models: Sequence[str], tables: Sequence[Table], pretraining: Sequence[str]) -> dict[str, Path]:
-    """The folders of the models that are given, by the recipes that they stand for."""
+    """Return the folders of the given models by the recipes that they replace."""
     if models and pretraining:
         raise UserError(f"--set {pretraining[0]} changes pre-training, and with --model there is none")
     starts = [start for table in tables for row in table.rows for start in (row.start, row.beside) if start is not None]
@@ -96,7 +96,9 @@ def _find_models(models: Sequence[str], tables: Sequence[Table], pretraining: Se
     for text in models:
         name, equals, model = text.partition("=")
         if not equals or not model:
-            raise UserError(f"--model {text!r}: write what it stands for before it, as in --model bert-base={text}")
+            raise UserError(
+                f"--model {text!r}: write the recipe that it replaces before it, as in --model bert-base={text}"
+            )
         if name not in known:
             near = suggestion(name, known) or "; one of: " + ", ".join(known)
             raise UserError(f"--model {text!r}: no row starts from {name!r}{near}")
@@ -113,7 +115,7 @@ def _check_settings(work: Work, tables: Sequence[Table]) -> None:
             train = work.config(row.start).train
             if row.share < 1.0 and (train.steps is None or train.hours is not None):
                 raise UserError(
-                    f"{table.name} looks at parts of a run by its steps: set train.steps, not another length"
+                    f"{table.name} evaluates checkpoints by their steps: set train.steps, not another length"
                 )
             for column in (column for column in table.columns if column.task):
                 work.settings(row, column)
@@ -131,7 +133,7 @@ def _check_rows(work: Work, tables: Sequence[Table]) -> None:
 
 
 def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
-    """Run every row that is ours; a task whose rows are not there is absent, and said to be."""
+    """Run the rows of a table and write its page; tasks without data are listed as absent."""
     found = {column.task: work.find(column.task) for column in table.columns if column.task}
     absent, rows, partial, is_measured = work.absent(table), [], dict[str, list[str]](), work.has_data(table)
     missed: dict[str, str] = {}
@@ -184,9 +186,9 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
 
 
 def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int) -> None:
-    """Pre-train what all tables need, then fine-tune all of it, several at a time.
+    """Pre-train the models of all tables, then run all fine-tunings, several at a time.
 
-    The longest come first, so that nobody waits for a long one at the end.
+    The longest run first, so that no long run is left over at the end.
     """
     plans = [estimate(work, table, seeds) for table in tables]
     hours = {work.folder / run["run"]: run["hours"] for plan in plans for run in plan["runs"]}
@@ -198,14 +200,14 @@ def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int
     to_train = {run: given for run, given in starts.items() if not is_finished(run)}
     for run, (start,) in starts.items():
         if run not in to_train:
-            work.pretrained(start)  # refused, before time is spent, where it is not what would be made
+            work.pretrained(start)  # refuses a finished run with other settings before time is spent
     if len(to_train) > 1 and not work.scale.fills_a_device:
         work.text()  # prepared once
         side_by_side(jobs, "pre-training", work.pretrained, longest_first(to_train))
     else:
         for (start,) in to_train.values():
             work.pretrained(start)
-    # Several columns may be scores of one run.
+    # Several columns may show scores of the same run.
     tuned = {run: given for table in tables for run, given in work.finetunings(table, seeds)}
     to_tune = {run: given for run, given in tuned.items() if not (run / SCORES).exists()}
     if to_tune:
@@ -218,7 +220,7 @@ def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:
 
 
 def _cell(work: Work, row: Row, column: Column, data: Data, seeds: int, partial: dict[str, list[str]]) -> Cell:
-    """The figures of a row in a column: of the setting with the best mean."""
+    """Return the scores of a row in a column, for the setting with the best mean."""
     best: Cell = figures_of([])
     for config in work.settings(row, column):
         runs = [work.scores(row, column, config, seed, data) for seed in range(1, seeds + 1)]
@@ -235,7 +237,7 @@ def _cell(work: Work, row: Row, column: Column, data: Data, seeds: int, partial:
 
 
 def _add_average(table: Table, result: dict[str, Any]) -> None:
-    """The mean of all columns, where a row has all of them."""
+    """Add the mean of all columns if a row has all of them."""
     *columns, last = table.columns
     means = {(c.task, c.key): result["ours"][c.name]["mean"] for c in columns if c.name in result["ours"]}
     if (average := paper_average(lambda task, key: means.get((task, key)))) is not None:

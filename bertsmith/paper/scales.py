@@ -1,4 +1,4 @@
-"""At which size and budget the paper's tables are run: every row of a table has the same budget."""
+"""The sizes and budgets at which the paper's tables are run; every row of a table has the same budget."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from bertsmith.recipes import feature_based
 from bertsmith.tasks.glue_average import LEADERBOARD
 from bertsmith.training.settings import TrainConfig
 
-BASE = EncoderConfig()  # the paper's Base, which the sizes of a scale are reckoned from
-CHECKPOINTS = 5  # of a run whose course is looked at (figure 5)
+BASE = EncoderConfig()  # the paper's Base, to which the sizes of a scale are relative
+CHECKPOINTS = 5  # of a run that figure 5 evaluates during its training
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What stands for Base, how it is trained, and how it is fine-tuned.
+    """The size of the model that replaces Base, and how it is pre-trained and fine-tuned.
 
-    `layers`, `hidden` and `heads` are those of what stands for Base; other sizes are reckoned by the same ratios.
-    `rates` are the learning rates of GLUE's tasks, of which the best on dev is taken; None: the paper's own settings.
-    `dropout` is that of encoders, in pre-training and in fine-tuning.
-    `long_share` is the part of pre-training with long sequences, `tuning_steps` the length of every fine-tuning; None:
-    the paper's epochs.
+    `layers`, `hidden` and `heads` describe the model that replaces Base; other sizes are scaled by the same ratios.
+    `rates` are the learning rates for GLUE tasks, from which the best on dev is chosen. `dropout` is that of the
+    encoder in pre-training and fine-tuning. `long_share` is the share of pre-training with long sequences,
+    `tuning_steps` the number of steps of every fine-tuning, or None for the paper's epochs.
     """
 
     name: str
@@ -38,7 +37,7 @@ class Scale:
     long_length: int
     train: TrainConfig
     rates: tuple[float, ...]
-    task_rate: float | None = None  # of all other tasks
+    task_rate: float | None = None  # of all other tasks; None: the paper's
     feature_epochs: int = 20
     restarts: int = 2
     dropout: float = BASE.hidden_dropout
@@ -47,15 +46,15 @@ class Scale:
 
     @property
     def fills_a_device(self) -> bool:
-        """Whether one pre-training keeps a GPU busy, so that there is no use in several side by side."""
+        """Whether one pre-training run keeps a GPU busy, so that several at a time bring nothing."""
         return self.hidden >= BASE.hidden_size
 
     def encoder(self, model: EncoderConfig) -> EncoderConfig:
-        """An encoder of the paper at this scale: the same ratios to Base in layers, width and size of a head.
+        """Return an encoder of the paper at this scale, with the same ratios to Base in layers, width and head size.
 
-        A narrower layer adds up fewer products, so its weights start larger, for sums as large as in the paper.
+        A narrower layer sums fewer products, so its weights are initialised larger to keep the paper's sums.
         """
-        wide = max(1, round(model.hidden_size / BASE.hidden_size * self.heads))  # heads of the usual size
+        wide = max(1, round(model.hidden_size / BASE.hidden_size * self.heads))  # in heads of the usual size
         heads = max(1, round(wide * model.num_heads * BASE.head_size / model.hidden_size))
         hidden = wide * (self.hidden // self.heads)
         return replace(
@@ -71,13 +70,13 @@ class Scale:
         )
 
     def pretraining(self, recipe: PretrainConfig) -> PretrainConfig:
-        """A recipe of the paper at this scale: what it is about stays, size and budget are the scale's."""
+        """Return a recipe of the paper with the size and budget of this scale."""
         short, long, share = self.max_length, self.long_length, self.long_share
         data: DataConfig = replace(recipe.data, max_length=short, long_length=long, long_share=share)
         return replace(recipe, model=self.encoder(recipe.model), data=data, train=self.train)
 
     def finetuning(self, task: str, features: str = "") -> list[FinetuneConfig]:
-        """The settings that a task is fine-tuned with; where there are several, the best on dev is taken."""
+        """Return the settings for fine-tuning a task; from several, the best on dev is chosen."""
         if features:
             config = feature_based(task, features)
             train = replace(config.train, epochs=self.feature_epochs)
@@ -107,7 +106,7 @@ SCALES = {
             4, 64, 4, 32, 128, _train(100, 16, 2e-3, evaluate_every=0.0), (1e-3,), 1e-3, feature_epochs=3, restarts=0,
         ),
         Scale(
-            "small", "4 layers, 256 wide, 12,000 steps: minutes a model on one fast GPU",
+            "small", "4 layers, 256 wide, 12,000 steps: minutes per model on one fast GPU",
             4, 256, 4, 128, 512, _train(12_000, 128, 7e-4, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
             dropout=0.0, long_share=0.3, tuning_steps=1500,
         ),
@@ -124,7 +123,7 @@ SCALES = {
 
 
 def find_scale(name: str) -> Scale:
-    """A scale by its name."""
+    """Return a scale by its name."""
     if name not in SCALES:
         near = suggestion(name, SCALES) or "; one of: " + ", ".join(SCALES)
         raise UserError(f"--scale: unknown scale {name!r}{near}")

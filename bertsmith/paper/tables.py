@@ -1,4 +1,4 @@
-"""The paper's tables, one function each: rows that are run, and the paper's figures beside them."""
+"""The paper's tables, one function each: the rows that are run, and the paper's scores."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from bertsmith.tasks.glue_average import PAPER_COLUMNS
 from bertsmith.tasks.published import AVERAGES, BASE, LARGE, paper_scores
 
 Figures = tuple[float | None, ...]
-SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of a pre-training run, at which figure 5 looks
-DEV = "Our figures are on dev; the paper's are the test server's: other rows, not to be compared to the point."
+SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)  # of a pre-training run, at which figure 5 evaluates
+DEV = "Our scores are on dev, the paper's are from the test server: other rows, so small differences mean nothing."
 GLUE = "F1 for QQP and MRPC; WNLI is left out. The official leaderboard gave BERT-Large 80.5 and OpenAI GPT 72.8."
 
 
 @dataclass(frozen=True)
 class Column:
-    """A score: of a task's dev rows (`features`: by a BiLSTM on the frozen encoder), or of pre-training (no task)."""
+    """A score on dev rows of a task (`features`: of a BiLSTM on the frozen encoder), or of pre-training (no task)."""
 
     name: str
     task: str = ""
     key: str = "accuracy"
     features: str = ""
-    why_not: str = ""  # where it cannot be measured
+    why_not: str = ""  # the reason why it cannot be measured
     lower_is_better: bool = False
 
     @property
     def run(self) -> str:
-        """The name of the fine-tuning that gives this score."""
+        """The name of the fine-tuning run that gives this score."""
         return f"{self.task}-{self.features}" if self.features else self.task
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: the paper's figures and, where we run it, the pre-training that it starts from.
+    """A row of a table: the paper's scores and, if we run it, the pre-training that it starts from.
 
-    `features` and `bilstm_layers` change the fine-tuning; `beside` is a second model for it; `share` takes the model of
-    that part of the run. A row that is not run says why.
+    `features` and `bilstm_layers` change the fine-tuning; `beside` is a second encoder for it; `share` takes the
+    checkpoint after that share of the run. `why_not` is the reason why a row is not run.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Row:
     beside: PretrainConfig | None = None
     share: float = 1.0
     why_not: str = "another system"
-    series: str = ""  # of a figure
+    series: str = ""  # the curve of a figure that the row belongs to
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the paper says about a table: the first row of each pair is better than the second, or no worse.
+    """A finding of the paper: the first row of each pair is better than the second, or no worse with `or_equal`.
 
-    In these columns, or in all of them.
+    It is checked in these columns, or in all of them.
     """
 
     text: str
@@ -68,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Table:
-    """What a command runs and prints."""
+    """A table of the paper that the command runs and prints."""
 
     name: str
     title: str
@@ -80,12 +80,12 @@ class Table:
 
 
 def only_of(table: Table, models: Container[str]) -> Table:
-    """A table of which those rows alone are run that start from these models, which need no pre-training."""
+    """Return a table in which only the rows that start from the given models are run."""
 
     def row_of(row: Row) -> Row:
         needed = [start.recipe for start in (row.start, row.beside) if start is not None]
         missing = [name for name in needed if name not in models]
-        why = f"no --model {missing[0]}=… was given" if missing else "it needs the course of a pre-training"
+        why = f"no --model {missing[0]}=… was given" if missing else "it needs the checkpoints of a pre-training run"
         return replace(row, start=None, beside=None, why_not=why) if missing or (needed and row.series) else row
 
     return replace(table, rows=tuple(map(row_of, table.rows)))
@@ -100,12 +100,12 @@ OURS = (Column("CoLA", "cola", "matthews"), Column("RTE", "rte"), Column("CoNLL-
 
 
 def dev_and_test(*columns: tuple[str, str], size: int) -> Figures:
-    """The paper's dev scores of some tasks and metrics, then their test scores."""
+    """Return the paper's dev scores of some tasks and metrics, then their test scores."""
     return (*paper_scores(columns, size, "dev"), *paper_scores(columns, size, "test"))
 
 
 def table1() -> Table:
-    """GLUE, every task by itself."""
+    """GLUE, with each task fine-tuned alone."""
     columns = (
         MNLI,
         Column("MNLI-mm", "mnli", "mismatched_accuracy"),
@@ -168,7 +168,7 @@ def table4() -> Table:
 
 
 def table5() -> Table:
-    """What each pre-training task brings."""
+    """Ablation over the pre-training tasks."""
     columns = (MNLI, Column("QNLI", "qnli"), MRPC, SST2, Column("SQuAD", "squad1", "f1"), *OURS)
     none = (None,) * len(OURS)
     rows = (
@@ -196,7 +196,7 @@ def table5() -> Table:
 
 
 def table6() -> Table:
-    """What the size of the model brings."""
+    """Ablation over the model size."""
     figures = (
         (5.84, 77.9, 79.8, 88.4),
         (5.24, 80.6, 82.2, 90.7),
@@ -219,7 +219,7 @@ def table6() -> Table:
 
 
 def table7() -> Table:
-    """Named entities: fine-tuned, and a BiLSTM on features."""
+    """Named entities: fine-tuning, and a BiLSTM on features."""
     columns = (Column("dev F1", "conll2003", "f1"), Column("test F1", "conll2003", "test_f1"))
     figures = {"embeddings": 91.0, "second-to-last": 95.6, "last": 94.9}
     figures |= {"sum-last-four": 95.9, "concat-last-four": 96.1, "sum-all": 95.5}
@@ -247,7 +247,7 @@ def table7() -> Table:
 
 
 def table8() -> Table:
-    """What becomes of the masked tokens."""
+    """Ablation over the masking procedure."""
     columns = (
         MNLI,
         Column("NER, fine-tuned", "conll2003", "f1"),
@@ -270,7 +270,7 @@ def table8() -> Table:
 
 
 def figure5() -> Table:
-    """Accuracy against the steps of pre-training, masked words beside left-to-right."""
+    """Accuracy over the steps of pre-training, for masked words and left-to-right."""
     starts = {"masked words": bert("base"), "left to right": left_to_right("base")}
     rows = tuple(
         Row(f"{series}, {share:.0%} of the steps", (None, None), start, share=share, series=series)
@@ -279,7 +279,7 @@ def figure5() -> Table:
     )
     notes = (
         "The paper draws MNLI alone, up to 1,000,000 steps, and gives no figures.",
-        "The masked words' run has next sentences too, the left-to-right one has not, as in Table 5.",
+        "The run on masked words also has next sentence prediction, the left-to-right run does not, as in Table 5.",
     )
     early, late = rows[1].name, rows[len(SHARES) - 1].name
     findings = (

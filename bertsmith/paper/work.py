@@ -1,8 +1,8 @@
-"""The work folder of the paper's tables: data that is found, models that are pre-trained once, fine-tuned and scored.
+"""The work folder of the paper's tables: finding data, pre-training each model once, fine-tuning and scoring.
 
-`WORK/SCALE/pretrained/NAME` is a run, as `bertsmith pretrain` writes it; `WORK/SCALE/tuned/…/seed-1` one of
-fine-tuning, which keeps its scores and not its model. What is there already is used, so that a command that was
-stopped goes on, and tables share what they have in common.
+`WORK/SCALE/pretrained/NAME` is a run, as `bertsmith pretrain` writes it; `WORK/SCALE/tuned/…/seed-1` is a fine-tuning
+run, which keeps its scores but not its model. Finished runs are reused, so that a stopped command can be resumed and
+tables share their runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bertsmith.config import load, override, read_json, to_dict, write_json
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import MANIFEST, read_manifest
 from bertsmith.corpus.vocabulary import train_tokenizer
-from bertsmith.demo.text import collect
+from bertsmith.demo.text import collect, write_documents
 from bertsmith.errors import Diverged, UserError
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
@@ -43,23 +43,23 @@ from bertsmith.training.checkpoint import OPTIMIZER
 from bertsmith.training.run import CONFIG, FACTS, MODEL, final_scores, is_finished, same_settings
 
 SCORES = "scores.json"
-DEMO_WORDS = 2000  # of the vocabulary of the demo's text
-FOLDERS = {  # what the folders of a data set may be called, in small letters and digits
+DEMO_WORDS = 2000  # entries of the vocabulary for the demo's text
+FOLDERS = {  # accepted names of a data set's folder, in lower-case letters and digits
     "squad1": ("squad", "squad1", "squad11", "squadv11"),
     "squad2": ("squad", "squad2", "squad20", "squadv20"),
     "conll2003": ("conll2003", "conll", "conll03"),
 }
-WATCHED = (bert("base").recipe, left_to_right("base").recipe)  # runs whose course figure 5 shows
+WATCHED = (bert("base").recipe, left_to_right("base").recipe)  # runs whose checkpoints figure 5 evaluates
 
 
 @dataclass(frozen=True)
 class Data:
-    """The rows of a task; `dev` is the folder with the dev file where `train` is a file beside it."""
+    """The rows of a task; where `train` is a file, `dev` is the folder with the dev file."""
 
     train: Path
     dev: Path | None = None
     is_subset: bool = False
-    is_assumed: bool = False  # a plan takes the data set to have the size that is published
+    is_assumed: bool = False  # a plan assumes the published size of the data set
 
 
 Finetuning = tuple[Row, Column, FinetuneConfig, int, Data]
@@ -67,20 +67,20 @@ Finetuning = tuple[Row, Column, FinetuneConfig, int, Data]
 
 @dataclass(frozen=True)
 class Work:
-    """A work folder and all that says how it is filled."""
+    """A work folder and the settings of its runs."""
 
     folder: Path
     scale: Scale
     corpus: Path | None
     data: Path | None
     device: str | None = None
-    pretraining: tuple[str, ...] = ()  # settings for every pre-training, as --set writes them
+    pretraining: tuple[str, ...] = ()  # settings for every pre-training run, as --set takes them
     finetuning: tuple[str, ...] = ()
-    models: Mapping[str, Path] = field(default_factory=dict)  # that are given, by what they stand for
-    assumes_data: bool = False  # of a plan: where no `data` is given, all of it is taken to be there
+    models: Mapping[str, Path] = field(default_factory=dict)  # given models by the recipes that they replace
+    assumes_data: bool = False  # a plan without `data` assumes that all data sets are there
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
-        """A recipe of the paper at the scale, with the user's settings."""
+        """Return a recipe of the paper at the scale, with the user's settings."""
         config = override(self.scale.pretraining(recipe), self.pretraining)
         if recipe.recipe in WATCHED and config.train.steps:
             every = max(1, int(config.train.steps * SHARES[0]))
@@ -91,16 +91,16 @@ class Work:
         return self.folder / self.scale.name / "pretrained" / recipe.recipe
 
     def finished(self, recipe: PretrainConfig) -> Path:
-        """The model folder of a recipe: the given one, or the end of its run."""
+        """Return the model folder of a recipe: the given one, or that of its finished run."""
         return self.models.get(recipe.recipe) or self.run_of(recipe) / MODEL
 
     def encoder(self, recipe: PretrainConfig) -> EncoderConfig:
-        """The encoder of the model that is taken for a recipe."""
+        """Return the encoder configuration of the model for a recipe."""
         given = self.models.get(recipe.recipe)
         return self.config(recipe).model if given is None else config_in(read_config(given), given)
 
     def pretrained(self, recipe: PretrainConfig) -> dict[str, Any]:
-        """Pre-train a model unless it is there; gives its held-out scores and the tokens it has seen."""
+        """Pre-train a model unless that is done; return its held-out scores and the number of tokens seen."""
         if recipe.recipe in self.models:
             return {}
         run, config = self.run_of(recipe), self.config(recipe)
@@ -112,13 +112,15 @@ class Work:
         else:
             say(f"pre-training {recipe.recipe} at scale {self.scale.name}: {run}")
             pretrain(config, self.text(), run, device=self.device, resume=True)
-        for left in run.glob(f"checkpoints/*/{OPTIMIZER}"):  # the models of the way are kept, not what trained them
+        for left in run.glob(
+            f"checkpoints/*/{OPTIMIZER}"
+        ):  # the models of the checkpoints are kept, their optimiser states are not
             left.unlink()
         last = [record for record in runlog.read(run) if "tokens" in record][-1]
         return {**final_scores(run), "tokens": last["tokens"]}
 
     def _check_corpus(self, run: Path) -> None:
-        """Refuse a finished run of other text: the tables would name the wrong corpus."""
+        """Refuse a finished run on another corpus: the tables would name the wrong one."""
         seen, manifest = read_json(run / FACTS)["corpus"], read_manifest(self.text())
         if (seen["tokens"], seen["tokenizer"]) != (manifest.tokens, manifest.tokenizer):
             raise UserError(
@@ -126,27 +128,25 @@ class Work:
             )
 
     def model(self, row: Row) -> Path:
-        """The model that a row starts from: the finished one, or that of a part of the run."""
+        """Return the model that a row starts from: the finished one, or an earlier checkpoint."""
         assert row.start is not None
         run = self.run_of(row.start)
         if row.share == 1.0:
             return self.finished(row.start)
         found = run / "checkpoints" / f"step-{self.steps_at(row):08}"
         if not found.is_dir():
-            raise UserError(
-                f"{run} has no checkpoint of step {self.steps_at(row)}; remove the run, and it is made again"
-            )
+            raise UserError(f"{run} has no checkpoint of step {self.steps_at(row)}; remove the run to train it again")
         return found
 
     def steps_at(self, row: Row) -> int:
-        """How many steps lie behind a row's model."""
+        """Return the number of pre-training steps of a row's model."""
         assert row.start is not None
         train = self.config(row.start).train
         steps = train.steps or runlog.read(self.run_of(row.start))[-1]["step"]
         return int(steps) if row.share == 1.0 else round(row.share / SHARES[0]) * train.save_every
 
     def seen(self, row: Row) -> dict[str, int]:
-        """The steps and tokens behind a row's model, those of the one beside it included; of a given one unknown."""
+        """Return the steps and tokens of a row's pre-training, second model included; nothing for a given model."""
         assert row.start is not None
         if row.start.recipe in self.models:
             return {}
@@ -156,7 +156,7 @@ class Work:
         return {"steps": steps, "tokens": (int(seen[-1]) if seen else 0) + beside}
 
     def text(self) -> Path:
-        """The corpus: the user's, or the demo's text, prepared once."""
+        """Return the corpus folder: the user's, or the demo's text, which is prepared once."""
         if self.corpus is not None:
             return self.corpus
         folder = self.folder / "demo"
@@ -164,14 +164,13 @@ class Work:
             return folder / "corpus"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        documents = ("\n".join(line for line in d.splitlines() if line.strip()) for d in collect(0, 0).documents)
-        (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+        write_documents(folder / "text.txt", collect(0, 0).documents)
         train_tokenizer([folder / "text.txt"], folder / "tokenizer", vocab_size=DEMO_WORDS)
         build_corpus([folder / "text.txt"], folder / "tokenizer", folder / "corpus")
         return folder / "corpus"
 
     def tuned(self, row: Row, column: Column, config: FinetuneConfig, seed: int) -> Path:
-        """The folder of one fine-tuning run."""
+        """Return the folder of one fine-tuning run."""
         assert row.start is not None
         name = row.start.recipe + (f"-beside-{row.beside.recipe}" if row.beside else "")
         name += f"-bilstm-{row.bilstm_layers}" if row.bilstm_layers else ""
@@ -181,7 +180,7 @@ class Work:
         return self.folder / self.scale.name / "tuned" / name / task / rate / f"seed-{seed}"
 
     def settings(self, row: Row, column: Column) -> list[FinetuneConfig]:
-        """What a row is fine-tuned with for a column, apart from the seed."""
+        """Return the fine-tuning settings of a row for a column, apart from the seed."""
         found = []
         for config in self.scale.finetuning(column.task, row.features or column.features):
             beside = str(self.finished(row.beside)) if row.beside else ""
@@ -190,7 +189,7 @@ class Work:
         return found
 
     def scores(self, row: Row, column: Column, config: FinetuneConfig, seed: int, data: Data) -> dict[str, Any]:
-        """Fine-tune with a seed unless that was done; gives the scores and what keeps them from being compared."""
+        """Fine-tune with a seed unless that is done; return the scores and the reasons why they cannot be compared."""
         assert row.start is not None
         run, model = self.tuned(row, column, config, seed), self.model(row)
         given = str(self.models.get(row.start.recipe, ""))
@@ -219,7 +218,7 @@ class Work:
         return found
 
     def _test_scores(self, run: Path, column: Column, data: Data) -> dict[str, float]:
-        """Scores on test rows where a data set has their labels: CoNLL."""
+        """Return scores on the test rows of CoNLL, the only data set with public test labels."""
         if column.task != "conll2003":
             return {}
         found = find_splits(find_task(column.task), data.dev or data.train).test
@@ -227,19 +226,19 @@ class Work:
         return {f"test_{name}": value for each in scores for name, value in each.items()}
 
     def starts(self, table: Table) -> list[PretrainConfig]:
-        """The pre-trainings that a table needs: none where no column of it can be filled."""
+        """Return the pre-training runs that a table needs: none if no column has data."""
         needed = [start for row in table.rows for start in (row.start, row.beside) if start is not None]
         missing = {start.recipe: start for start in needed if start.recipe not in self.models}
         return list(missing.values()) if self.has_data(table) else []
 
     def has_data(self, table: Table) -> bool:
-        """Whether a column of a table can be filled."""
+        """Return whether any column of a table has data."""
         columns = table.columns[:-1] if table.average else table.columns
-        asked = [column for column in columns if not column.why_not]
-        return any(not column.task or isinstance(self.find(column.task), Data) for column in asked)
+        possible = [column for column in columns if not column.why_not]
+        return any(not column.task or isinstance(self.find(column.task), Data) for column in possible)
 
     def finetunings(self, table: Table, seeds: int) -> Iterator[tuple[Path, Finetuning]]:
-        """The folder of every fine-tuning that a table needs, and what `scores` takes for it."""
+        """Yield the folder of every fine-tuning run that a table needs, and the arguments of `scores` for it."""
         found = {column.task: self.find(column.task) for column in table.columns if column.task}
         for row, column in product((row for row in table.rows if row.start is not None), table.columns):
             if isinstance(data := found.get(column.task), Data):
@@ -247,21 +246,21 @@ class Work:
                     yield self.tuned(row, column, config, seed), (row, column, config, seed, data)
 
     def absent(self, table: Table) -> dict[str, str]:
-        """The columns of a table that cannot be filled, and why."""
+        """Return the columns of a table without data, and the reasons."""
         whys = {c.name: c.why_not or (self.find(c.task) if c.task else "") for c in table.columns}
         return {name: why for name, why in whys.items() if isinstance(why, str) and why}
 
     def find(self, task: str) -> Data | str:
-        """The rows of a task under the user's folder, or why there are none."""
+        """Return the rows of a task under the user's folder, or the reason why there are none."""
         if self.data is None and self.assumes_data and task in SIZES:
             return Data(Path(task), is_assumed=True)
         return find_data(self.data, task)
 
 
 def find_data(folder: Path | None, task: str) -> Data | str:
-    """The folder of a task under another, up to three levels down, or why it cannot be used.
+    """Return the folder of a task inside another, up to three levels down, or the reason why it cannot be used.
 
-    Where there is no whole training file, `train.SUBSET.*` is taken, and the scores are marked as partial.
+    Without a complete training file, `train.SUBSET.*` is used, and the scores are marked as partial.
     """
     if folder is None:
         return "no --data was given"
@@ -293,7 +292,7 @@ def _usable(place: Path, task: str) -> Data | str:
 
 
 def _remarks(run: Path, task: str, data: Data) -> list[str]:
-    """What differs from the whole data set."""
+    """Return the differences from the complete data set."""
     judged = read_dev_predictions(run)
     counts = Counter(str(line["file"]) for line in judged[1]) if judged else Counter()
     rows = read_json(run / "run.json").get("rows")

@@ -24,7 +24,7 @@ def test_the_text_is_real_and_the_held_out_rows_are_unseen() -> None:
     assert not [row for row in long_rows if any(row in document for document in text.documents)]
 
 
-def test_the_guesses_that_are_shown_are_right_and_the_surest_come_first() -> None:
+def test_the_guesses_that_are_shown_are_right_and_sorted_by_probability() -> None:
     def guess(word: str, said: str, probability: float) -> Guess:
         return Guess(f"{probability} [MASK]", word, [{"token": said, "probability": probability}])
 
@@ -46,7 +46,7 @@ def test_whole_words_of_prose_are_masked_one_at_a_time(world: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_demo_keeps_its_promise(tmp_path: Path) -> None:
+def test_the_demo_gains_from_pre_training(tmp_path: Path) -> None:
     began = time.monotonic()
     command = [sys.executable, "-m", "bertsmith", "demo", "--out", str(tmp_path / "demo"), "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

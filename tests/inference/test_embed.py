@@ -95,14 +95,14 @@ def test_a_long_file_fits_the_header_that_was_written_first(tmp_path):
     assert (vectors[:, 1] == np.repeat(np.arange(1200), 100)).all()
 
 
-def test_normalised_cut_and_said(folder, texts, tmp_path, capsys):
+def test_vectors_are_normalised_and_truncation_is_reported(folder, texts, tmp_path, capsys):
     embed(folder, texts, tmp_path / "v.npy", normalize=True, max_length=6, device="cpu")
     vectors = np.load(tmp_path / "v.npy")
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
     assert "were cut to 6 tokens" in capsys.readouterr().err
 
 
-def test_a_kept_column_may_begin_without_values(folder, tmp_path, monkeypatch):
+def test_a_kept_column_may_begin_with_nulls(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "WINDOW", 2)
     rows = [{"text": "a", "note": note} for note in (None, None, "x", None)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -135,7 +135,7 @@ def test_mistakes_are_named(folder, texts, tmp_path):
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("kind", ["mean", "cls", "max"])
-def test_what_a_folder_says_is_read_back_and_counts(kind, normalize, folder, tmp_path):
+def test_the_pooling_of_a_folder_is_read_back_and_applied(kind, normalize, folder, tmp_path):
     written = Pooling(kind, normalize, 32)
     write_pooling(folder, written, 64)
     assert read_pooling(folder) == written
@@ -147,7 +147,7 @@ def test_what_a_folder_says_is_read_back_and_counts(kind, normalize, folder, tmp
     assert read_pooling(folder) == written
 
 
-def test_folders_that_do_more_are_refused(folder):
+def test_folders_with_unknown_modules_are_refused(folder):
     write_pooling(folder, Pooling(), 64)
     (folder / "1_Pooling" / "config.json").write_text(
         json.dumps({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True})
@@ -169,7 +169,7 @@ def test_folders_that_do_more_are_refused(folder):
             read_pooling(folder)
 
 
-def test_a_folder_may_lower_its_texts_before_a_cased_tokenizer(tmp_path):
+def test_a_folder_may_lower_case_texts_for_a_cased_tokenizer(tmp_path):
     library = pytest.importorskip("sentence_transformers")
     tokenizer = train_wordpiece(["The quick brown Fox jumps over THE lazy dog"] * 4, 99, cased=True)
     model = reference("encoder", tokenizer.vocab_size)
@@ -242,7 +242,7 @@ def test_an_embedder_is_loaded_and_called(folder):
         embedder([3])
 
 
-def test_vectors_that_are_no_numbers_are_refused(folder, texts, tmp_path):
+def test_vectors_that_are_not_finite_are_refused(folder, texts, tmp_path):
     embedder = Embedder.load(folder, "cpu")
     with torch.no_grad():
         embedder.engine.model.encoder.layers[-1].feed_forward.outer.bias[3] = float("nan")
@@ -250,7 +250,7 @@ def test_vectors_that_are_no_numbers_are_refused(folder, texts, tmp_path):
         embedder(TEXTS)
 
 
-def test_an_output_that_is_there_is_kept(folder, texts, tmp_path):
+def test_an_existing_output_is_kept(folder, texts, tmp_path):
     (tmp_path / "v.npy").write_bytes(b"mine")
     with pytest.raises(UserError, match="is there already; add --force"):
         embed(folder, texts, tmp_path / "v.npy", device="cpu")

@@ -95,7 +95,7 @@ def test_float32_is_the_same_in_both_engines(exported):
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_int8_is_near(exported):
+def test_int8_is_close_to_float32(exported):
     loaded, folder = exported
     examples = some_examples(loaded.tokenizer.vocab_size)
     expected = np.concatenate([e.ravel() for e in one_by_one(loaded.model, examples)])
@@ -151,7 +151,7 @@ def test_int8_graphs_keep_the_matrices_that_need_float32(tmp_path):
     assert kept["first_quantized"] == TensorProto.INT8
 
 
-def test_batches_are_full_and_nearly_equal():
+def test_batches_are_full_and_of_nearly_equal_lengths():
     examples = some_examples(50, 500)
     lengths = np.array([len(e.tokens) for e in examples])
     found = list(batches(examples, 512, 1 / 8))
@@ -166,7 +166,7 @@ def test_batches_are_full_and_nearly_equal():
 
 
 @pytest.mark.parametrize("threads", [None, 1, 2])
-def test_a_folder_without_torch_weights_answers_the_same(saved, threads):
+def test_a_folder_without_torch_weights_gives_the_same_predictions(saved, threads):
     model, onnx = saved
     assert not list(onnx.glob("*.safetensors"))
     threads_before = torch.get_num_threads()
@@ -182,7 +182,7 @@ def test_a_folder_without_torch_weights_answers_the_same(saved, threads):
     assert torch.get_num_threads() == threads_before
 
 
-def test_threads_are_those_asked_for(saved, monkeypatch):
+def test_the_number_of_threads_is_used(saved, monkeypatch):
     seen = []
     predictor = Predictor.load(saved[0], "cpu", threads=3)
     encoder = predictor.engine.model.encoder
@@ -193,7 +193,7 @@ def test_threads_are_those_asked_for(saved, monkeypatch):
     assert options.intra_op_num_threads == 2
 
 
-def test_masks_are_filled_by_both(tmp_path, tiny_tokenizer):
+def test_both_engines_fill_masks(tmp_path, tiny_tokenizer):
     loaded = make("mlm+nsp", tiny_tokenizer)
     export_onnx(loaded, tmp_path / "onnx")
     text = "the [MASK] jumps over the [MASK]"

@@ -55,7 +55,7 @@ def trained(world, tmp_path_factory):
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_scores_are_averaged_whatever_the_head(trained, task: str) -> None:
+def test_logits_are_averaged_for_every_head(trained, task: str) -> None:
     runs = [trained(task, seed) for seed in (1, 2, 3)]
     ensemble, members = Predictor.load(runs, "cpu"), [Predictor.load(run, "cpu") for run in runs]
     data = [Row(row.get("text", "a list of names"), None, None, "") for row in DATA["classify"]]
@@ -69,7 +69,7 @@ def test_scores_are_averaged_whatever_the_head(trained, task: str) -> None:
     assert scores["rows"] == 12
 
 
-def test_answers_of_two_models_are_those_of_their_mean(trained, tmp_path) -> None:
+def test_predictions_of_two_models_are_those_of_their_mean(trained, tmp_path) -> None:
     runs = [trained("classify", seed) for seed in (1, 2)]
     data = runs[0].parent / "classify.jsonl"
     assert predict(runs, data, tmp_path / "out.jsonl", device="cpu") == 12
@@ -102,7 +102,7 @@ def test_n_best_lists_are_merged_by_the_mean_of_their_probabilities() -> None:
     assert one["nbest"][0]["score"] == 0.6  # what went in stays as it was
 
 
-def test_models_of_different_windows_answer_by_n_best(trained) -> None:
+def test_models_with_different_windows_combine_by_n_best(trained) -> None:
     runs = [trained("answer", 1), trained("answer", 2, "data.max_length=16")]
     ensemble = Predictor.load(runs, "cpu")
     members = [list(Predictor.load(run, "cpu").predict(QUESTIONS)) for run in runs]
@@ -118,7 +118,7 @@ def test_models_of_different_windows_answer_by_n_best(trained) -> None:
     assert "f1" in evaluate(runs, runs[0].parent / "answer.jsonl", device="cpu")
 
 
-def test_models_that_do_not_fit_are_refused(trained, world, tmp_path) -> None:
+def test_models_that_do_not_match_are_refused(trained, world, tmp_path) -> None:
     classify = trained("classify")
     with pytest.raises(UserError, match=r"was trained for tag, .* for classify"):
         Predictor.load([classify, trained("tag")], "cpu")

@@ -106,7 +106,7 @@ def test_half_precision_is_the_default_and_a_view_into_the_file(folder, tmp_path
     assert size < 2 * 2 * 64 * found["words"] + 4000
 
 
-def test_other_programs_open_a_part(folder, tmp_path):
+def test_arrow_opens_a_part(folder, tmp_path):
     features(folder, write(tmp_path / "t.txt", TEXTS), tmp_path / "out", layers="0,3", device="cpu")
     table = pa.ipc.open_file(part_file(tmp_path / "out", 0)).read_all()
     assert table["text"].to_pylist() == TEXTS
@@ -116,7 +116,7 @@ def test_other_programs_open_a_part(folder, tmp_path):
 
 
 @pytest.mark.parametrize("align", ["first", "mean", "none"])
-def test_a_long_text_is_read_in_windows_and_every_word_where_it_has_most_context(
+def test_a_long_text_is_encoded_in_windows_and_each_word_taken_where_it_has_most_context(
     align, folder, theirs, tmp_path, tiny_tokenizer
 ):
     text = " ".join(TEXTS * 7)
@@ -269,7 +269,7 @@ def test_parts_and_resuming_give_the_same_bytes(folder, tmp_path, monkeypatch, c
     assert not partial_folder(tmp_path / "again").exists()
 
 
-def test_a_text_larger_than_a_part_goes_through_the_disk(folder, tmp_path, monkeypatch):
+def test_a_text_larger_than_a_part_is_computed_on_disk(folder, tmp_path, monkeypatch):
     texts = write(tmp_path / "t.txt", [" ".join(TEXTS * 5), "fox"])
     features(folder, texts, tmp_path / "whole", device="cpu")
     monkeypatch.setattr(module, "PART_BYTES", 1000)
@@ -344,7 +344,7 @@ def test_the_command(folder, tmp_path):
     assert found["bytes_per_word"] > 128
 
 
-def test_a_flipped_byte_is_noticed_on_a_resume_and_on_opening(folder, tmp_path, monkeypatch, capsys):
+def test_a_flipped_byte_is_detected_on_resume_and_on_opening(folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "t.txt").write_text("".join(f"the fox {i} barks\n" for i in range(30)))
     monkeypatch.setattr(module, "PART_BYTES", 4000)
     monkeypatch.setattr(module, "PASSAGES", 4)

@@ -1,4 +1,4 @@
-"""Answers to files: every kind in and out, in order, in constant memory, and the same after a kill."""
+"""Predictions for files: every format in and out, in order, in constant memory, and the same after a kill."""
 
 import csv
 import datetime
@@ -28,7 +28,7 @@ LABELS = ("files", "numbers")
 
 
 class Stub:
-    """Answers by the length of the text, and remembers how many rows each window had."""
+    """A predictor that labels by the length of the text and records how many rows each window had."""
 
     columns, shortened, max_length, task, members = Columns(), 0, 16, find_task("classify"), ()
     engine, unknowns = "stub", Unknowns(None)  # nothing is tokenised
@@ -41,15 +41,15 @@ class Stub:
         for row in rows:
             window.append(row)
             if len(window) == predicting.WINDOW:
-                yield from self._answers(window)
+                yield from self._predictions(window)
                 window = []
-        yield from self._answers(window)
+        yield from self._predictions(window)
 
-    def _answers(self, window):
+    def _predictions(self, window):
         self.windows.append(len(window))
         if self.fail_after is not None and len(self.windows) > self.fail_after:
             raise KeyboardInterrupt
-        # what else stands in the window decides the answer, as the last bits of a model's scores
+        # the other rows of the window change the score, as they do the last bits of a model's
         characters = sum(len(row.text) for row in window)
         for row in window:
             share = len(row.text) / characters
@@ -58,7 +58,7 @@ class Stub:
 
 @pytest.fixture
 def stub(tmp_path, monkeypatch):
-    """Puts a stub where a model is opened; windows hold ten rows."""
+    """Replace `Predictor.load` by a stub; windows hold ten rows."""
     monkeypatch.setattr(predicting, "WINDOW", 10)
     monkeypatch.setattr(writers, "ROWS_AT_ONCE", 7)
 
@@ -118,7 +118,7 @@ def test_every_kind_in_and_out(kind_in, kind_out, stub, tmp_path):
 
 
 def test_parquet_keeps_numbers_as_numbers_and_dates_as_text(stub, tmp_path):
-    rows = [{"text": "a", "id": 1 if i < 8 else 0.5} for i in range(10)]  # the first block has whole numbers alone
+    rows = [{"text": "a", "id": 1 if i < 8 else 0.5} for i in range(10)]  # the first block has only integers
     predict("m", write(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet", keep=["id"])
     assert [row["id"] for row in read(tmp_path / "out.parquet")] == [1.0] * 8 + [0.5] * 2
     days = [{"text": "a", "day": datetime.date(2024, 1, 31)}]
@@ -148,7 +148,7 @@ def test_empty_standard_input(stub, monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
 @pytest.mark.parametrize("rows", [20, 25])
 @pytest.mark.parametrize("cut", [0, 1, 9])
-def test_a_stopped_run_goes_on_to_the_same_file(kind, rows, cut, stub, tmp_path):
+def test_a_resumed_run_gives_the_same_file(kind, rows, cut, stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table(rows)), tmp_path / f"out{kind}"
     predict("m", data, tmp_path / f"whole{kind}", keep=["id"])
     stub(fail_after=1)
@@ -158,7 +158,7 @@ def test_a_stopped_run_goes_on_to_the_same_file(kind, rows, cut, stub, tmp_path)
     partial = partial_folder(out) / journal.LINES
     assert len(partial.read_text().splitlines()) == 10
     lines = partial.read_bytes().splitlines(keepends=True)
-    partial.write_bytes(b"".join(lines) + b"".join(lines[:cut]) + lines[0][:9])  # a half window, and a line cut off
+    partial.write_bytes(b"".join(lines) + b"".join(lines[:cut]) + lines[0][:9])  # half a window, and a truncated line
     with pytest.raises(UserError, match="add --resume"):
         predict("m", data, out, keep=["id"])
     again = stub()
@@ -168,13 +168,13 @@ def test_a_stopped_run_goes_on_to_the_same_file(kind, rows, cut, stub, tmp_path)
     assert not partial_folder(out).exists()
 
 
-def test_resume_without_anything_to_go_on_with_begins(stub, tmp_path):
+def test_resume_with_an_empty_partial_folder_starts(stub, tmp_path):
     out = tmp_path / "out.jsonl"
     partial_folder(out).mkdir()  # killed before the first row
     assert predict("m", write(tmp_path / "in.csv", table(3)), out, resume=True) == 3
 
 
-def test_resume_refuses_what_was_begun_otherwise(stub, tmp_path):
+def test_resume_refuses_other_facts(stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
     stub(fail_after=1)
     with pytest.raises(KeyboardInterrupt):
@@ -190,7 +190,7 @@ def test_resume_refuses_what_was_begun_otherwise(stub, tmp_path):
         predict("m", data, out, resume=True)
 
 
-def test_a_bad_row_can_be_gone_on_from_and_a_first_one_leaves_nothing(stub, tmp_path):
+def test_a_run_resumes_after_a_bad_row_and_a_bad_first_row_leaves_nothing(stub, tmp_path):
     rows = table()
     rows[17] = {"id": 17}
     data, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
@@ -220,7 +220,7 @@ def test_mistakes_are_named(stub, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "model"]
 
 
-def test_parquet_reads_the_columns_that_are_asked_for(tmp_path):
+def test_parquet_reads_only_the_needed_columns(tmp_path):
     data = write(tmp_path / "in.parquet", table())
     with pytest.raises(UserError, match=r"no column 'txt'; did you mean 'text'.*id, text, note"):
         list(read_rows(data, Columns("txt"), labelled=False))
@@ -273,14 +273,14 @@ KILLED = """
     from bertsmith.rows.columns import Columns
     predicting.WINDOW = 50
     class Slow(Stub):
-        def _answers(self, window):
+        def _predictions(self, window):
             time.sleep(0.05)
-            yield from super()._answers(window)
+            yield from super()._predictions(window)
     predict_file(Slow(Path({folder!r})), {data!r}, Path({out!r}), Columns(), ["id"])
 """
 
 
-def test_kill_9_in_the_middle_and_again(tmp_path, monkeypatch):
+def test_a_run_that_is_killed_twice_is_resumed(tmp_path, monkeypatch):
     data, out = write(tmp_path / "in.jsonl", table(1033)), tmp_path / "out.csv"
     (tmp_path / "model").mkdir()
     names = {"tests": str(Path(__file__).parent), "folder": str(tmp_path / "model"), "data": str(data), "out": str(out)}
@@ -304,7 +304,7 @@ def test_kill_9_in_the_middle_and_again(tmp_path, monkeypatch):
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
-def test_an_output_that_is_there_is_overwritten_with_force_alone(stub, tmp_path):
+def test_an_existing_output_is_overwritten_only_with_force(stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
     out.write_text("mine\n")
     for resume in (False, True):
@@ -335,7 +335,7 @@ def test_one_file_does_not_mix_engines(stub, tmp_path):
 
 
 @pytest.mark.parametrize("window", [0, 1])
-def test_a_flipped_byte_of_a_stopped_run_is_answered_again(window, stub, tmp_path, capsys):
+def test_a_window_with_a_flipped_byte_is_predicted_again(window, stub, tmp_path, capsys):
     data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
     predict("m", data, tmp_path / "whole.jsonl")
     stub(fail_after=2)
@@ -352,7 +352,7 @@ def test_a_flipped_byte_of_a_stopped_run_is_answered_again(window, stub, tmp_pat
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-def test_damaged_facts_of_a_stopped_run_are_a_line(stub, tmp_path):
+def test_damaged_facts_of_a_stopped_run_are_an_error_of_one_line(stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
     stub(fail_after=1)
     with pytest.raises(KeyboardInterrupt):
@@ -362,13 +362,13 @@ def test_damaged_facts_of_a_stopped_run_are_a_line(stub, tmp_path):
         predict("m", data, out, resume=True)
 
 
-def test_an_input_that_is_cut_while_it_is_read_is_noticed(stub, tmp_path):
+def test_an_input_that_is_truncated_while_it_is_read_is_an_error(stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table(4000)), tmp_path / "out.jsonl"
 
     class Cuts(Stub):
-        def _answers(self, window):
+        def _predictions(self, window):
             os.truncate(data, 100_000)
-            return super()._answers(window)
+            return super()._predictions(window)
 
     made = Cuts(tmp_path / "model")
     files.Predictor.load = lambda name, device=None, **options: made  # undone by the fixture
@@ -377,7 +377,7 @@ def test_an_input_that_is_cut_while_it_is_read_is_noticed(stub, tmp_path):
     assert not out.exists()
 
 
-def test_the_likeliest_labels_alone(stub, tmp_path):
+def test_n_best_keeps_the_likeliest_labels(stub, tmp_path):
     data = write(tmp_path / "in.jsonl", table())
     predict("m", data, tmp_path / "out.jsonl", n_best=1)
     assert all(list(row["scores"].values()) == [max(row["scores"].values())] for row in read(tmp_path / "out.jsonl"))

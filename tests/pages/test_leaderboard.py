@@ -74,7 +74,7 @@ def cells(html: str, *first: str) -> list[str]:
     return row[len(first) :]
 
 
-def test_seeds_are_one_line_with_their_mean_and_deviation(tmp_path: Path) -> None:
+def test_seeds_share_a_row_with_their_mean_and_deviation(tmp_path: Path) -> None:
     for seed, score in ((1, 0.80), (2, 0.84), (10, 0.88)):
         make(tmp_path / "out" / f"seed-{seed}", score, seed=seed)
     html = written([tmp_path / "out"], tmp_path / "page.html")
@@ -96,7 +96,7 @@ def test_runs_are_found_in_folders_of_folders(tmp_path: Path) -> None:
     assert found == ["alone", "grid/a", "grid/b", "seeds/seed-2", "seeds/seed-10"]
 
 
-def test_the_chosen_model_is_said_to_be_chosen_on_dev(tmp_path: Path) -> None:
+def test_the_page_says_that_the_model_was_chosen_on_dev(tmp_path: Path) -> None:
     out = tmp_path / "mrpc"
     for rate, scores in ((2e-5, (0.80, 0.84)), (5e-5, (0.9, 0.88))):
         for seed, score in enumerate(scores, 1):
@@ -132,7 +132,7 @@ def test_collapsed_attempts_are_shown(tmp_path: Path) -> None:
     assert html.count("restarted with another seed") == html.count("kept, since no restart was left") == 1
 
 
-def test_the_scores_are_also_told_in_short(tmp_path: Path) -> None:
+def test_the_command_returns_a_summary_of_the_scores(tmp_path: Path) -> None:
     for seed, score in ((1, 0.80), (2, 0.84)):
         make(tmp_path / "out" / f"seed-{seed}", score, seed=seed)
     found = report([tmp_path / "out"], tmp_path / "page.html")
@@ -140,7 +140,7 @@ def test_the_scores_are_also_told_in_short(tmp_path: Path) -> None:
     assert "best_held_out_loss" not in found
 
 
-def test_the_paper_stands_beside_and_test_figures_are_marked(tmp_path: Path) -> None:
+def test_the_papers_scores_are_shown_and_test_scores_marked(tmp_path: Path) -> None:
     html = written(
         [make(tmp_path / "run", 0.8), make(tmp_path / "other", 0.7, task="rte", rows=2490, dev=0)], tmp_path / "p.html"
     )
@@ -232,7 +232,7 @@ def test_entities_by_type_are_those_of_seqeval() -> None:
         assert right / predicted == pytest.approx(expected[kind]["precision"])
 
 
-def test_each_kind_of_answer_is_judged() -> None:
+def test_each_kind_of_prediction_is_judged() -> None:
     number = compare(find_task("stsb"), HeadConfig("regression"), Row("a", "b", "2.5", ""), {"value": 2.0})
     assert (number["loss"], number["gold"], number["scores"]) == (0.25, ["2.5"], [2.0])
     head = HeadConfig("multi", ("x", "y"))

@@ -1,4 +1,4 @@
-"""What a person must see on a page, wide and narrow: measured in a browser where there is one."""
+"""The layout of a page, wide and narrow, measured in a browser if there is one."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def test_a_page_holds_its_style_sheet_and_refers_to_no_other_file(tmp_path: Path
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
 @pytest.mark.parametrize("width", [1400, 420])
-def test_cells_are_whole_and_every_class_can_be_reached(width: int, tmp_path: Path) -> None:
+def test_cells_are_not_wrapped_and_every_class_is_visible(width: int, tmp_path: Path) -> None:
     write(tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     narrow = f"<style>html {{ width: {width}px; }}</style></head>"  # a window is never under 500 wide
@@ -99,7 +99,7 @@ def test_cells_are_whole_and_every_class_can_be_reached(width: int, tmp_path: Pa
         ("12.5", ""),
     ],
 )
-def test_the_language_of_a_text_is_told_by_its_script(text: str, expected: str) -> None:
+def test_the_language_of_a_text_follows_from_its_script(text: str, expected: str) -> None:
     assert page.lang(text) == expected
 
 

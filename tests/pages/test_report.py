@@ -229,7 +229,7 @@ def test_fine_tuning_shows_its_scores(tmp_path: Path) -> None:
     assert {"Accuracy, held out, %", "Loss of the masked words, held out, over time"} <= set(both)
 
 
-def test_an_unfinished_run_and_a_line_cut_off(tmp_path: Path) -> None:
+def test_an_unfinished_run_with_a_truncated_line(tmp_path: Path) -> None:
     run = make_run(tmp_path / "going", records(last=400), finished=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 410, "lo')
@@ -263,7 +263,7 @@ def keys_of_every_record() -> list[str]:
 
 
 @pytest.mark.parametrize("key", keys_of_every_record())
-def test_any_key_may_be_absent_or_odd(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_key_may_be_missing_or_of_another_type(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_svg", lambda figure, title: "<svg></svg>")  # writing the pictures takes the time
     absent = [{k: v for k, v in r.items() if k != key} for r in records()]
     odd = [{k: v if k != key else "odd" for k, v in r.items()} for r in records()]
@@ -283,7 +283,7 @@ def test_any_key_may_be_absent_or_odd(tmp_path: Path, key: str, monkeypatch: pyt
         {"text": "a", "guesses": [None, 3]},
     ],
 )
-def test_odd_samples_do_no_harm(tmp_path: Path, sample: dict[str, Any]) -> None:
+def test_malformed_samples_are_ignored(tmp_path: Path, sample: dict[str, Any]) -> None:
     lines = [evaluation(100, dev_samples=[sample, 7]), evaluation(200, dev_samples=sample)]
     assert "<svg" in written([make_run(tmp_path / "first", lines)], tmp_path / "page.html")
 
@@ -317,7 +317,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
         assert not tags.attributes & {"onerror", "src"}
 
 
-def test_the_page_stands_by_itself(tmp_path: Path) -> None:
+def test_the_page_is_self_contained(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, records()) for name in ("한국어", "second")]
     for folders in (runs[:1], runs):
         html = written(folders, tmp_path / "page.html")
@@ -331,14 +331,14 @@ def test_the_page_stands_by_itself(tmp_path: Path) -> None:
         assert written(folders, tmp_path / "page.html") == before
 
 
-def test_labels_tell_runs_apart(tmp_path: Path) -> None:
+def test_labels_of_runs_are_distinct(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / a / "x" / "run", records()) for a in ("a", "b")]
     folders.append(make_run(tmp_path / "c", records()))
     assert [run.label for run in read_runs(folders)] == ["a/x/run", "b/x/run", "c"]
     assert [run.label for run in read_runs([folders[0], f"{folders[0]}/", folders[0] / ".." / "run"])] == ["run"]
 
 
-def test_what_is_no_run_is_refused(world: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(world: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "empty", tmp_path / "missing", world / "tok", world / "shards", world / "text.txt"):
         with pytest.raises(UserError, match=f"{re.escape(str(folder))} .*a run is a folder that"):
@@ -352,7 +352,7 @@ def test_what_is_no_run_is_refused(world: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
-def test_wild_values_do_not_squash_the_curve() -> None:
+def test_outliers_do_not_flatten_the_curve() -> None:
     steps = [step / 1000 for step in range(1000)]
     loss = [1000.0 if i < 10 or i == 500 else 5 - 2 * step for i, step in enumerate(steps)]
     svg = page.chart("t", [page.Line(steps, loss, light=True), page.Line(steps, smooth(loss))], limits="robust")

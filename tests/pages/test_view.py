@@ -75,7 +75,7 @@ def test_attention_and_neighbours_are_those_of_transformers(variant, pair, tmp_p
             assert listed[0][0] == tiny_tokenizer.token(int(cosines.argmax()))
 
 
-def test_words_for_every_token_are_those_of_fill(folder, tmp_path, tiny_tokenizer):
+def test_masked_words_of_every_token_are_those_of_fill(folder, tmp_path, tiny_tokenizer):
     assert view(folder, TEXT, out=tmp_path / "page.html", device="cpu")["masked_words"]
     data, predictor = data_of(tmp_path / "page.html"), Predictor.load(folder, "cpu")
     assert data["masked"][0] is None
@@ -101,7 +101,7 @@ def test_a_model_without_the_head_says_so(kind, tmp_path, tiny_tokenizer):
     assert ("fine-tuned" if kind == "single" else "no weights") in data["why_not"]
 
 
-def test_nothing_breaks_out_and_nothing_comes_from_outside(tmp_path, tokenizer_folder):
+def test_text_is_escaped_and_nothing_is_loaded_from_outside(tmp_path, tokenizer_folder):
     from bertsmith.text.tokenizer import Tokenizer
 
     backend = Tokenizer.load(tokenizer_folder).backend
@@ -150,7 +150,7 @@ ANSWERS = {"single": "label", "multi": "labels", "regression": "value", "tags": 
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_a_fine_tuned_model_shows_its_answer(kind, tmp_path, tiny_tokenizer):
+def test_a_fine_tuned_model_shows_its_prediction(kind, tmp_path, tiny_tokenizer):
     folder = save(reference(kind, tiny_tokenizer.vocab_size), tiny_tokenizer, tmp_path / "m")
     pair = PAIR if kind in ("single", "span") else None
     found = view(folder, TEXT, pair, tmp_path / "page.html", device="cpu")["answer"]
@@ -168,6 +168,6 @@ def test_a_fine_tuned_model_shows_its_answer(kind, tmp_path, tiny_tokenizer):
         assert f"{100 * best:.1f}\u00a0%" in top
 
 
-def test_a_model_without_a_task_has_no_answer(folder, tmp_path):
+def test_a_model_without_a_task_has_no_prediction(folder, tmp_path):
     assert "answer" not in view(folder, TEXT, out=tmp_path / "page.html", device="cpu")
     assert "Prediction</h2>" not in (tmp_path / "page.html").read_text(encoding="utf-8")

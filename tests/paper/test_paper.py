@@ -1,4 +1,4 @@
-"""The paper's tables as commands: what is run, reused, said to be absent, and shown beside the paper's figures."""
+"""The paper's tables as commands: what is run, reused, reported as missing, and shown beside the paper's scores."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def cell(mean: float, deviation: float | None = 1.0) -> dict[str, Any]:
     return {"mean": mean, "deviation": deviation, "seeds": 4}
 
 
-def test_the_papers_own_figures_bear_out_its_findings() -> None:
+def test_the_papers_own_scores_support_its_findings() -> None:
     found = [(table, finding) for make in TABLES.values() for table in (make(),) for finding in table.findings]
     assert len(found) == 14
     for table, finding in found:
@@ -124,7 +124,7 @@ def test_a_label_of_two_lines_is_drawn() -> None:
     assert {"Base", "LTR &amp; No", "NSP"} <= texts
 
 
-def test_scales_keep_what_a_row_is_about() -> None:
+def test_scales_keep_the_subject_of_a_row() -> None:
     for scale in SCALES.values():
         shapes = [scale.encoder(row.start.model) for row in table6().rows]
         assert len({(m.num_layers, m.hidden_size, m.num_heads) for m in shapes}) == 6
@@ -160,7 +160,7 @@ def test_scales_keep_what_a_row_is_about() -> None:
         find_scale("smal")
 
 
-def test_data_is_found_or_said_to_be_absent(tasks, tmp_path) -> None:
+def test_data_is_found_or_reported_as_missing(tasks, tmp_path) -> None:
     assert find_data(tasks, "sst2") == Data(tasks / "glue" / "SST-2")
     squad = tasks / "glue" / "squad"
     assert find_data(tasks, "squad1") == Data(squad / "train-v1.1.SUBSET.json", squad, is_subset=True)
@@ -197,7 +197,7 @@ def test_table_5(folder, tasks, world) -> None:
     assert bilstm["bilstm_layers"] == 1
 
 
-def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, world, monkeypatch) -> None:
+def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, world, monkeypatch) -> None:
     run("table5", folder, tasks, world, seeds=2)  # reads the scores where the test above has run
     done = []
 
@@ -241,7 +241,7 @@ def test_what_is_there_is_used_and_a_stopped_command_goes_on(folder, tasks, worl
         run("table1", folder, tasks, world, corpus=other)
 
 
-def test_side_by_side_comes_out_the_same(folder, tasks, world) -> None:
+def test_several_jobs_give_the_same_results(folder, tasks, world) -> None:
     (before,) = run("table1", folder, tasks, world)
     runs = [run for task in ("rte", "mrpc") for run in folder.glob(f"tiny/tuned/bert-base/{task}/*/seed-1")]
     assert len(runs) == 2
@@ -254,7 +254,7 @@ def test_side_by_side_comes_out_the_same(folder, tasks, world) -> None:
     assert [(start / "model" / "model.safetensors").read_bytes() for start in starts] == weights
 
 
-def test_side_by_side_a_finished_run_is_looked_at_first(folder, tasks, world, monkeypatch) -> None:
+def test_several_jobs_check_a_finished_run_first(folder, tasks, world, monkeypatch) -> None:
     run("table1", folder, tasks, world)
     monkeypatch.setattr(reproducing, "side_by_side", lambda *given: pytest.fail("something was begun"))
     with pytest.raises(UserError, match=r"^train\.steps is 10 .* or another --out$"):
@@ -272,7 +272,7 @@ def test_a_model_that_fills_a_device_is_pretrained_alone(tasks, world, tmp_path,
         begun.clear()
 
 
-def test_side_by_side_the_long_ones_come_first(folder, tasks, world, monkeypatch) -> None:
+def test_several_jobs_start_the_longest_runs_first(folder, tasks, world, monkeypatch) -> None:
     run("table5", folder, tasks, world)
     for gone in folder.glob("tiny/tuned/bert-base/*/*/seed-1"):
         shutil.rmtree(gone)
@@ -424,7 +424,7 @@ def test_models_that_are_given_are_not_pre_trained(tmp_path, tasks, world, monke
         given(["table2"], work, tasks, f"bert-base={tmp_path / 'other'}")
 
 
-def test_the_one_beside_may_be_given_too(folder, tmp_path, tasks, world) -> None:
+def test_the_second_model_may_be_given_too(folder, tmp_path, tasks, world) -> None:
     shutil.copytree(tasks / "glue" / "MRPC", tmp_path / "tasks" / "MRPC")
     run("table5", folder, tmp_path / "tasks", world)
     names = ("bert-base-left-to-right", "bert-base-right-to-left")
@@ -437,7 +437,7 @@ def test_the_one_beside_may_be_given_too(folder, tmp_path, tasks, world) -> None
 @pytest.mark.parametrize(
     ("models", "settings", "message"),
     [
-        (["bert-base-cased"], (), "write what it stands for before it, as in --model bert-base=bert-base-cased"),
+        (["bert-base-cased"], (), "write the recipe that it replaces before it, as in --model bert-base=bert-base"),
         (["bert-bse=x"], (), "no row starts from 'bert-bse'; did you mean 'bert-base'"),
         (["bert-base=nowhere/at/all"], (), "no such model folder: nowhere/at/all"),
         (
@@ -447,7 +447,7 @@ def test_the_one_beside_may_be_given_too(folder, tmp_path, tasks, world) -> None
         ),
     ],
 )
-def test_models_that_cannot_be_taken(models, settings, message, tmp_path, tasks) -> None:
+def test_models_that_cannot_be_used(models, settings, message, tmp_path, tasks) -> None:
     with pytest.raises(UserError, match=message):
         given(["table1"], tmp_path / "work", tasks, *models, pretraining=settings)
     assert not (tmp_path / "work").exists()
@@ -461,7 +461,7 @@ def test_mistakes_are_named(tmp_path, tasks) -> None:
         reproduce(["table5"], tmp_path, scale="base")
     with pytest.raises(UserError, match=r"--tune train\.epocs: unknown setting"):  # before anything is pre-trained
         reproduce(["table5"], tmp_path, data=tasks, finetuning=["train.epocs=1"])
-    with pytest.raises(UserError, match=r"figure5 looks at parts of a run by its steps: set train\.steps"):
+    with pytest.raises(UserError, match=r"figure5 evaluates checkpoints by their steps: set train\.steps"):
         reproduce(["figure5"], tmp_path, data=tasks, pretraining=["train.epochs=1"])
     assert not list(tmp_path.iterdir())
     shutil.copytree(tasks, tmp_path / "tasks")
