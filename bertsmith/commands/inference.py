@@ -207,7 +207,8 @@ def features(
         str, typer.Option("--layers", help="-1, -4..-1, 0,6,12 or all; 0 is the embeddings, -1 the last layer")
     ] = "-1",
     align: Annotated[
-        str, typer.Option("--align", help="A vector per word: its first sub-token or the mean; none: per sub-token")
+        str,
+        typer.Option("--align", help="first (sub-token of a word), mean (of its sub-tokens) or none (every sub-token)"),
     ] = "first",
     dtype: Annotated[str, typer.Option("--dtype", help="The type of the vectors: float16 or float32")] = "float16",
     conll: Annotated[
@@ -234,7 +235,7 @@ def features(
     \b
     Example: bertsmith features run texts.txt --layers -4..-1 --out states
     Words given, in their documents: bertsmith features bert eng.train --layers all --out states
-    In Python: from bertsmith.inference.features import Features; Features.open("states")[0].vectors
+    In Python: from bertsmith import Features; Features.open("states")[0].vectors
     """
     from bertsmith.inference.features import features as function
 
