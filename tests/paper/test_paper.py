@@ -329,7 +329,7 @@ def test_dry_run_without_data_or_corpus(tmp_path) -> None:
     assert plan["hours"] > 0
     assert any("tuned" in run["run"] and "squad1" in run["run"] for run in plan["runs"])
     assert any("pretrained" in run["run"] for run in plan["runs"])
-    assert "every data set is taken to have its published size" in plan["note"]
+    assert "every data set is assumed to have its published size" in plan["note"]
     (base,) = reproduce(["table2"], tmp_path / "new", scale="base", dry_run=True, device="cpu")
     assert base["hours"] > 100 * plan["hours"]
     assert not (tmp_path / "new").exists()
