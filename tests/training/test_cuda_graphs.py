@@ -1,4 +1,4 @@
-"""Recorded steps without a GPU: what they give stays when the next one is replayed."""
+"""CUDA graphs without a GPU: the results of one stay when the next one is replayed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ memory = torch.zeros(1)  # of all recordings, as they share it on a GPU
 
 
 class Graph:
-    """A recording whose kernels count in the memory that they share with others."""
+    """A CUDA graph whose kernels add 1 to the memory that all graphs share."""
 
     def replay(self) -> None:
         memory.add_(1)
@@ -31,7 +31,7 @@ def batch(*lengths: int) -> Batch:
     return collate(rows, packed=True)
 
 
-def test_what_a_recorded_pass_gives_stays_when_another_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_of_a_graph_stays_when_another_graph_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
@@ -40,12 +40,12 @@ def test_what_a_recorded_pass_gives_stays_when_another_is_replayed(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1))
     monkeypatch.setattr(cuda_graphs, "capturing", lambda graph, pool: nullcontext())
     memory.zero_()
-    recorder = GraphRunner(nn.Linear(1, 1), [], TrainConfig(steps=1), capturable=True)
+    runner = GraphRunner(nn.Linear(1, 1), [], TrainConfig(steps=1), capturable=True)
 
-    def one_pass(given: Batch, scales: Any) -> tuple[list[str], torch.Tensor]:
+    def forward_backward(given: Batch, scales: Any) -> tuple[list[str], torch.Tensor]:
         return ["loss"], memory
 
     for given in (batch(3), batch(4, 2)):  # seen once
-        recorder.run(one_pass, given, {"loss": 1.0})
-    (_, first), (_, second) = (recorder.run(one_pass, given, {"loss": 1.0}) for given in (batch(3), batch(4, 2)))
+        runner.run(forward_backward, given, {"loss": 1.0})
+    (_, first), (_, second) = (runner.run(forward_backward, given, {"loss": 1.0}) for given in (batch(3), batch(4, 2)))
     assert (first.item(), second.item()) == (1.0, 2.0)

@@ -1,4 +1,4 @@
-"""Several processes compute what one does: losses, weights, data order, checkpoints."""
+"""Several ranks compute what one does: losses, weights, data order, checkpoints."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from bertsmith.recipes import recipe
 from bertsmith.training import runlog
 
 ROOT = Path(__file__).parent.parent.parent
-# Sequences of unequal length, dropout on, five micro-batches of unequal size for two processes: one of them idles.
+# Sequences of unequal length, dropout on, five micro-batches of unequal size for two ranks: the sixth has zero weight.
 SETTINGS = [
     *TINY,
     "train.steps=20",
