@@ -1,4 +1,4 @@
-"""Conversions: what comes out opens elsewhere and computes the same, and the parity report tells where it does not."""
+"""Converted models open in other programs and compute the same; the parity report names the layer that differs."""
 
 import builtins
 import json
@@ -82,7 +82,7 @@ def test_parity_of_every_head(variant, kind, saved, tmp_path, tiny_tokenizer):
         ("cls.seq_relationship.bias", "logits nsp"),
     ],
 )
-def test_a_spoilt_weight_shows_in_its_layer(name, first, saved, tmp_path):
+def test_parity_report_names_the_layer_of_a_changed_weight(name, first, saved, tmp_path):
     source = saved("mlm+nsp")
     convert(source, tmp_path / "out", "hf")
     assert verify.parity(tmp_path / "out", source)["equal"]
@@ -93,17 +93,17 @@ def test_a_spoilt_weight_shows_in_its_layer(name, first, saved, tmp_path):
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
-def test_to_tensorflow_and_back_with_the_report(kind, saved, tmp_path):
+def test_conversion_to_tensorflow_and_back_is_reported_equal(kind, saved, tmp_path):
     pytest.importorskip("google_crc32c")
     source = saved(kind)
-    there = convert(source, tmp_path / "uncased", "tf1", verify=True)
-    assert (there["from"], there["to"], there["parity"]["equal"]) == ("hf", "tf1", True)
+    to_tf1 = convert(source, tmp_path / "uncased", "tf1", verify=True)
+    assert (to_tf1["from"], to_tf1["to"], to_tf1["parity"]["equal"]) == ("hf", "tf1", True)
     back = convert(tmp_path / "uncased", tmp_path / "back", verify=True)
     assert (back["from"], back["to"], back["parity"]["equal"]) == ("tf1", "hf", True)
     assert any(name.startswith("logits") for name in back["parity"]["differences"]) == (kind != "encoder")
 
 
-def test_a_checkpoint_goes_on_to_every_format(saved, tmp_path):
+def test_a_tensorflow_checkpoint_is_converted_to_every_format(saved, tmp_path):
     pytest.importorskip("google_crc32c")
     convert(saved("mlm"), tmp_path / "tf", "tf1")
     half = convert(tmp_path / "tf", tmp_path / "half", options=Options(cased=False, dtype="float16"), verify=True)
@@ -113,7 +113,7 @@ def test_a_checkpoint_goes_on_to_every_format(saved, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_precision(dtype, saved, tmp_path):
+def test_weights_are_saved_in_the_chosen_dtype(dtype, saved, tmp_path):
     source = saved("single")
     report = convert(source, tmp_path / "out", "hf", Options(dtype=dtype), verify=True)
     assert report["dtype"] == dtype
@@ -129,7 +129,7 @@ def test_precision(dtype, saved, tmp_path):
     assert back["dtype"] == "float32"
 
 
-def test_an_old_file_becomes_a_safe_one(saved, tmp_path):
+def test_a_pickled_weight_file_becomes_safetensors(saved, tmp_path):
     source = saved("mlm")
     state = transformers.BertForMaskedLM.from_pretrained(source).state_dict()
     assert "cls.predictions.decoder.weight" in state
@@ -176,7 +176,7 @@ def test_sentence_transformers_opens_the_folder(head, kind, normalize, saved, tm
 
 
 @pytest.mark.parametrize("variant", ["bert", "pre-norm"])
-def test_the_bare_encoder_misses_nothing_in_transformers(variant, saved, tmp_path, tiny_tokenizer):
+def test_transformers_loads_the_encoder_alone_without_missing_weights(variant, saved, tmp_path, tiny_tokenizer):
     source = saved(model=their_model(variant, "single", tiny_tokenizer.vocab_size))
     convert(source, tmp_path / "out", "sentence-transformers")
     architecture = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"][0]
@@ -191,7 +191,7 @@ def test_the_bare_encoder_misses_nothing_in_transformers(variant, saved, tmp_pat
     assert_close(first, second, atol=0, rtol=0)
 
 
-def test_a_sentence_folder_keeps_what_changes_vectors(saved, tmp_path, capsys):
+def test_converting_a_sentence_folder_keeps_pooling_prompts_and_length(saved, tmp_path, capsys):
     library = pytest.importorskip("sentence_transformers")
     convert(
         saved("encoder"),
@@ -223,7 +223,7 @@ def their_base(source: Path):
     return transformers.AutoModelForSequenceClassification.from_pretrained(source).base_model
 
 
-def test_onnx_with_what_int8_costs(world, tmp_path, capsys):
+def test_onnx_reports_how_int8_changes_the_score(world, tmp_path, capsys):
     from bertsmith.finetuning.run import FinetuneConfig, finetune
 
     onnx = pytest.importorskip("onnx")
@@ -253,7 +253,7 @@ def test_onnx_with_what_int8_costs(world, tmp_path, capsys):
         convert(tmp_path / "run", tmp_path / "again", "onnx", Options(data=world / "dev.csv"))
 
 
-def test_what_is_refused(saved, tmp_path):
+def test_bad_options_and_paths_are_refused(saved, tmp_path):
     source, out = saved("single"), tmp_path / "out"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -281,7 +281,7 @@ def test_what_is_refused(saved, tmp_path):
         convert(source, out, "hf")
 
 
-def test_verify_without_transformers_says_so_before_it_begins(saved, tmp_path, monkeypatch):
+def test_verify_without_transformers_is_refused_before_converting(saved, tmp_path, monkeypatch):
     source, real = saved(), builtins.__import__
 
     def no_transformers(name, *arguments, **options):
@@ -296,7 +296,7 @@ def test_verify_without_transformers_says_so_before_it_begins(saved, tmp_path, m
     convert(source, tmp_path / "out", "hf")
 
 
-def test_the_command(run_command, saved, tmp_path, monkeypatch):
+def test_the_convert_command(run_command, saved, tmp_path, monkeypatch):
     source = saved("mlm")
     command = ["convert", source, tmp_path / "half", "--to", "hf", "--half", "--verify"]
     code, out, err = run_command(*command)
@@ -328,7 +328,7 @@ def test_embed_and_predict_are_commands(run_command, saved, tmp_path):
     assert (tmp_path / "a.csv").read_text().startswith("id,text,label,score,scores.red,scores.green")
 
 
-def test_tables_have_a_line_an_entry(capsys):
+def test_tables_have_one_line_per_entry(capsys):
     from bertsmith.commands.show import show
 
     show({"losses": {"run": 2.5, "run2": 1e-6}}, False)

@@ -1,4 +1,4 @@
-"""A family is a table: names, storage, settings and refusals of one that does not exist work by being written down."""
+"""A family is a table of names, storage, settings and refusals: a made-up family needs its table and no code."""
 
 import json
 from dataclasses import replace
@@ -122,7 +122,7 @@ def make_model(kind: str, config: EncoderConfig):
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("kind", ["masked_lm", "single"])
-def test_a_made_up_family_is_read_back_to_the_bit(kind, bias, made_up, tmp_path, tiny_tokenizer):
+def test_a_made_up_family_is_loaded_bit_identical(kind, bias, made_up, tmp_path, tiny_tokenizer):
     model = make_model(kind, encoder_config(tiny_tokenizer.vocab_size, bias=bias))
     save_folder(tmp_path, model, tiny_tokenizer, Notes())
     loaded = load_folder(tmp_path)
@@ -146,7 +146,7 @@ def test_weights_are_stored_as_the_table_says(made_up, tmp_path, tiny_tokenizer)
     assert not [name for name in saved if name.startswith("turned.") and name.endswith("bias")]
 
 
-def test_shared_layers_and_factorised_embeddings_are_rows_too(made_up, tmp_path, tiny_tokenizer):
+def test_a_table_describes_shared_layers_and_factorised_embeddings(made_up, tmp_path, tiny_tokenizer):
     shape = {**SHARED.defaults, "embedding_size": 32, "rotary_base": 500.0, "num_layers": 3}
     config = replace(encoder_config(tiny_tokenizer.vocab_size), family="shared", **shape)
     model = make_model("masked_lm", config)
@@ -161,7 +161,7 @@ def test_shared_layers_and_factorised_embeddings_are_rows_too(made_up, tmp_path,
         family_of(replace(config, shared_layers="none"))
 
 
-def test_settings_have_the_family_s_names_and_values(made_up, tmp_path, tiny_tokenizer):
+def test_config_has_the_family_s_names_and_values(made_up, tmp_path, tiny_tokenizer):
     config = encoder_config(tiny_tokenizer.vocab_size, hidden_dropout=0.2)
     save_folder(tmp_path, make_model("single", config), tiny_tokenizer, Notes())
     values = json.loads((tmp_path / "config.json").read_text())
@@ -183,7 +183,7 @@ def test_settings_have_the_family_s_names_and_values(made_up, tmp_path, tiny_tok
     refused("the weights have a layer 1, which config.json does not; fix n_layer", n_layer=1)
 
 
-def test_the_encoder_alone_and_a_tied_weight_are_read(made_up, tmp_path, tiny_tokenizer):
+def test_an_encoder_without_head_and_a_tied_weight_are_loaded(made_up, tmp_path, tiny_tokenizer):
     model = make_model("masked_lm", encoder_config(tiny_tokenizer.vocab_size))
     save_folder(tmp_path, model, tiny_tokenizer, Notes())
     path = tmp_path / "model.safetensors"
@@ -197,7 +197,7 @@ def test_the_encoder_alone_and_a_tied_weight_are_read(made_up, tmp_path, tiny_to
     assert "masked_lm.transform.weight" in alone.missing
 
 
-def test_what_a_family_cannot_express_is_refused_with_its_reason(made_up, tmp_path, tiny_tokenizer):
+def test_settings_that_a_family_lacks_are_refused_with_the_reason(made_up, tmp_path, tiny_tokenizer):
     refused = encoder_config(tiny_tokenizer.vocab_size, norm_first=True)
     reason = (
         "model.norm_first=true: turned models normalise after each sublayer; set model.norm_first=false, or "
@@ -215,7 +215,7 @@ def test_what_a_family_cannot_express_is_refused_with_its_reason(made_up, tmp_pa
         save_folder(tmp_path / "folder", model, tiny_tokenizer, Notes())
 
 
-def test_a_run_is_refused_before_it_starts():
+def test_settings_that_do_not_fit_the_family_are_refused_before_a_run():
     with pytest.raises(UserError, match=r"norm_first=true: the family bert .* or model.family=roberta-prelayernorm"):
         override(recipe("bert-tiny"), ["model.norm_first=true"])
     with pytest.raises(UserError, match=r"model.num_segments=0: BertModel needs a table of segments"):
@@ -228,6 +228,6 @@ def test_a_run_is_refused_before_it_starts():
 
 
 @pytest.mark.parametrize(("norm_first", "family"), [(False, "bert"), (True, "roberta-prelayernorm")])
-def test_a_configuration_from_before_families_had_names(norm_first, family):
+def test_a_configuration_without_family_gets_it_from_norm_first(norm_first, family):
     values = {name: value for name, value in to_dict(EncoderConfig(norm_first=norm_first)).items() if name != "family"}
     assert from_dict(EncoderConfig, values).family == family

@@ -1,4 +1,4 @@
-"""Folders that others wrote: what they say is kept, and what makes no sense is refused in a line, fast and small."""
+"""Folders of other programs: their settings are kept, and invalid values are refused fast, with a one-line error."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def edit(path: Path, **changes) -> None:
     ],
     ids=["deep", "surrogate", "latin-1", "list"],
 )
-def test_json_that_is_none_is_an_error_in_one_line(text, words, tmp_path):
+def test_invalid_json_is_an_error_in_one_line(text, words, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=words) as caught:
         read_json(tmp_path / "config.json")
@@ -89,7 +89,7 @@ def test_prompts_of_a_sentence_folder_are_read_and_written(tmp_path):
         read_pooling(tmp_path)
 
 
-def test_the_length_of_a_sentence_folder_may_stand_with_its_tokenizer(tmp_path):
+def test_max_length_of_a_sentence_folder_is_read_from_its_tokenizer(tmp_path):
     write_pooling(tmp_path, Pooling(), 64)
     for length, expected in ((10**30, None), (32, 32)):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
@@ -121,7 +121,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_configuration_costs_neither_time_nor_memory(case, saved):
+def test_a_hostile_configuration_is_refused_fast_and_in_little_memory(case, saved):
     changes, words = HOSTILE[case]
     folder = saved("single")
     load_folder(folder)
@@ -135,7 +135,7 @@ def test_a_hostile_configuration_costs_neither_time_nor_memory(case, saved):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"])
-def test_a_file_of_a_folder_that_is_a_pipe_or_a_device(name, saved):
+def test_a_pipe_or_a_device_in_a_model_folder_is_refused(name, saved):
     folder = saved("single")
     (folder / name).unlink()
     os.mkfifo(folder / name)
@@ -147,7 +147,7 @@ def test_a_file_of_a_folder_that_is_a_pipe_or_a_device(name, saved):
         load_folder(folder)
 
 
-def test_a_folder_without_a_model_type_is_bert_where_its_fields_are(saved):
+def test_a_folder_without_model_type_is_read_as_bert_if_its_class_is_bert(saved):
     folder = saved("single")
     values = {name: value for name, value in read_json(folder / "config.json").items() if name != "model_type"}
     expected = load_folder(folder).model.state_dict()
@@ -160,7 +160,7 @@ def test_a_folder_without_a_model_type_is_bert_where_its_fields_are(saved):
 
 
 @pytest.mark.parametrize("family", ["albert", "roberta", "distilbert"])
-def test_another_family_gets_no_advice_to_call_it_bert(family, saved):
+def test_an_unsupported_family_is_refused_without_suggesting_bert(family, saved):
     folder = saved()
     edit(folder / "config.json", model_type=family)
     with pytest.raises(UserError, match=f"model_type '{family}' is not supported yet") as caught:
@@ -205,11 +205,11 @@ def test_a_vocabulary_with_an_empty_and_a_doubled_line_keeps_its_ids(saved, tmp_
     convert(folder, tmp_path / "converted", "hf")
     for name in ("saved", "converted"):
         assert Tokenizer.load(tmp_path / name).encode(texts, special=True) == expected
-        (tmp_path / name / "tokenizer.json").unlink()  # what vocab.txt says by itself
+        (tmp_path / name / "tokenizer.json").unlink()  # now vocab.txt alone is read
         assert Tokenizer.load(tmp_path / name).encode(texts, special=True) == expected
 
 
-def test_the_settings_of_a_tokenizer_come_along(saved, tmp_path):
+def test_tokenizer_settings_are_kept_by_convert_and_extend(saved, tmp_path):
     folder = saved("single")
     theirs = transformers.AutoTokenizer.from_pretrained(
         folder, padding_side="left", truncation_side="left", model_max_length=32, extra_special_tokens=["fox", "dog"]
@@ -225,8 +225,8 @@ def test_the_settings_of_a_tokenizer_come_along(saved, tmp_path):
         assert again("the fox jumps")["input_ids"] == theirs("the fox jumps")["input_ids"]
 
 
-def test_other_programs_cut_texts_at_the_last_position(saved, tmp_path):
-    folder = saved("single")  # 48 positions, and its tokenizer was written for 512
+def test_saved_model_max_length_is_the_number_of_positions(saved, tmp_path):
+    folder = saved("single")  # the model has 48 positions, its tokenizer a maximum of 512
     assert read_json(folder / "tokenizer_config.json")["model_max_length"] == 512
     convert(folder, tmp_path / "hf", "hf")
     extend(folder, tmp_path / "extended", words=["barking"])
@@ -236,7 +236,7 @@ def test_other_programs_cut_texts_at_the_last_position(saved, tmp_path):
         assert read_json(tmp_path / name / "tokenizer_config.json")["model_max_length"] == 48
 
 
-def test_a_renamed_separator_stands_where_it_stands_in_transformers(saved, tmp_path):
+def test_a_renamed_separator_is_placed_as_in_transformers(saved, tmp_path):
     folder = saved("single")
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     (folder / "vocab.txt").write_text("".join(f"{'<end>' if t == '[SEP]' else t}\n" for t in lines), encoding="utf-8")
@@ -256,7 +256,7 @@ def test_a_renamed_separator_stands_where_it_stands_in_transformers(saved, tmp_p
     assert list(answer["scores"].values()) == pytest.approx(scores.tolist(), abs=1e-5)
 
 
-def test_a_classifier_from_left_to_right_that_transformers_saved_again_is_named(saved, tmp_path, capsys):
+def test_a_left_to_right_classifier_saved_by_transformers_gives_a_warning(saved, tmp_path, capsys):
     folder = saved("single", is_decoder=True)
     edit(folder / "config.json", pooled="last")
     load_folder(folder)
@@ -268,7 +268,7 @@ def test_a_classifier_from_left_to_right_that_transformers_saved_again_is_named(
     assert capsys.readouterr().err == ""
 
 
-def test_weights_beyond_half_precision_are_refused(saved, tmp_path):
+def test_weights_too_large_for_float16_are_refused(saved, tmp_path):
     folder = saved("single")
     weights = load_file(folder / "model.safetensors")
     weights["classifier.weight"][0, 0] = 1e6
@@ -280,7 +280,7 @@ def test_weights_beyond_half_precision_are_refused(saved, tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_no_numbers_are_named(value, saved):
+def test_nan_and_infinite_weights_are_named(value, saved):
     folder = saved("single")
     weights = load_file(folder / "model.safetensors")
     weights["bert.encoder.layer.1.output.dense.weight"][3, 3] = value
@@ -289,10 +289,10 @@ def test_weights_that_are_no_numbers_are_named(value, saved):
         load_folder(folder)
 
 
-def test_large_weights_are_numbers(saved):
+def test_large_finite_weights_are_accepted(saved):
     folder = saved("single")
     weights = load_file(folder / "model.safetensors")
-    weights["classifier.bias"][:] = 3e38  # whose sum is beyond float32
+    weights["classifier.bias"][:] = 3e38  # finite, while their sum overflows float32
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     assert load_folder(folder).model.head.output.bias[0].item() == pytest.approx(3e38)
 
@@ -307,7 +307,7 @@ def test_large_weights_are_numbers(saved):
         ({"task": "clasify"}, "clasify"),
     ],
 )
-def test_damaged_notes_are_an_error_in_one_line(changes, words, saved):
+def test_invalid_notes_are_an_error_in_one_line(changes, words, saved):
     folder = saved("single")
     (folder / "bertsmith.json").write_text(json.dumps({"task": "classify", **changes}))
 

@@ -1,4 +1,4 @@
-"""ONNX files that others exported, whose inputs are tokens, mask and perhaps segments; vectors of ours."""
+"""ONNX files of other programs, whose inputs are tokens, mask and perhaps segments; vectors of our own export."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class TwoInputs(torch.nn.Module):
-    """A graph without segments, whose second input has the name that is asked for."""
+    """A model without segments as an input."""
 
     def __init__(self, flat: module.Flat) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class TwoInputs(torch.nn.Module):
 
 
 def export(kind: str, folder: Path, tokenizer, names: tuple[str, ...] = INPUTS[:2], output: str = "logits"):
-    """Write an ONNX folder as another program does, with nothing of ours in it; gives the model."""
+    """Write an ONNX folder as another program does, without our files, and return the model."""
     loaded = make(kind, tokenizer)
     (folder / "onnx").mkdir(parents=True)
     flat = module.Flat(loaded.model, encoder_alone=kind == "mlm")
@@ -90,7 +90,7 @@ def test_vectors_of_our_own_export(tmp_path, tiny_tokenizer):
     np.testing.assert_allclose(Embedder.load(tmp_path / "onnx")(TEXTS), expected, atol=1e-4)
 
 
-def test_graphs_that_take_something_else_are_refused(tmp_path, tiny_tokenizer):
+def test_graphs_with_other_inputs_are_refused(tmp_path, tiny_tokenizer):
     export("mlm", tmp_path / "model", tiny_tokenizer, ("input_ids", "position_ids"))
     with pytest.raises(UserError, match="wants the input 'position_ids'"):
         Embedder.load(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Exported graphs give what PyTorch gives, for every head, on shapes that they were not traced with."""
+"""Exported graphs give the outputs of PyTorch for every head, on shapes other than those of the trace."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def make(kind: str, tokenizer, **changes) -> Loaded:
 
 
 def run(path: Path, rows: int, length: int, model, encoder_alone: bool = False):
-    """What the graph gives and what PyTorch gives, on a shape that the export itself did not try."""
+    """Outputs of the graph and of PyTorch, on a shape that the export itself did not check."""
     flat = module.Flat(model, encoder_alone)
     inputs = module._inputs(model.encoder.config, rows, length, seed=99)
     with torch.inference_mode():
@@ -45,7 +45,7 @@ def run(path: Path, rows: int, length: int, model, encoder_alone: bool = False):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_head(kind, tmp_path, tiny_tokenizer):
+def test_every_head_gives_the_outputs_of_pytorch(kind, tmp_path, tiny_tokenizer):
     loaded = make(kind, tiny_tokenizer)
     report = module.export_onnx(loaded, tmp_path / "out")
     names = {"mlm": ["mlm_logits"], "mlm+nsp": ["mlm_logits", "nsp_logits"]}
@@ -59,7 +59,7 @@ def test_every_head(kind, tmp_path, tiny_tokenizer):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_encoder(name, tmp_path, tiny_tokenizer):
+def test_every_encoder_gives_the_states_of_pytorch(name, tmp_path, tiny_tokenizer):
     loaded = make("mlm", tiny_tokenizer, **VARIANTS[name].ours)
     report = module.export_onnx(loaded, tmp_path / "out", encoder_alone=True)
     assert report["outputs"] == ["last_hidden_state"]
@@ -67,7 +67,7 @@ def test_every_encoder(name, tmp_path, tiny_tokenizer):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_int8_is_written_beside_and_is_smaller(tmp_path, tiny_tokenizer):
+def test_int8_is_written_as_a_second_smaller_file(tmp_path, tiny_tokenizer):
     loaded = make("single", tiny_tokenizer, hidden_size=128, intermediate_size=512, num_layers=6)
     report = module.export_onnx(loaded, tmp_path / "out", int8=True)
     sizes = {name: entry["bytes"] for name, entry in report["files"].items()}
@@ -78,15 +78,15 @@ def test_int8_is_written_beside_and_is_smaller(tmp_path, tiny_tokenizer):
 
     kinds = [node.op_type for node in onnx.load(tmp_path / "out" / "model_int8.onnx").graph.node]
     assert {"MatMulInteger", "MultiHeadAttention"} <= set(kinds)
-    # In the last layer, where [CLS] alone goes on, nothing after the attention is quantised: its output, the two
+    # The last layer computes only [CLS] after its attention, and nothing there is quantised: attention output, the two
     # matrices of the feed-forward layer, the pooler and the classifier. In the others all but feed_forward.outer is.
     assert kinds.count("MatMul") == 5 + 5
     assert kinds.count("MatMulInteger") == 5 * 3 + 1
     domains = {node.domain for node in onnx.load(tmp_path / "out" / "model.onnx").graph.node}
-    assert domains <= {""}  # the float32 graph is for every runtime
+    assert domains <= {""}  # the float32 graph has standard operators only
 
 
-def test_an_export_that_differs_leaves_nothing(tmp_path, tiny_tokenizer, monkeypatch):
+def test_an_export_that_differs_from_pytorch_leaves_no_files(tmp_path, tiny_tokenizer, monkeypatch):
     export = module._export
 
     def spoilt(flat, path, *, fused):
@@ -102,7 +102,7 @@ def test_an_export_that_differs_leaves_nothing(tmp_path, tiny_tokenizer, monkeyp
     assert not (tmp_path / "out").exists()
 
 
-def test_a_head_without_weights_is_refused_and_an_encoder_goes_alone(tmp_path, tiny_tokenizer):
+def test_a_head_without_weights_is_refused_and_its_encoder_is_exported_alone(tmp_path, tiny_tokenizer):
     from dataclasses import replace
 
     with pytest.raises(UserError, match=r"no weights for head\.output\.weight"):

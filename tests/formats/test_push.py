@@ -1,4 +1,4 @@
-"""A model folder has a card that the hub understands, and `push` uploads it; nothing secret is said."""
+"""A model folder has a card that the hub can parse, and `push` uploads it without printing secrets."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def folder(tmp_path, tiny_tokenizer):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's interface as an upload needs: it keeps what it is sent."""
+    """The part of the hub's API that an upload needs; it keeps the uploaded files."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -96,7 +96,7 @@ def hub():
 
 @pytest.fixture
 def run(monkeypatch, capfd):
-    """Runs the command against a hub; None is one that does not answer."""
+    """Runs the command against a hub; with None the hub cannot be reached."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
     def push_it(hub, *arguments: object, token: str = TOKEN) -> tuple[int, str, str]:
@@ -137,7 +137,7 @@ def test_push_uploads_the_files_of_a_model(folder, hub, run, tmp_path):
     ],
     ids=["token", "network", "name"],
 )
-def test_what_goes_wrong_is_a_line(answers, name, token, words, folder, hub, run):
+def test_errors_of_the_hub_are_one_line(answers, name, token, words, folder, hub, run):
     code, out, err = run(hub if answers else None, folder, name, token=token)
     assert code == 2
     assert words in err
@@ -154,7 +154,7 @@ def test_damaged_weights_are_not_pushed(folder):
         push(folder, "me/model")
 
 
-def test_the_hub_understands_the_card(folder, tmp_path):
+def test_the_hub_library_parses_the_card(folder, tmp_path):
     found = ModelCard.load(folder / "README.md")
     assert (found.data.library_name, found.data.pipeline_tag) == ("transformers", "text-classification")
     assert found.data.license is None
@@ -173,14 +173,14 @@ def test_the_hub_understands_the_card(folder, tmp_path):
     assert (tmp_path / "again" / "README.md").read_text() == (folder / "README.md").read_text()
 
 
-def test_a_label_cannot_break_a_card():
+def test_labels_are_escaped_in_the_card():
     config = {"id2label": {"0": "a|b\n---\nx: y", "1": "`c`"}, "architectures": ["BertForSequenceClassification"]}
     text = card(config, {}, "transformers", "", {}, {"ac\ncuracy: 1": 3.0}, "no name: x\ny")
     assert set(ModelCard(text).data.to_dict()) == {"library_name", "pipeline_tag", "tags"}
     assert "a\\|b --- x: y" in text
 
 
-def test_a_run_ends_with_its_scores_in_the_card(world, tmp_path):
+def test_the_card_of_a_run_has_its_scores(world, tmp_path):
     config = override(FinetuneConfig("classify"), ["train.steps=2", "train.batch_size=8", "data.max_length=32"])
     texts = []
     for name in ("a", "b"):
@@ -195,7 +195,7 @@ def test_a_run_ends_with_its_scores_in_the_card(world, tmp_path):
     assert read_json(tmp_path / "a" / "model" / "config.json")["architectures"][0] in texts[0]
 
 
-def test_the_name_of_a_folder_of_the_hub():
+def test_hub_name_of_a_cached_folder():
     cache = Path("/cache/hub/models--google-bert--bert-base-uncased/snapshots/86b5e09")
     assert hub_name(cache) == "google-bert/bert-base-uncased"
     assert hub_name(Path("runs/model")) == ""

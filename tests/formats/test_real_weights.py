@@ -1,4 +1,4 @@
-"""A published model gives what it gives in `transformers`: hidden states of its weights, tokens of its tokenizer."""
+"""A published model gives the hidden states and the tokens that it gives in `transformers`."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ TEXTS = [
     " ".join(f"word{i}" for i in range(150)),
 ]
 
-# Pieces of the strings that tokenizers disagree on, one row a kind.
+# Pieces of strings on which tokenizers disagree, one row per kind.
 PIECES = [
     "the running unbelievable Tokenization WordPiece don't it's e.g. U.S.A. naïve co-operate".split(),
     "é è ñ ü Å ǆ ﬁ ß İ ı Ω ℵ ẞ ς Σ ΌΣΟΣ ÀÉÎÕÜ Čeština Việt crème brûlée".split(),
@@ -141,7 +141,7 @@ def loaded():
 
 @pytest.fixture(scope="module")
 def expected():
-    """Their last hidden state of the texts' real tokens, one after the other."""
+    """The last hidden states of `transformers` for the tokens of all texts, without padding."""
     from transformers import AutoTokenizer, BertModel
 
     inputs = AutoTokenizer.from_pretrained(FOLDER)(TEXTS, padding=True, return_tensors="pt")
@@ -166,8 +166,8 @@ def first_difference(strings: list[str], ours: list[list[int]], theirs: list[lis
     return next(((text, a, b) for text, a, b in pairs if a != b), None)
 
 
-def test_the_strings_are_hard(hard_strings):
-    """Ten thousand, nearly all different, some over the file's own limit of 128 tokens, every piece among them."""
+def test_the_strings_cover_every_piece_and_exceed_the_maximum_length(hard_strings):
+    """Ten thousand strings, nearly all different, some over the folder's maximum of 128 tokens."""
     ids = Tokenizer.load(FOLDER).encode(hard_strings)
     assert len(hard_strings) == 10_000
     assert len(set(hard_strings)) > 9_000
@@ -204,8 +204,8 @@ def test_tokens_of_a_saved_copy(tmp_path, hard_strings):
     ],
     ids=["uncased", "cased", "accents kept", "CJK joined"],
 )
-def test_tokens_of_a_vocabulary_alone(settings, tmp_path, hard_strings):
-    """A word of 101 to 200 characters is known here, as in the released code, and unknown in `transformers`."""
+def test_tokens_of_vocab_txt_alone(settings, tmp_path, hard_strings):
+    """Words of 101 to 200 characters are split here, as in the released code; `transformers` makes them `[UNK]`."""
     from transformers import BertTokenizerFast
 
     hard_strings = [text for text in hard_strings if max(map(len, text.split()), default=0) <= 100]

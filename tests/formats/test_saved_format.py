@@ -1,4 +1,4 @@
-"""The saved folder is one that `transformers` opens, and theirs are ones that we open; damaged ones are refused."""
+"""`transformers` opens our folders and we open theirs; damaged folders are refused."""
 
 import json
 import unicodedata
@@ -60,7 +60,7 @@ def make_model(kind: str, vocab_size: int, variant: str = "bert"):
 
 @pytest.fixture
 def their_folder(tmp_path, tiny_tokenizer):
-    """Makes a model of theirs and the folder that they save it in."""
+    """Makes a model of `transformers` and the folder in which they save it."""
 
     def make(kind: str, variant: str = "bert", **changes):
         theirs, folder = their_model(variant, kind, tiny_tokenizer.vocab_size, **changes), tmp_path / "theirs"
@@ -73,7 +73,7 @@ def their_folder(tmp_path, tiny_tokenizer):
 
 @torch.no_grad()
 def same_outputs(model, theirs) -> None:
-    """Equal scores on four sequences of nine tokens, at every token where there are such."""
+    """Assert equal logits on four sequences of nine tokens, at every token for token heads."""
     tokens = np.random.default_rng(0).integers(5, model.encoder.config.vocab_size, 36)
     batch = lay_out(tokens, np.arange(36) % 2, np.full(4, 9), packed=False)
     batch.labels["masked"] = torch.arange(36)
@@ -81,7 +81,7 @@ def same_outputs(model, theirs) -> None:
     if type(theirs).__name__.endswith("ForMultipleChoice"):
         inputs = {name: values.view(-1, CHOICES, 9) for name, values in inputs.items()}
     ours, expected = model.logits(batch), list(theirs(**inputs).to_tuple())
-    if isinstance(ours, dict):  # a class without next sentence gives the first alone
+    if isinstance(ours, dict):  # a class without next sentence gives only the first output
         ours, expected[0] = list(ours.values())[: len(expected)], expected[0].flatten(0, 1)
     elif type(theirs).__name__.endswith("ForQuestionAnswering"):
         ours = list(ours.unbind(-1))
@@ -104,14 +104,14 @@ def cut(path: Path, share: float) -> None:
 
 @variants
 @kinds
-def test_they_open_ours(kind, variant, tmp_path, tiny_tokenizer):
+def test_transformers_opens_our_folder(kind, variant, tmp_path, tiny_tokenizer):
     model = make_model(kind, tiny_tokenizer.vocab_size, variant)
     save_folder(tmp_path, model, tiny_tokenizer, Notes())
     architecture = their_class(variant, kind)
     theirs, info = architecture.from_pretrained(tmp_path, output_loading_info=True)
-    passed_over = info.pop("unexpected_keys")
+    unexpected = info.pop("unexpected_keys")
     assert not any(info.values()), info
-    assert bool(passed_over) == (kind == "mlm+nsp" and not VARIANTS[variant].pretraining)
+    assert bool(unexpected) == (kind == "mlm+nsp" and not VARIANTS[variant].pretraining)
     assert theirs.config.architectures == [architecture.__name__]
     assert theirs.config.problem_type == PROBLEMS.get(kind)
     if kind in HEADS and HEADS[kind].labels:
@@ -122,7 +122,7 @@ def test_they_open_ours(kind, variant, tmp_path, tiny_tokenizer):
 
 
 @torch.no_grad()
-def test_next_sentence_is_theirs_with_one_more_layer_where_they_have_no_class_for_it(tmp_path, tiny_tokenizer):
+def test_next_sentence_logits_follow_from_their_pooler_where_they_have_no_class(tmp_path, tiny_tokenizer):
     model = make_model("mlm+nsp", tiny_tokenizer.vocab_size, "pre-norm")
     save_folder(tmp_path, model, tiny_tokenizer, Notes())
     batch = lay_out(np.arange(5, 35), np.arange(30) % 2, np.full(3, 10), packed=True)
@@ -135,7 +135,7 @@ def test_next_sentence_is_theirs_with_one_more_layer_where_they_have_no_class_fo
 
 @variants
 @kinds
-def test_ours_through_transformers_is_ours_again(kind, variant, tmp_path, tiny_tokenizer):
+def test_a_folder_saved_again_by_transformers_loads_as_the_same_model(kind, variant, tmp_path, tiny_tokenizer):
     model = make_model(kind, tiny_tokenizer.vocab_size, variant)
     save_folder(tmp_path / "ours", model, tiny_tokenizer, Notes())
     their_class(variant, kind).from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
@@ -149,7 +149,7 @@ def test_ours_through_transformers_is_ours_again(kind, variant, tmp_path, tiny_t
 
 @pytest.mark.parametrize("variant", ["bert", "pre-norm"])
 @pytest.mark.parametrize("options", [{}, {"jamo": True}, {"cased": True}], ids=["uncased", "jamo", "cased"])
-def test_they_open_our_tokenizer(options, variant, tmp_path):
+def test_transformers_opens_our_tokenizer(options, variant, tmp_path):
     texts = ["The École of 東京, 한국어 서울", "", "a [MASK] over 7 crèmes", unicodedata.normalize("NFD", "école 한국")]
     tokenizer = train_wordpiece(texts * 3, 150, **options)
     model = make_model("mlm", tokenizer.vocab_size, variant)
@@ -168,7 +168,7 @@ def test_they_open_our_tokenizer(options, variant, tmp_path):
 
 
 @theirs_of_all
-def test_we_open_theirs(variant, kind, their_folder):
+def test_we_open_the_folders_of_transformers(variant, kind, their_folder):
     theirs, folder = their_folder(kind, variant)
     loaded = load_folder(folder, HEADS["choice"] if kind == "choice" else None)
     assert loaded.missing == ()
@@ -179,7 +179,7 @@ def test_we_open_theirs(variant, kind, their_folder):
     same_outputs(loaded.model.eval(), theirs)
 
 
-def test_their_multiple_choice_folder_says_nothing_of_the_number_of_choices(their_folder):
+def test_a_multiple_choice_folder_takes_any_number_of_choices(their_folder):
     theirs, folder = their_folder("choice")
     model, tokens = load_folder(folder).model.eval(), np.arange(5, 35)
     batch = lay_out(tokens, np.zeros(30, dtype=np.int64), np.full(3, 10), packed=True)
@@ -199,7 +199,7 @@ def test_their_multiple_choice_folder_says_nothing_of_the_number_of_choices(thei
     ],
     ids=["unnamed", "one output", "twelve in order"],
 )
-def test_labels_come_from_their_config(changes, head, their_folder):
+def test_labels_are_read_from_their_config(changes, head, their_folder):
     changes = {"label2id": {name: i for i, name in (changes["id2label"] or {}).items()} or None, **changes}
     _, folder = their_folder("single", **changes)
     assert load_folder(folder).model.head_config == head
@@ -298,7 +298,7 @@ def test_damaged_folders_are_refused(damage, their_folder):
     ],
     ids=["as it is", "mlm", "mlm+nsp", *HEADS],
 )
-def test_a_bare_encoder_loads_and_says_what_it_lacks(options, missing, variant, their_folder):
+def test_an_encoder_without_head_loads_and_lists_missing_weights(options, missing, variant, their_folder):
     theirs, folder = their_folder("encoder", variant)
     assert not any(name.startswith(("bert.", "roberta")) for name in load_file(folder / "model.safetensors"))
     loaded = load_folder(folder, **options)
@@ -316,7 +316,7 @@ def test_a_bare_encoder_loads_and_says_what_it_lacks(options, missing, variant, 
     ids=["fewer classes", "other classes", "other kind"],
 )
 @pytest.mark.parametrize("variant", ["bert", "pre-norm"])
-def test_a_new_head_starts_anew_on_a_fine_tuned_model(head, variant, their_folder):
+def test_a_new_head_is_initialised_on_a_fine_tuned_model(head, variant, their_folder):
     theirs, folder = their_folder("single", variant)
     loaded = load_folder(folder, head)
     assert set(loaded.missing) == set(CLASSIFIER)
@@ -326,7 +326,7 @@ def test_a_new_head_starts_anew_on_a_fine_tuned_model(head, variant, their_folde
 
 @variants
 @pytest.mark.parametrize("saved", ["mlm+nsp", "single", "choice"])
-def test_the_pooler_comes_along_whatever_stands_on_it(saved, variant, tmp_path, tiny_tokenizer):
+def test_the_pooler_is_loaded_into_another_head(saved, variant, tmp_path, tiny_tokenizer):
     model = make_model(saved, tiny_tokenizer.vocab_size, variant)
     save_folder(tmp_path, model, tiny_tokenizer, Notes())
     pooler = model.next_sentence.pooler if saved == "mlm+nsp" else model.head.pooler
@@ -343,7 +343,7 @@ def test_weights_with_more_layers_than_the_config_are_refused(their_folder):
         load_folder(folder)
 
 
-def test_no_answer_comes_out_of_weights_that_were_never_trained(their_folder):
+def test_a_model_without_head_weights_does_not_predict(their_folder):
     from bertsmith.inference.predictor import Predictor
 
     _, folder = their_folder("single")
@@ -363,13 +363,13 @@ def test_a_head_has_the_dropout_of_their_config(tmp_path, their_folder):
         assert loaded.model.head.dropout.p == 0.3
         save_folder(tmp_path / kind, loaded.model, loaded.tokenizer, loaded.notes)
         assert json.loads((tmp_path / kind / "config.json").read_text())["classifier_dropout"] == 0.3
-        assert load_folder(folder, HEADS["multi"]).model.head.dropout.p == 0.3  # a new head as well
+        assert load_folder(folder, HEADS["multi"]).model.head.dropout.p == 0.3  # also in a new head
         assert load_folder(folder, HeadConfig("multi", COLOURS, dropout=0.2)).model.head.dropout.p == 0.2
         edit_config(folder, classifier_dropout=None)
         assert load_folder(folder).model.head.dropout.p == theirs.config.hidden_dropout_prob
 
 
-def test_fields_that_change_nothing_are_kept(tmp_path, their_folder):
+def test_config_fields_that_the_model_does_not_use_are_kept(tmp_path, their_folder):
     _, folder = their_folder("mlm")
     kept = {"language": "de", "classifier_dropout": 0.4, "sep_token_id": 3, "use_cache": False}
     edit_config(folder, **kept, torch_dtype="float16", _name_or_path="elsewhere")
@@ -377,25 +377,25 @@ def test_fields_that_change_nothing_are_kept(tmp_path, their_folder):
     save_folder(tmp_path / "again", loaded.model, loaded.tokenizer, loaded.notes)
     values = json.loads((tmp_path / "again" / "config.json").read_text())
     assert {name: values.get(name) for name in kept} == kept
-    assert not values.keys() & {"torch_dtype", "dtype", "_name_or_path"}  # of the other file
+    assert not values.keys() & {"torch_dtype", "dtype", "_name_or_path"}  # these describe the old file
     assert load_folder(tmp_path / "again").notes == loaded.notes
 
 
-def test_the_state_that_is_written_can_come_from_elsewhere(tmp_path, tiny_tokenizer):
+def test_save_folder_writes_a_given_state_dict(tmp_path, tiny_tokenizer):
     model = make_model("mlm+nsp", tiny_tokenizer.vocab_size)
     state = {name: value + 1 for name, value in model.state_dict().items()}
     save_folder(tmp_path, model, tiny_tokenizer, Notes(), state)
     assert_close(load_folder(tmp_path).model.state_dict(), state)
 
 
-def test_a_state_that_lacks_something_is_not_written(tmp_path, tiny_tokenizer):
+def test_an_incomplete_state_dict_is_refused(tmp_path, tiny_tokenizer):
     model = make_model("mlm", tiny_tokenizer.vocab_size)
     state = {name: value for name, value in model.state_dict().items() if name != "encoder.embeddings.norm.bias"}
     with pytest.raises(KeyError, match=r"embeddings\.norm\.bias"):
         save_folder(tmp_path, model, tiny_tokenizer, Notes(), state)
 
 
-def test_biases_that_the_encoder_does_without_are_zero_in_the_file(tmp_path, tiny_tokenizer):
+def test_biases_that_the_encoder_lacks_are_saved_as_zeros(tmp_path, tiny_tokenizer):
     for variant in ("bert without bias", "pre-norm without bias"):
         save_folder(tmp_path, make_model("mlm", tiny_tokenizer.vocab_size, variant), tiny_tokenizer, Notes())
         weights = load_file(tmp_path / "model.safetensors")
@@ -405,7 +405,7 @@ def test_biases_that_the_encoder_does_without_are_zero_in_the_file(tmp_path, tin
 
 
 @pytest.mark.parametrize("kind", ["mlm+nsp", "single"])
-def test_loading_draws_random_numbers_for_nothing_that_the_folder_has(kind, their_folder):
+def test_loading_a_complete_folder_draws_no_random_numbers(kind, their_folder):
     _, folder = their_folder(kind)
     torch.manual_seed(0)
     before = torch.get_rng_state()
@@ -417,7 +417,7 @@ def test_loading_draws_random_numbers_for_nothing_that_the_folder_has(kind, thei
         assert model.masked_lm.decoder.weight is model.encoder.embeddings.tokens.weight
 
 
-def test_the_seed_decides_what_the_folder_lacks(their_folder):
+def test_missing_weights_are_initialised_from_the_seed(their_folder):
     _, folder = their_folder("encoder")
     states = []
     for seed in (1, 1, 2):
@@ -427,7 +427,7 @@ def test_the_seed_decides_what_the_folder_lacks(their_folder):
     assert_close(first, again, atol=0, rtol=0)
     drawn = {name for name in first if not torch.equal(first[name], other[name])}
     assert drawn == {"masked_lm.transform.weight", "next_sentence.output.weight"}
-    assert first["masked_lm.transform.weight"].std() == pytest.approx(0.0175, rel=0.05)  # cut at two deviations of 0.02
+    assert first["masked_lm.transform.weight"].std() == pytest.approx(0.0175, rel=0.05)  # truncated at 2 × 0.02
     assert first["masked_lm.transform.weight"].abs().max() <= 0.04
     assert torch.equal(first["masked_lm.norm.weight"], torch.ones(64))
     assert not first["masked_lm.decoder.bias"].any()

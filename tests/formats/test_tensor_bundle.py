@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoint files: bytes written by hand are read, ours are written whole, damage is refused."""
+"""TensorFlow's checkpoint files: files built by hand are read, ours are complete, damaged files are refused."""
 
 import struct
 import sys
@@ -12,7 +12,7 @@ from bertsmith.formats import sorted_table
 from bertsmith.formats.tensor_bundle import NUMBERS, data_file, index_file, read_index, read_tensor, write_bundle
 
 for library in ("google_crc32c", "cramjam"):
-    pytest.importorskip(library, reason="of the extra tf1")
+    pytest.importorskip(library, reason="the extra tf1 is not installed")
 ARRAYS = {
     "bert/a": np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5,
     "bert/ab": np.array([1.5, -2.0], np.float64),
@@ -24,7 +24,7 @@ ARRAYS = {
 }
 
 
-# The format a second time, from its description, so that a mistake of ours does not cancel out.
+# A second writer, after the format's description, so that the same mistake in our reader and writer is found.
 
 
 def crc32c(data: bytes) -> int:
@@ -49,13 +49,13 @@ def closed(content: bytes, kind: int = 0) -> bytes:
 
 
 def block(*rows: tuple[int, bytes, bytes], restarts: tuple[int, ...] = (0,)) -> bytes:
-    """A block of (shared, rest of the key, value)."""
+    """A block of rows (length of the shared prefix, rest of the key, value)."""
     body = b"".join(number(s) + number(len(key)) + number(len(value)) + key + value for s, key, value in rows)
     return body + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
 
 
 def table(*blocks: tuple[bytes, bytes], kind: int = 0) -> bytes:
-    """A file of data blocks, each with a key that is not before its last."""
+    """A file of data blocks, each with a separator key, which is not before the block's last key."""
     data, places = b"", []
     for key, content in blocks:
         places.append((0, key, number(len(data)) + number(len(content))))
@@ -85,7 +85,7 @@ HEADER = varint_field(1, 1) + bytes_field(3, varint_field(1, 1))
 
 
 def write(folder: Path, rows: list[tuple[bytes, bytes]], *shards: bytes) -> Path:
-    """A checkpoint of one block."""
+    """Write a checkpoint of one block."""
     prefix = folder / "hand.ckpt"
     index_file(prefix).write_bytes(table((rows[-1][0], block(*[(0, key, value) for key, value in rows]))))
     for i, data in enumerate(shards):
@@ -110,7 +110,7 @@ def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
         assert found[name].tobytes() == array.tobytes(), name
 
 
-def test_the_checksum_is_that_of_the_standard():
+def test_the_checksum_is_masked_crc32c():
     assert sorted_table.checksum(b"123456789") == crc32c(b"123456789") == mask(0xE3069283)
 
 
@@ -156,7 +156,7 @@ def test_a_snappy_block_written_by_hand(tmp_path):
             read_index(tmp_path / "hand")
 
 
-def test_bfloat16_is_read_as_float32_and_strings_only_said(tmp_path):
+def test_bfloat16_is_read_as_float32_and_strings_are_refused(tmp_path):
     data = np.array([1.5, -2.0, 3.0], "<f4").view("<u2")[1::2].tobytes()
     rows = [(b"", HEADER), (b"half", entry(14, (3,), data)), (b"words", entry(7, (1,), data))]
     prefix = write(tmp_path, rows, data)
@@ -191,13 +191,13 @@ def partitioned(*extents: tuple[int, int], cut: int = 0) -> tuple[list[tuple[byt
     return [(b"", HEADER), *rows[cut:], (b"emb", total)], data
 
 
-def test_a_partitioned_variable_is_put_together(tmp_path):
+def test_the_parts_of_a_partitioned_variable_are_joined(tmp_path):
     rows, data = partitioned((0, 2), (2, 2), (4, 1))
     assert read(write(tmp_path, rows, data))["emb"].tolist() == np.arange(10).reshape(5, 2).tolist()
 
 
 @pytest.mark.parametrize(("extents", "cut"), [([(0, 2), (2, 2)], 0), ([(0, 2), (1, 2)], 0), ([(0, 2), (2, 3)], 1)])
-def test_a_partitioned_variable_with_a_hole_is_refused(tmp_path, extents, cut):
+def test_a_partitioned_variable_with_a_missing_part_is_refused(tmp_path, extents, cut):
     rows, data = partitioned(*extents, cut=cut)
     with pytest.raises(UserError, match="lacks parts of the partitioned variable emb"):
         read_index(write(tmp_path, rows, data))
@@ -216,7 +216,7 @@ def test_many_names_take_many_blocks(tmp_path, monkeypatch, size):
     same(read(tmp_path / "m"), arrays)
 
 
-def test_order_in_memory_does_not_matter(tmp_path):
+def test_arrays_of_any_memory_layout_are_written(tmp_path):
     array = np.arange(6, dtype=">f4").reshape(2, 3)
     write_bundle(tmp_path / "m", {"big-endian": array, "transposed": array.T, "cut": array[:, ::2]}.items())
     found = read(tmp_path / "m")
@@ -225,7 +225,7 @@ def test_order_in_memory_does_not_matter(tmp_path):
     assert found["cut"].tolist() == [[0, 2], [3, 5]]
 
 
-def test_only_what_is_wanted_is_read(written):
+def test_only_the_requested_tensor_is_read(written):
     data = bytearray(data_file(written).read_bytes())
     data[read_index(written)["ids"].offset] ^= 1
     data_file(written).write_bytes(data)
@@ -235,7 +235,7 @@ def test_only_what_is_wanted_is_read(written):
         read_tensor("ids", entries["ids"])
 
 
-def test_nothing_is_written_over_and_a_failure_leaves_nothing(tmp_path, written):
+def test_nothing_is_overwritten_and_a_failed_write_leaves_no_files(tmp_path, written):
     before = index_file(written).read_bytes()
     with pytest.raises(UserError, match="exists already"):
         write_bundle(written, {"a": np.zeros(1)}.items())
@@ -268,7 +268,7 @@ def test_every_flipped_byte_of_the_data_is_refused(written):
 
 
 @pytest.mark.parametrize("file", [index_file, data_file])
-def test_every_cut_file_is_refused(written, file):
+def test_every_truncated_file_is_refused(written, file):
     good = file(written).read_bytes()
     for length in range(len(good)):
         file(written).write_bytes(good[:length])
@@ -290,7 +290,7 @@ def test_data_that_shrinks_after_the_index_was_read_is_refused(written):
         read_tensor("ids", index["ids"])
 
 
-def test_nonsense_with_right_checksums_is_refused_or_read_but_never_a_crash(tmp_path):
+def test_random_content_with_valid_checksums_never_crashes(tmp_path):
     draw = np.random.default_rng(0)
     rows, data = partitioned((0, 2), (2, 3))
     rows = sorted([*rows, (b"a", entry(3, (5, 2), data)), (b"b", entry(14, (20,), data))])
@@ -324,7 +324,7 @@ def test_nonsense_with_right_checksums_is_refused_or_read_but_never_a_crash(tmp_
         ([(b"", HEADER), (b"b", entry(1, (1,), b"\0" * 4)), (b"a", entry(1, (1,), b"\0" * 4))], "not sorted"),
     ],
 )
-def test_what_cannot_be_true_is_refused_with_the_reason(tmp_path, rows, reason):
+def test_impossible_entries_are_refused_with_the_reason(tmp_path, rows, reason):
     with pytest.raises(UserError, match=reason):
         read_index(write(tmp_path, rows, b"\0" * 4))
 
@@ -338,14 +338,14 @@ def test_what_cannot_be_true_is_refused_with_the_reason(tmp_path, rows, reason):
         ([(0, b"", HEADER)], (), "has no restart points"),
     ],
 )
-def test_blocks_that_cannot_be_are_refused_with_the_reason(tmp_path, rows, restarts, reason):
+def test_malformed_blocks_are_refused_with_the_reason(tmp_path, rows, restarts, reason):
     index_file(tmp_path / "m").write_bytes(table((b"z", block(*rows, restarts=restarts))))
     with pytest.raises(UserError, match=reason):
         read_index(tmp_path / "m")
 
 
 def test_bytes_between_blocks_are_refused(tmp_path):
-    """No checksum covers them, and blocks may not overlap either."""
+    """No checksum covers these bytes. Blocks may not overlap either."""
     first, second = block((0, b"", HEADER)), block((0, b"a", entry(1, (0,), b"")))
     data_file(tmp_path / "m").write_bytes(b"")
     good = closed(first) + closed(second)
@@ -380,7 +380,7 @@ def test_other_files_are_refused_with_the_reason(tmp_path):
 
 
 @pytest.mark.parametrize(("library", "kind"), [("google_crc32c", 0), ("cramjam", 1)])
-def test_a_missing_library_is_said_with_the_command_that_mends_it(tmp_path, monkeypatch, library, kind):
+def test_a_missing_library_is_named_with_the_install_command(tmp_path, monkeypatch, library, kind):
     monkeypatch.setitem(sys.modules, library, None)
     index_file(tmp_path / "m").write_bytes(table((b"z", block((0, b"", HEADER))), kind=kind))
     with pytest.raises(UserError, match=rf"need {library}, which is missing: pip install 'bertsmith\[tf1\]'"):

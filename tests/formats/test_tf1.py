@@ -24,9 +24,9 @@ from bertsmith.formats.tf1_convert import guess_lowercase, hf_to_tf1, tf1_to_hf
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
 for library in ("google_crc32c", "cramjam"):
-    pytest.importorskip(library, reason="of the extra tf1")
+    pytest.importorskip(library, reason="the extra tf1 is not installed")
 pytestmark = pytest.mark.usefixtures("one_thread")
-CONFIG = {  # of the released uncased_L-12_H-768_A-12, smaller
+CONFIG = {  # the configuration of the released uncased_L-12_H-768_A-12, smaller
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
@@ -43,7 +43,7 @@ TEXTS = ["The quick brown fox", "jumps over 12 lazy dogs."]
 
 
 def tf_name(name: str) -> str:
-    """What the released code calls a weight of `transformers`, by rules instead of a table."""
+    """The released code's name of a weight of `transformers`, by rules instead of a table."""
     name = re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", name)
     name = re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)
     name = re.sub(r"_embeddings\.weight$", "_embeddings", name)
@@ -66,7 +66,7 @@ def tf_variables(model) -> dict[str, np.ndarray]:
 
 
 def released(folder: Path, variables: dict[str, np.ndarray], tokenizer: Tokenizer, **changes) -> Path:
-    """A folder as it was released."""
+    """Write a folder in the released layout."""
     folder.mkdir()
     write_bundle(folder / "bert_model.ckpt", sorted(variables.items()))
     (folder / "bert_config.json").write_text(json.dumps({**CONFIG, "vocab_size": tokenizer.vocab_size, **changes}))
@@ -102,7 +102,7 @@ def read_variables(folder: Path, name: str = "bert_model.ckpt") -> dict[str, np.
 
 
 def change(folder: Path, edit) -> None:
-    """Write a checkpoint again with other variables."""
+    """Rewrite a checkpoint with other variables."""
     variables = read_variables(folder)
     edit(variables)
     for file in folder.glob("bert_model.ckpt.*"):
@@ -137,7 +137,7 @@ def test_a_released_folder_becomes_one_that_transformers_opens(kind, tmp_path, t
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
-def test_there_and_back_is_the_same_to_the_bit(kind, tmp_path, tiny_tokenizer):
+def test_conversion_to_hf_and_back_is_bit_identical(kind, tmp_path, tiny_tokenizer):
     model = theirs(kind, tiny_tokenizer)
     model.save_pretrained(tmp_path / "theirs")
     tiny_tokenizer.save(tmp_path / "theirs")
@@ -162,7 +162,7 @@ def test_there_and_back_is_the_same_to_the_bit(kind, tmp_path, tiny_tokenizer):
     assert all(one.get(key) == two.get(key) for key in shared if key in one and key in two)
 
 
-def test_the_files_are_those_that_were_released(tmp_path, folder):
+def test_the_written_files_are_those_of_the_release(tmp_path, folder):
     tf1_to_hf(folder, tmp_path / "hf")
     hf_to_tf1(tmp_path / "hf", tmp_path / "again")
     names = ["bert_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index", "vocab.txt"]
@@ -215,7 +215,7 @@ def test_half_precision_folders_become_float32(tmp_path, tiny_tokenizer):
     assert np.array_equal(found["bert/embeddings/word_embeddings"], wanted)
 
 
-def test_weights_are_read_when_they_are_asked_for(folder):
+def test_weights_are_read_lazily(folder):
     checkpoint = read_checkpoint(folder)
     data = data_file(folder / "bert_model.ckpt")
     data.write_bytes(bytes(data.stat().st_size))
@@ -248,7 +248,7 @@ def test_a_checkpoint_is_found_by_folder_prefix_or_file(tmp_path, folder):
     assert not is_checkpoint("bert-base-uncased")
 
 
-def test_a_fine_tuning_run_takes_its_settings_and_words_from_elsewhere(tmp_path, folder):
+def test_config_and_vocabulary_may_be_given_separately(tmp_path, folder):
     run = tmp_path / "run"
     run.mkdir()
     write_bundle(run / "model.ckpt-7", read_variables(folder).items())
@@ -316,7 +316,7 @@ def test_wrong_settings_are_refused_by_name(values, reason, tmp_path, folder):
         tf1_to_hf(folder, tmp_path / "hf")
 
 
-def test_incomplete_and_damaged_folders_are_refused_with_what_is_missing(tmp_path, folder):
+def test_incomplete_and_damaged_folders_are_refused_by_file(tmp_path, folder):
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone" / "bert_config.json").write_bytes((folder / "bert_config.json").read_bytes())
     with pytest.raises(
@@ -341,7 +341,7 @@ def test_incomplete_and_damaged_folders_are_refused_with_what_is_missing(tmp_pat
     data_file(prefix).write_bytes(damaged)
     with pytest.raises(UserError, match=r"the bytes of cls/seq_relationship/output_weights do not match"):
         tf1_to_hf(folder, tmp_path / "hf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "uncased_L-3"]  # nothing half-done is left
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "uncased_L-3"]  # no partial output is left
 
 
 @pytest.mark.parametrize(
@@ -356,13 +356,13 @@ def test_incomplete_and_damaged_folders_are_refused_with_what_is_missing(tmp_pat
         ("cased", False, False, "Word", True),
     ],
 )
-def test_whether_texts_are_lower_cased_is_found_out_and_said(name, cased, saved, word, lowercase):
+def test_lower_casing_is_guessed_with_a_reason(name, cased, saved, word, lowercase):
     found, reason = guess_lowercase(name, ["[PAD]", "[UNK]", "a", f"##{word}"], cased, saved)
     assert found is lowercase
     assert reason
 
 
-def test_the_case_reaches_the_tokenizer(tmp_path, folder):
+def test_the_cased_option_sets_the_tokenizer(tmp_path, folder):
     tf1_to_hf(folder, tmp_path / "uncased")
     tf1_to_hf(folder, tmp_path / "cased", cased=True)
     uncased, cased = Tokenizer.load(tmp_path / "uncased"), Tokenizer.load(tmp_path / "cased")
@@ -373,11 +373,11 @@ def test_the_case_reaches_the_tokenizer(tmp_path, folder):
         assert Tokenizer.load(tmp_path / "back" / name).hash == Tokenizer.load(tmp_path / name).hash
 
 
-def test_every_line_of_the_vocabulary_keeps_its_number(tmp_path, tiny_tokenizer):
+def test_every_line_of_the_vocabulary_keeps_its_id(tmp_path, tiny_tokenizer):
     model = reference("mlm", tiny_tokenizer.vocab_size + 4)
     folder = released(tmp_path / "tf", tf_variables(model), tiny_tokenizer, vocab_size=tiny_tokenizer.vocab_size + 4)
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    lines = [*lines[:20], "", "fox", *lines[20:], "fox", "last"]  # an empty line, and one that comes twice
+    lines = [*lines[:20], "", "fox", *lines[20:], "fox", "last"]  # an empty line and a repeated one
     (folder / "vocab.txt").write_bytes("\r\n".join(lines).encode())
     tf1_to_hf(folder, tmp_path / "hf")
     for opened in (
@@ -406,7 +406,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path, tiny_tokenizer):
         tf1_to_hf(folder, tmp_path / "hf")
 
 
-def test_folders_that_the_format_has_no_place_for_are_refused(tmp_path, tiny_tokenizer):
+def test_models_that_the_format_cannot_hold_are_refused(tmp_path, tiny_tokenizer):
     def save(model) -> Path:
         model.save_pretrained(tmp_path / "hf")
         tiny_tokenizer.save(tmp_path / "hf")
@@ -429,16 +429,16 @@ def test_folders_that_the_format_has_no_place_for_are_refused(tmp_path, tiny_tok
     assert not (tmp_path / "tf").exists()
 
 
-def test_settings_that_the_released_code_does_not_know_are_said(tmp_path, tiny_tokenizer):
+def test_settings_that_the_released_code_lacks_are_noted(tmp_path, tiny_tokenizer):
     model = reference("tags", tiny_tokenizer.vocab_size, hidden_act="gelu_new", layer_norm_eps=1e-5)
     weights = {n: value.numpy() for n, value in model.state_dict().items()}
     weights["something.else"] = np.zeros(1)
     (tmp_path / "tf").mkdir()
     config = {**model.config.to_dict(), "architectures": ["BertForTokenClassification"]}
     report = write_checkpoint(tmp_path / "tf", config, weights, ["[PAD]"])
-    said = " ".join(report["notes"])
+    joined = " ".join(report["notes"])
     for words in ("layer_norm_eps is 1e-05", "'gelu_new'", "no BertForTokenClassification", "no .meta"):
-        assert words in said
+        assert words in joined
     assert report["left_out"] == ["something.else"]
     assert report["missing"] == ["pooler", "masked language model head", "next sentence head"]
     checkpoint = read_checkpoint(tmp_path / "tf")
@@ -447,7 +447,7 @@ def test_settings_that_the_released_code_does_not_know_are_said(tmp_path, tiny_t
     assert checkpoint.config["architectures"] == ["BertForTokenClassification"]
 
 
-def test_our_own_folder_goes_there_and_back(tmp_path, world):
+def test_our_own_folder_is_converted_to_tf1_and_back(tmp_path, world):
     hf_to_tf1(world / "run", tmp_path / "tf")
     tf1_to_hf(tmp_path / "tf", tmp_path / "hf")
     ours, back = load_folder(world / "run" / "model"), load_folder(tmp_path / "hf")
@@ -456,7 +456,7 @@ def test_our_own_folder_goes_there_and_back(tmp_path, world):
     assert all(torch.equal(value, state[name]) for name, value in ours.model.state_dict().items())
 
 
-def test_hangul_keeps_the_clean_up_of_the_released_code(tmp_path):
+def test_a_jamo_tokenizer_is_converted_without_a_normalisation_note(tmp_path):
     tokenizer = train_wordpiece(["한국어 서울"] * 9, 60, jamo=True)
     model = theirs("mlm", tokenizer)
     model.save_pretrained(tmp_path / "hf")
@@ -467,7 +467,7 @@ def test_hangul_keeps_the_clean_up_of_the_released_code(tmp_path):
     assert Tokenizer.load(tmp_path / "back").encode(["서울 한국"]) == tokenizer.encode(["서울 한국"])
 
 
-# With TensorFlow itself, which has an environment of its own.
+# With TensorFlow itself, in its own environment.
 
 TENSORFLOW = """
 import socket
@@ -531,7 +531,7 @@ def read(prefix, target):
 
 @pytest.fixture(scope="module")
 def tensorflow(tmp_path_factory):
-    """Runs the script above with TensorFlow; `BERTSMITH_TENSORFLOW` or a cache names an environment that has it."""
+    """Runs the script above with TensorFlow, in the environment of `BERTSMITH_TENSORFLOW` or of a cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertsmith" / "tensorflow"
     home = Path(os.environ.get("BERTSMITH_TENSORFLOW") or cache)
     if not (home / "bin" / "python").exists():
@@ -558,7 +558,7 @@ def tensorflow(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_what_tensorflow_writes_is_read(tmp_path, tensorflow, tiny_tokenizer):
+def test_checkpoints_of_tensorflow_are_read(tmp_path, tensorflow, tiny_tokenizer):
     model = theirs("mlm+nsp", tiny_tokenizer)
     variables = tf_variables(model)
     np.savez(tmp_path / "weights.npz", **variables)
@@ -574,7 +574,7 @@ def test_what_tensorflow_writes_is_read(tmp_path, tensorflow, tiny_tokenizer):
     assert found.keys() == variables.keys()
     for name, array in found.items():
         assert np.array_equal(array, after[name]), name
-        assert not np.array_equal(array, variables[name]), name  # a step of Adam later
+        assert not np.array_equal(array, variables[name]), name  # one step of Adam later
 
     odd = read_variables(source, "odd.ckpt")
     assert len(list(source.glob("odd.ckpt.data-*"))) > 1
@@ -589,7 +589,7 @@ def test_what_tensorflow_writes_is_read(tmp_path, tensorflow, tiny_tokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlm+nsp", "span"])
-def test_tensorflow_reads_what_we_write(kind, tmp_path, tensorflow, tiny_tokenizer):
+def test_tensorflow_reads_our_checkpoints(kind, tmp_path, tensorflow, tiny_tokenizer):
     model = theirs(kind, tiny_tokenizer)
     model.save_pretrained(tmp_path / "hf")
     tiny_tokenizer.save(tmp_path / "hf")

@@ -1,4 +1,4 @@
-"""Weights in every form in which folders hold them: in one file or several, in half precision, old; never unsafely."""
+"""Weights in one file or several, in half precision, and in old pickled files, which never execute code."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def expected(folder):
 
 @pytest.fixture
 def parts(folder, expected, tiny_tokenizer):
-    """The same folder with its weights in several files."""
+    """The same folder with its weights in several shards."""
     (folder / WEIGHTS).unlink()
     theirs = their_model("bert", "mlm+nsp", tiny_tokenizer.vocab_size)
     theirs.save_pretrained(folder, max_shard_size="100KB")
@@ -64,18 +64,18 @@ def refused(folder: Path, *words: str) -> None:
     assert "weights_only=False" not in str(caught.value)
 
 
-def test_weights_in_several_files(folder, parts, expected):
+def test_sharded_weights_are_loaded(folder, parts, expected):
     loaded = load_folder(folder)
     assert loaded.missing == ()
     assert_close(loaded.model.state_dict(), expected, atol=0, rtol=0)
 
 
-def test_a_file_that_is_missing_is_named(folder, parts):
+def test_a_missing_shard_is_named(folder, parts):
     parts[1].unlink()
     refused(folder, parts[1].name, INDEX)
 
 
-def test_a_file_that_is_damaged_is_named(folder, parts):
+def test_a_damaged_shard_is_named(folder, parts):
     parts[1].write_bytes(parts[1].read_bytes()[:-100])
     refused(folder, parts[1].name)
 
@@ -93,28 +93,28 @@ def test_an_index_without_names_is_refused(text, folder, parts):
     refused(folder, INDEX)
 
 
-def test_one_file_goes_before_several_and_both_before_an_old_one(folder, expected):
+def test_one_file_is_preferred_to_shards_and_both_to_a_pickle(folder, expected):
     (folder / INDEX).write_text("{}")
     (folder / OLD).write_text("nothing")
     assert_close(load_folder(folder).model.state_dict(), expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_becomes_single(dtype, folder, expected):
+def test_half_precision_becomes_float32(dtype, folder, expected):
     save_file({name: value.to(dtype) for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
     state = load_folder(folder).model.state_dict()
     assert {value.dtype for value in state.values()} == {torch.float32}
     assert_close(state, {name: value.to(dtype).float() for name, value in expected.items()}, atol=0, rtol=0)
 
 
-def test_whole_numbers_are_refused(folder):
+def test_integer_weights_are_refused(folder):
     name = "bert.embeddings.word_embeddings.weight"
     weights = load_file(folder / WEIGHTS)
     save_file({**weights, name: weights[name].to(torch.int8)}, folder / WEIGHTS)
     refused(folder, name, "int8")
 
 
-def test_old_names_of_norms(folder, expected):
+def test_old_names_of_layer_norms_are_read(folder, expected):
     save_file({rename_old(name): value for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
     assert any(name.endswith("gamma") for name in load_file(folder / WEIGHTS))
     loaded = load_folder(folder)
@@ -122,7 +122,7 @@ def test_old_names_of_norms(folder, expected):
     assert_close(loaded.model.state_dict(), expected, atol=0, rtol=0)
 
 
-def test_a_model_does_not_live_in_its_file(folder, expected):
+def test_a_loaded_model_does_not_depend_on_its_file(folder, expected):
     model = load_folder(folder).model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     size = (folder / WEIGHTS).stat().st_size
@@ -132,7 +132,7 @@ def test_a_model_does_not_live_in_its_file(folder, expected):
     assert_close(model.state_dict(), before, atol=0, rtol=0)
 
 
-def test_old_weights(folder, expected):
+def test_pickled_weights_are_loaded(folder, expected):
     make_old(folder, version=3)
     loaded = load_folder(folder)
     assert loaded.missing == ()
@@ -160,7 +160,7 @@ def test_nothing_in_a_folder_is_executed(hidden, name, folder, tmp_path):
     assert not (tmp_path / "owned").exists()
     with (folder / name).open("rb") as file:
         torch.load(file, weights_only=False)
-    assert (tmp_path / "owned").exists()  # it would have struck
+    assert (tmp_path / "owned").exists()  # the pickle is effective when it is loaded unsafely
 
 
 def test_pickles_beside_safe_weights_are_not_opened(folder, expected, tmp_path):
@@ -171,13 +171,13 @@ def test_pickles_beside_safe_weights_are_not_opened(folder, expected, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not weights", b"PK\x03\x04"], ids=["empty", "text", "broken archive"])
-def test_damaged_old_weights_are_refused(content, folder):
+def test_damaged_pickles_are_refused(content, folder):
     (folder / WEIGHTS).unlink()
     (folder / OLD).write_bytes(content)
     refused(folder, OLD, WEIGHTS)
 
 
-def test_old_weights_without_names_are_refused(folder):
+def test_pickles_without_names_are_refused(folder):
     (folder / WEIGHTS).unlink()
     torch.save([torch.zeros(3)], folder / OLD)
     refused(folder, OLD, "list")
@@ -185,7 +185,7 @@ def test_old_weights_without_names_are_refused(folder):
 
 @pytest.fixture
 def old_parts(folder, expected):
-    """The same folder with its weights in several old files."""
+    """The same folder with its weights in several pickles."""
     tensors = load_file(folder / WEIGHTS)
     names = sorted(tensors)
     files = {f"pytorch_model-0000{i + 1}-of-00003.bin": names[i::3] for i in range(3)}
@@ -197,13 +197,13 @@ def old_parts(folder, expected):
     return sorted(files)
 
 
-def test_old_weights_in_several_files(folder, old_parts, expected):
+def test_sharded_pickles_are_loaded(folder, old_parts, expected):
     loaded = load_folder(folder)
     assert loaded.missing == ()
     assert_close(loaded.model.state_dict(), expected, atol=0, rtol=0)
 
 
-def test_nothing_in_one_of_several_old_files_is_executed(folder, old_parts, tmp_path):
+def test_nothing_in_a_sharded_pickle_is_executed(folder, old_parts, tmp_path):
     torch.save(Malicious(tmp_path / "owned"), folder / old_parts[1])
     refused(folder, old_parts[1])
     assert not (tmp_path / "owned").exists()
@@ -213,13 +213,13 @@ def test_nothing_in_one_of_several_old_files_is_executed(folder, old_parts, tmp_
 
 @pytest.fixture
 def ours(folder, tmp_path):
-    """The folder as we save it."""
+    """The folder saved by bertsmith."""
     loaded = load_folder(folder)
     save_folder(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.notes)
     return tmp_path / "ours"
 
 
-def test_a_flipped_byte_in_our_weights_is_noticed(ours):
+def test_a_flipped_byte_in_our_weights_is_detected(ours):
     load_folder(ours)
     whole = (ours / WEIGHTS).read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -233,7 +233,7 @@ def test_a_flipped_byte_in_our_weights_is_noticed(ours):
     load_folder(ours)
 
 
-def test_weights_that_another_library_has_changed_open(ours):
+def test_weights_rewritten_by_another_library_are_loaded(ours):
     model = transformers.BertForPreTraining.from_pretrained(ours)
     with torch.no_grad():
         model.cls.predictions.bias += 1
@@ -254,7 +254,7 @@ def test_all_files_of_a_folder_have_the_permissions_that_new_files_get(ours, fol
         assert {file.stat().st_mode & 0o777 for file in place.iterdir()} == {mode}
 
 
-def test_a_full_disk_is_an_error_in_a_line_that_names_the_file(folder, tmp_path, monkeypatch, capfd):
+def test_a_full_disk_is_a_one_line_error_that_names_the_file(folder, tmp_path, monkeypatch, capfd):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     monkeypatch.setattr(sys, "argv", ["bertsmith", "convert", str(folder), str(tmp_path / "out"), "--to", "hf"])
@@ -265,9 +265,9 @@ def test_a_full_disk_is_an_error_in_a_line_that_names_the_file(folder, tmp_path,
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    told = capfd.readouterr().err
+    message = capfd.readouterr().err
     assert stop.value.code == 2
-    assert len(told.splitlines()) == 1
-    assert told.startswith("error: ")
-    assert str(tmp_path) in told
+    assert len(message.splitlines()) == 1
+    assert message.startswith("error: ")
+    assert str(tmp_path) in message
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Sentence vectors: those of `sentence-transformers` and `transformers`, whatever the file, in order."""
+"""Sentence vectors equal those of `sentence-transformers` and `transformers`, in order, in every file format."""
 
 import importlib.util
 import json
@@ -44,7 +44,7 @@ def texts(tmp_path) -> Path:
 
 
 def expected(model, tokenizer, texts, kind: str, layer: int) -> torch.Tensor:
-    """Pooled by hand, a text at a time, from the states of `transformers`."""
+    """Vectors pooled by hand, one text at a time, from the hidden states of `transformers`."""
     rows = []
     for ids in tokenizer.encode(texts, special=True):
         with torch.inference_mode():
@@ -67,7 +67,7 @@ def test_pooled_states_of_any_layer(variant, kind, layer, tmp_path, tiny_tokeniz
 
 
 @pytest.mark.parametrize("window", [2, 25, 4096])
-def test_every_kind_of_file_holds_the_same_in_order(window, folder, texts, tmp_path, monkeypatch):
+def test_every_file_format_holds_the_same_vectors_in_order(window, folder, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(embedding, "WINDOW", window)
     wanted = Embedder(Predictor.load(folder, "cpu")).vectors(TEXTS * 5)
     found = embed(folder, texts, tmp_path / "v.npy", device="cpu")
@@ -114,7 +114,7 @@ def test_a_kept_column_may_begin_with_nulls(folder, tmp_path, monkeypatch):
     assert not (tmp_path / "w.parquet").exists()
 
 
-def test_mistakes_are_named(folder, texts, tmp_path):
+def test_bad_options_are_refused_with_the_reason(folder, texts, tmp_path):
     for options, message in (
         ({"out": "v.txt"}, "unknown kind of file '.txt'"),
         ({"pooling": "men"}, "--pooling 'men' is not one of mean, cls, max; did you mean 'mean'"),
@@ -169,7 +169,7 @@ def test_folders_with_unknown_modules_are_refused(folder):
             read_pooling(folder)
 
 
-def test_a_folder_may_lower_case_texts_for_a_cased_tokenizer(tmp_path):
+def test_a_folder_with_do_lower_case_lower_cases_for_a_cased_tokenizer(tmp_path):
     library = pytest.importorskip("sentence_transformers")
     tokenizer = train_wordpiece(["The quick brown Fox jumps over THE lazy dog"] * 4, 99, cased=True)
     model = reference("encoder", tokenizer.vocab_size)
@@ -229,7 +229,7 @@ def test_lower_case_of_a_folder_is_applied(tmp_path):
     assert np.abs(as_written - lowered).max() > 1e-3
 
 
-def test_an_embedder_is_loaded_and_called(folder):
+def test_an_embedder_is_loaded_and_called_from_python(folder):
     embedder = Embedder.load(folder, "cpu", pooling="cls", normalize=True)
     many = embedder(TEXTS)
     assert many.shape == (5, embedder.size)
@@ -250,7 +250,7 @@ def test_vectors_that_are_not_finite_are_refused(folder, texts, tmp_path):
         embedder(TEXTS)
 
 
-def test_an_existing_output_is_kept(folder, texts, tmp_path):
+def test_an_existing_output_is_not_overwritten(folder, texts, tmp_path):
     (tmp_path / "v.npy").write_bytes(b"mine")
     with pytest.raises(UserError, match="is there already; add --force"):
         embed(folder, texts, tmp_path / "v.npy", device="cpu")

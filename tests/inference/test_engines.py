@@ -1,4 +1,4 @@
-"""Both engines give what the model gives text by text, in order, whatever the lengths."""
+"""Both engines give the model's predictions of single texts, in order, for texts of any length."""
 
 import sys
 from pathlib import Path
@@ -84,7 +84,7 @@ def one_by_one(model, examples: list[Example]) -> list[np.ndarray]:
     return results
 
 
-def test_float32_is_the_same_in_both_engines(exported):
+def test_float32_predictions_are_equal_in_both_engines(exported):
     loaded, folder = exported
     examples = some_examples(loaded.tokenizer.vocab_size)
     expected = one_by_one(loaded.model, examples)
@@ -106,13 +106,13 @@ def test_int8_is_close_to_float32(exported):
     for engine in engines:
         found = np.concatenate([f.ravel() for f in engine.run(examples)])
         difference = np.abs(found - expected).mean() / expected.std()
-        assert 1e-6 < difference < 0.1, type(engine)  # it is not float32, and not far from it
+        assert 1e-6 < difference < 0.1, type(engine)  # it differs from float32, by little
     after = loaded.model.state_dict()
     assert all(value.dtype == torch.float32 and torch.equal(value, before[name]) for name, value in after.items())
 
 
-def test_int8_is_for_three_matrices_of_a_layer(tiny_tokenizer):
-    """Embeddings, norms, the output layer and what follows the activation stay as they are."""
+def test_int8_quantises_three_matrices_of_each_layer(tiny_tokenizer):
+    """Embeddings, norms, the output layer and the matrix after the activation are not quantised."""
     if not ON_X86:
         pytest.skip("torch has no int8 kernels here")
     loaded = make("single", tiny_tokenizer)
@@ -129,7 +129,7 @@ def test_int8_is_for_three_matrices_of_a_layer(tiny_tokenizer):
 
 
 def test_int8_graphs_keep_the_matrices_that_need_float32(tmp_path):
-    """The matrix after the activation, and what follows `[CLS]`, which the exporter writes as Gemm."""
+    """Those are the matrix after the activation and those applied to `[CLS]`, which the exporter writes as Gemm."""
     from onnx import TensorProto, helper, numpy_helper, save
 
     rng = np.random.default_rng(0)
@@ -161,7 +161,7 @@ def test_batches_are_full_and_of_nearly_equal_lengths():
         assert lengths[chosen].min() >= lengths[chosen].max() * 7 / 8
     rectangles = sum(len(chosen) * lengths[chosen].max() for chosen in found)
     assert rectangles < 1.05 * lengths.sum()
-    assert [len(c) for c in batches(some_examples(50, 3), 1)] == [1, 1, 1]  # a long text goes alone
+    assert [len(c) for c in batches(some_examples(50, 3), 1)] == [1, 1, 1]  # a long text has a batch of its own
     assert list(batches([], 512)) == []
 
 
@@ -193,7 +193,7 @@ def test_the_number_of_threads_is_used(saved, monkeypatch):
     assert options.intra_op_num_threads == 2
 
 
-def test_both_engines_fill_masks(tmp_path, tiny_tokenizer):
+def test_both_engines_fill_masked_words(tmp_path, tiny_tokenizer):
     loaded = make("mlm+nsp", tiny_tokenizer)
     export_onnx(loaded, tmp_path / "onnx")
     text = "the [MASK] jumps over the [MASK]"
@@ -226,7 +226,7 @@ def test_the_loss_of_int8_is_written_into_the_folder(tmp_path, saved, tiny_token
     assert report["files"].keys() == {"model.onnx", "model_int8.onnx"}
 
 
-def test_errors_say_what_to_do(saved, monkeypatch):
+def test_errors_name_the_fix(saved, monkeypatch):
     model, onnx = saved
     with pytest.raises(UserError, match="did you mean 'onnxruntime'"):
         Predictor.load(onnx, engine="onnxruntim")

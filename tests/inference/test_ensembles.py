@@ -1,4 +1,4 @@
-"""Several models answer together: averaged scores, merged n-best lists, and a clear no where they do not fit."""
+"""Ensembles average scores or merge n-best lists, and models that do not match are refused."""
 
 import json
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_n_best_lists_are_merged_by_the_mean_of_their_probabilities() -> None:
     assert merge([one, two], Limits(threshold=-2.0))["text"] == ""
     nothing = {"text": "", "start": None, "end": None, "score": 1.0, "null_odds": 2.0, "nbest": []}
     assert merge([nothing, nothing], Limits())["nbest"] == []
-    assert one["nbest"][0]["score"] == 0.6  # what went in stays as it was
+    assert one["nbest"][0]["score"] == 0.6  # the inputs are not modified
 
 
 def test_models_with_different_windows_combine_by_n_best(trained) -> None:
@@ -112,9 +112,9 @@ def test_models_with_different_windows_combine_by_n_best(trained) -> None:
     assert ensemble.limits.threshold == pytest.approx(sum(thresholds) / 2)
     with pytest.raises(UserError, match="combine them by nbest"):
         Predictor.load(runs, "cpu", combine="logits")
-    alike = [trained("answer", seed) for seed in (1, 2)]
-    assert Predictor.load(alike, "cpu", combine="nbest").members
-    assert not Predictor.load(alike, "cpu").members
+    same_windows = [trained("answer", seed) for seed in (1, 2)]
+    assert Predictor.load(same_windows, "cpu", combine="nbest").members
+    assert not Predictor.load(same_windows, "cpu").members
     assert "f1" in evaluate(runs, runs[0].parent / "answer.jsonl", device="cpu")
 
 
@@ -146,14 +146,14 @@ def test_the_commands_take_several_models(trained, tmp_path, monkeypatch, capsys
         monkeypatch.setattr("sys.argv", ["bertsmith", *arguments, "--device", "cpu"])
         with pytest.raises(SystemExit) as stop:
             main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
+        output = capsys.readouterr()
+        return int(stop.value.code or 0), output.out, output.err
 
     out = str(tmp_path / "answers.jsonl")
     assert call("predict", *runs, data, "--out", out)[0] == 0
     assert len(Path(out).read_text().splitlines()) == 12
-    code, said, _ = call("evaluate", *runs, "--data", data, "--json")
+    code, output, _ = call("evaluate", *runs, "--data", data, "--json")
     assert code == 0
-    assert json.loads(said) == evaluate(runs, data, device="cpu")
-    code, _, complaint = call("evaluate", *runs, "--data", data, "--task", "rte")
-    assert (code, "one file of predictions" in complaint) == (2, True)
+    assert json.loads(output) == evaluate(runs, data, device="cpu")
+    code, _, errors = call("evaluate", *runs, "--data", data, "--task", "rte")
+    assert (code, "one file of predictions" in errors) == (2, True)

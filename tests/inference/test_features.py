@@ -1,4 +1,4 @@
-"""Features: the states of `transformers` on every layer, word by word, whatever the length, read back from the disk."""
+"""Features equal the hidden states of `transformers` in every layer, word by word, for texts of any length."""
 
 import json
 import subprocess
@@ -49,7 +49,7 @@ def write(path: Path, texts) -> Path:
 
 
 def states(model, tokenizer, ids) -> np.ndarray:
-    """Their states of a sequence (layers, n, H) without those of `[CLS]` and `[SEP]`."""
+    """The hidden states of `transformers` for a sequence, (layers, n, H), without `[CLS]` and `[SEP]`."""
     whole = torch.tensor([[tokenizer.id("[CLS]"), *ids, tokenizer.id("[SEP]")]])
     with torch.inference_mode():
         outputs = model.base_model(whole, output_hidden_states=True)
@@ -59,7 +59,7 @@ def states(model, tokenizer, ids) -> np.ndarray:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("align", ["none", "first", "mean"])
-def test_every_layer_is_that_of_transformers(variant, align, tmp_path, tiny_tokenizer):
+def test_every_layer_equals_that_of_transformers(variant, align, tmp_path, tiny_tokenizer):
     theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size)
     theirs.save_pretrained(tmp_path / "model")
     tiny_tokenizer.save(tmp_path / "model")
@@ -85,7 +85,7 @@ def test_every_layer_is_that_of_transformers(variant, align, tmp_path, tiny_toke
         np.testing.assert_allclose(entry.vectors, wanted, atol=1e-5, rtol=0)
 
 
-def test_half_precision_is_the_default_and_a_view_into_the_file(folder, tmp_path):
+def test_float16_is_the_default_and_arrays_are_views_into_the_file(folder, tmp_path):
     texts = write(tmp_path / "t.txt", TEXTS)
     found = features(folder, texts, tmp_path / "half", layers="-2..-1", device="cpu")
     features(folder, texts, tmp_path / "full", layers="-2..-1", dtype="float32", device="cpu")
@@ -116,7 +116,7 @@ def test_arrow_opens_a_part(folder, tmp_path):
 
 
 @pytest.mark.parametrize("align", ["first", "mean", "none"])
-def test_a_long_text_is_encoded_in_windows_and_each_word_taken_where_it_has_most_context(
+def test_each_word_of_a_long_text_is_taken_from_the_window_with_most_context(
     align, folder, theirs, tmp_path, tiny_tokenizer
 ):
     text = " ".join(TEXTS * 7)
@@ -137,7 +137,7 @@ def test_a_long_text_is_encoded_in_windows_and_each_word_taken_where_it_has_most
     for begin, end, taken in cut:
         assert end - begin == 20
         token_states[:, taken] = states(theirs, tiny_tokenizer, encoding.ids[begin:end])[[0, 3]][:, taken - begin]
-        if align != "none":  # a word is in one window whole, and none has more on its shorter side
+        if align != "none":  # a word is complete in one window, and no other has more context on its shorter side
             for word in np.unique(owners[taken]):
                 whole = np.flatnonzero(owners == word)
                 assert set(whole) <= set(taken)
@@ -185,7 +185,7 @@ foxes O
 
 
 @pytest.mark.parametrize("align", ["first", "mean", "none"])
-def test_given_words_in_their_document_or_alone(align, folder, theirs, tmp_path, tiny_tokenizer):
+def test_given_words_are_encoded_with_or_without_their_document(align, folder, theirs, tmp_path, tiny_tokenizer):
     (tmp_path / "eng.train").write_text(CONLL, encoding="utf-8")
     (tmp_path / "words.txt").write_text(f"\n{CONLL}", encoding="utf-8")
     (tmp_path / "known.txt").write_text(CONLL, encoding="utf-8")
@@ -217,7 +217,7 @@ def test_given_words_in_their_document_or_alone(align, folder, theirs, tmp_path,
                 np.testing.assert_allclose(entry.vectors[0], np.stack(expected), atol=1e-5, rtol=0)
 
 
-def test_lists_of_words_and_columns(folder, tmp_path):
+def test_lists_of_words_in_a_column_are_read(folder, tmp_path):
     rows = [{"tokens": ["the", "fox"], "id": 1}, {"tokens": [], "id": 2}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     features(folder, tmp_path / "rows.jsonl", tmp_path / "out", device="cpu")
@@ -227,7 +227,7 @@ def test_lists_of_words_and_columns(folder, tmp_path):
     assert Features.open(tmp_path / "columns")[0].words == ["the", "fox"]
 
 
-def test_offsets_are_of_the_original_text(tokenizer_folder):
+def test_offsets_refer_to_the_original_text(tokenizer_folder):
     from bertsmith.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(tokenizer_folder)
@@ -237,7 +237,7 @@ def test_offsets_are_of_the_original_text(tokenizer_folder):
         assert "".join(passage.words) == text.replace(" ", "").replace("\u200b", "")
 
 
-def test_parts_and_resuming_give_the_same_bytes(folder, tmp_path, monkeypatch, capsys):
+def test_parts_and_a_resumed_run_give_identical_bytes(folder, tmp_path, monkeypatch, capsys):
     texts = write(tmp_path / "t.txt", TEXTS * 6)
     monkeypatch.setattr(module, "PART_BYTES", 64 * 2 * 25)
     options = {"layers": "2", "device": "cpu"}
@@ -279,7 +279,7 @@ def test_a_text_larger_than_a_part_is_computed_on_disk(folder, tmp_path, monkeyp
         np.testing.assert_allclose(one.vectors, other.vectors, atol=1e-2)
 
 
-def test_layers_by_name():
+def test_layers_are_selected_by_name():
     assert parse_layers("-1", 12) == (12,)
     assert parse_layers("-4..-1", 12) == (9, 10, 11, 12)
     assert parse_layers("0, 6,12", 12) == (0, 6, 12)
@@ -296,7 +296,7 @@ def test_layers_by_name():
             parse_layers(text, 12)
 
 
-def test_mistakes_are_named_and_leave_nothing(folder, tmp_path):
+def test_bad_options_are_refused_and_leave_no_files(folder, tmp_path):
     texts = write(tmp_path / "t.txt", TEXTS)
     for options, message in (
         ({"layers": "9"}, "--layers 9"),
@@ -314,7 +314,7 @@ def test_mistakes_are_named_and_leave_nothing(folder, tmp_path):
         Features.open(tmp_path)
 
 
-def test_states_too_large_for_half_precision_are_refused(folder, theirs, tmp_path):
+def test_states_too_large_for_float16_are_refused(folder, theirs, tmp_path):
     with torch.no_grad():
         theirs.bert.encoder.layer[2].output.LayerNorm.weight[0] = 1e6
     theirs.save_pretrained(folder)
@@ -324,7 +324,7 @@ def test_states_too_large_for_half_precision_are_refused(folder, theirs, tmp_pat
     assert features(folder, texts, tmp_path / "out", dtype="float32", device="cpu")["texts"] == 5
 
 
-def test_the_command(folder, tmp_path):
+def test_the_features_command(folder, tmp_path):
     texts = write(tmp_path / "t.txt", TEXTS)
     command = [
         sys.executable,

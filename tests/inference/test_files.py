@@ -1,4 +1,4 @@
-"""Predictions for files: every format in and out, in order, in constant memory, and the same after a kill."""
+"""Predictions for files: every format in and out, in order, in constant memory, identical after a killed run."""
 
 import csv
 import datetime
@@ -49,7 +49,7 @@ class Stub:
         self.windows.append(len(window))
         if self.fail_after is not None and len(self.windows) > self.fail_after:
             raise KeyboardInterrupt
-        # the other rows of the window change the score, as they do the last bits of a model's
+        # the other rows of the window change the score, as in a model, where they change the last bits
         characters = sum(len(row.text) for row in window)
         for row in window:
             share = len(row.text) / characters
@@ -58,7 +58,7 @@ class Stub:
 
 @pytest.fixture
 def stub(tmp_path, monkeypatch):
-    """Replace `Predictor.load` by a stub; windows hold ten rows."""
+    """Replaces `Predictor.load` by a stub; windows hold ten rows."""
     monkeypatch.setattr(predicting, "WINDOW", 10)
     monkeypatch.setattr(writers, "ROWS_AT_ONCE", 7)
 
@@ -102,7 +102,7 @@ def read(path: Path) -> list[dict]:
 
 @pytest.mark.parametrize("kind_out", [".jsonl", ".csv", ".parquet"])
 @pytest.mark.parametrize("kind_in", [".jsonl", ".csv", ".parquet"])
-def test_every_kind_in_and_out(kind_in, kind_out, stub, tmp_path):
+def test_every_format_in_and_out(kind_in, kind_out, stub, tmp_path):
     data, out = write(tmp_path / f"in{kind_in}", table()), tmp_path / f"out{kind_out}"
     assert predict("m", data, out, keep=["text", "id", "note"]) == 25
     found = read(out)
@@ -138,7 +138,7 @@ def test_standard_input_to_standard_output(text, stub, monkeypatch, capsys):
     assert [row["text"] for row in found] == ["one", "", "{three"]
 
 
-def test_empty_standard_input(stub, monkeypatch, tmp_path):
+def test_empty_standard_input_is_refused(stub, monkeypatch, tmp_path):
     feed(monkeypatch, "")
     with pytest.raises(UserError, match="standard input is empty"):
         predict("m", "-", tmp_path / "out.jsonl")
@@ -148,7 +148,7 @@ def test_empty_standard_input(stub, monkeypatch, tmp_path):
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
 @pytest.mark.parametrize("rows", [20, 25])
 @pytest.mark.parametrize("cut", [0, 1, 9])
-def test_a_resumed_run_gives_the_same_file(kind, rows, cut, stub, tmp_path):
+def test_a_resumed_run_gives_identical_bytes(kind, rows, cut, stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table(rows)), tmp_path / f"out{kind}"
     predict("m", data, tmp_path / f"whole{kind}", keep=["id"])
     stub(fail_after=1)
@@ -168,13 +168,13 @@ def test_a_resumed_run_gives_the_same_file(kind, rows, cut, stub, tmp_path):
     assert not partial_folder(out).exists()
 
 
-def test_resume_with_an_empty_partial_folder_starts(stub, tmp_path):
+def test_resume_with_an_empty_partial_folder_starts_from_the_first_row(stub, tmp_path):
     out = tmp_path / "out.jsonl"
     partial_folder(out).mkdir()  # killed before the first row
     assert predict("m", write(tmp_path / "in.csv", table(3)), out, resume=True) == 3
 
 
-def test_resume_refuses_other_facts(stub, tmp_path):
+def test_resume_with_other_options_model_or_input_is_refused(stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
     stub(fail_after=1)
     with pytest.raises(KeyboardInterrupt):
@@ -190,7 +190,7 @@ def test_resume_refuses_other_facts(stub, tmp_path):
         predict("m", data, out, resume=True)
 
 
-def test_a_run_resumes_after_a_bad_row_and_a_bad_first_row_leaves_nothing(stub, tmp_path):
+def test_a_bad_row_keeps_the_partial_run_and_a_bad_first_row_leaves_no_files(stub, tmp_path):
     rows = table()
     rows[17] = {"id": 17}
     data, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
@@ -203,7 +203,7 @@ def test_a_run_resumes_after_a_bad_row_and_a_bad_first_row_leaves_nothing(stub, 
     assert not partial_folder(tmp_path / "other.csv").exists()
 
 
-def test_mistakes_are_named(stub, tmp_path):
+def test_bad_options_are_refused_with_the_reason(stub, tmp_path):
     data = write(tmp_path / "in.jsonl", table())
     for options, message in (
         ({"out": tmp_path / "out.txt"}, "unknown kind of file '.txt'"),
@@ -324,7 +324,7 @@ def test_an_existing_output_is_overwritten_only_with_force(stub, tmp_path):
     assert out.read_bytes() == whole
 
 
-def test_one_file_does_not_mix_engines(stub, tmp_path):
+def test_resume_with_another_engine_is_refused(stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
     stub(fail_after=1)
     with pytest.raises(KeyboardInterrupt):
@@ -352,7 +352,7 @@ def test_a_window_with_a_flipped_byte_is_predicted_again(window, stub, tmp_path,
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
-def test_damaged_facts_of_a_stopped_run_are_an_error_of_one_line(stub, tmp_path):
+def test_damaged_facts_of_a_stopped_run_are_a_one_line_error(stub, tmp_path):
     data, out = write(tmp_path / "in.jsonl", table()), tmp_path / "out.jsonl"
     stub(fail_after=1)
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Fine-tuning runs beside each other and beside the paper, and what is shown of their mistakes."""
+"""The leaderboard compares fine-tuning runs with each other and with the paper, and shows their errors."""
 
 import json
 import random
@@ -29,7 +29,7 @@ SINGLE = HeadConfig("single", LABELS)
 
 
 def answer(score: float) -> dict[str, Any]:
-    """An answer that is `1` with this probability."""
+    """A prediction of `1` with this probability."""
     label = LABELS[score > 0.5]
     return {"label": label, "score": max(score, 1 - score), "scores": {"0": 1 - score, "1": score}}
 
@@ -67,7 +67,7 @@ def written(runs: list[Path], path: Path) -> str:
 
 
 def cells(html: str, *first: str) -> list[str]:
-    """The cells of the table row that begins with these."""
+    """The cells of the table row that begins with the given cells."""
     rows = re.findall(r"<tr>(.*?)</tr>", html, re.S)
     found = [[re.sub("<.*?>", "", c) for c in re.findall(r"<td.*?>(.*?)</td>", row, re.S)] for row in rows]
     (row,) = [row for row in found if tuple(row[: len(first)]) == first][:1]
@@ -91,7 +91,7 @@ def test_runs_are_found_in_folders_of_folders(tmp_path: Path) -> None:
         make(tmp_path / "out" / name, 0.8, dev=0)
     (tmp_path / "out" / ".hidden").mkdir()
     (tmp_path / "out" / "seeds" / "config.json").write_text("{}")
-    (tmp_path / "out" / "seeds" / "run.json").write_text("{}")  # of all seeds together
+    (tmp_path / "out" / "seeds" / "run.json").write_text("{}")  # the summary of all seeds
     found = [run.folder.relative_to(tmp_path / "out").as_posix() for run in read_runs([tmp_path / "out"])]
     assert found == ["alone", "grid/a", "grid/b", "seeds/seed-2", "seeds/seed-10"]
 
@@ -112,7 +112,7 @@ def test_the_page_says_that_the_model_was_chosen_on_dev(tmp_path: Path) -> None:
     assert "were chosen on dev" in html
     (out / "summary.json").write_text("{")
     assert "Chosen models" not in written([out], tmp_path / "again.html")
-    (out / "summary.json").write_text(json.dumps({"settings": []}))  # of other runs
+    (out / "summary.json").write_text(json.dumps({"settings": []}))  # a summary of other runs
     assert "Chosen models" not in written([out], tmp_path / "other.html")
 
 
@@ -182,7 +182,7 @@ def test_the_best_configuration_of_each_start_is_shown(tmp_path: Path) -> None:
     assert len(group_runs(read_runs(runs))) == 3
 
 
-def test_the_average_is_that_of_the_paper(tmp_path: Path) -> None:
+def test_the_average_is_computed_as_in_the_paper(tmp_path: Path) -> None:
     base = [next(s for s in PAPER[task] if s.key == key).test[0] for task, key in PAPER_COLUMNS]
     assert round(sum(base) / len(base), 1) == AVERAGES[0]
     runs = []
@@ -219,7 +219,7 @@ def test_the_calibration_error() -> None:
     assert np.allclose(bins, [(0.5, 0.5, 2), (0.9, 1.0, 2)])
 
 
-def test_entities_by_type_are_those_of_seqeval() -> None:
+def test_scores_by_entity_type_equal_those_of_seqeval() -> None:
     from seqeval.metrics import classification_report
 
     dice, tags = random.Random(1), ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -232,7 +232,7 @@ def test_entities_by_type_are_those_of_seqeval() -> None:
         assert right / predicted == pytest.approx(expected[kind]["precision"])
 
 
-def test_each_kind_of_prediction_is_judged() -> None:
+def test_predictions_of_each_kind_are_judged() -> None:
     number = compare(find_task("stsb"), HeadConfig("regression"), Row("a", "b", "2.5", ""), {"value": 2.0})
     assert (number["loss"], number["gold"], number["scores"]) == (0.25, ["2.5"], [2.0])
     head = HeadConfig("multi", ("x", "y"))
@@ -264,7 +264,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("task", [*ROWS, "several"])
-def test_a_run_writes_what_its_page_shows(world: Path, tmp_path: Path, task: str) -> None:
+def test_a_run_writes_the_predictions_that_its_page_shows(world: Path, tmp_path: Path, task: str) -> None:
     lines = ROWS.get(task) or [json.dumps({"text": f"it {i}", "labels": ["x", "y"][: i % 3]}) for i in range(12)]
     data = tmp_path / ("rows.csv" if task in ("regress", "classify") else "rows.jsonl")
     data.write_text("\n".join(lines) + "\n")
@@ -292,7 +292,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         report([run], tmp_path / "page.html")
 
 
-def test_own_rows_with_other_labels_are_another_task(tmp_path: Path) -> None:
+def test_runs_with_other_labels_are_listed_as_another_task(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / name, score, task="classify", key="macro_f1", dev=0) for name, score in (("a", 0.8), ("b", 0.6))
     ]

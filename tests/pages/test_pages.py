@@ -1,4 +1,4 @@
-"""The layout of a page, wide and narrow, measured in a browser if there is one."""
+"""The layout of a wide and of a narrow page, measured in a browser if one is installed."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def write(path: Path) -> None:
 )
 def test_style_sheets_and_scripts_are_files_inside_the_package(name: str, part: str) -> None:
     assert part in page.asset(name)
-    assert (Path(page.__file__).parent / "assets" / name).is_file()  # what hatch's `packages` puts into the wheel
+    assert (Path(page.__file__).parent / "assets" / name).is_file()  # so hatch puts it into the wheel
 
 
 def test_a_page_holds_its_style_sheet_and_refers_to_no_other_file(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_cells_are_not_wrapped_and_every_class_is_visible(width: int, tmp_path: 
     assert found["overflow"] <= 0
     assert found["clipped"] == 0
     assert found["columns"] == len(CLASSES) + 3  # the label, the number of rows, the share found
-    assert max(found["heads"]) < 32  # names stand upright, so that all columns fit beside each other
+    assert max(found["heads"]) < 32  # names are vertical, so that all columns fit
     assert found["closed"] == 0
     assert set(found["keep"]) == {"keep-all"}
 
@@ -99,7 +99,7 @@ def test_cells_are_not_wrapped_and_every_class_is_visible(width: int, tmp_path: 
         ("12.5", ""),
     ],
 )
-def test_the_language_of_a_text_follows_from_its_script(text: str, expected: str) -> None:
+def test_the_language_of_a_text_is_found_from_its_script(text: str, expected: str) -> None:
     assert page.lang(text) == expected
 
 

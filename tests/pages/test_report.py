@@ -1,4 +1,4 @@
-"""A report reads whatever a run has written, draws it, and is one page that needs nothing else."""
+"""A report reads complete and partial runs, draws their metrics, and is one self-contained page."""
 
 import json
 import math
@@ -98,14 +98,14 @@ def written(folders: list[Path], out: Path) -> str:
 
 
 def figures(html: str) -> dict[str, str]:
-    """The pictures of a page by their titles."""
+    """The plots of a page by their titles."""
     found = re.findall(r"<figure><figcaption>(.*?)(?:<span.*?)?</figcaption>(<svg.*?</svg>)</figure>", html, re.S)
     assert len({title for title, _ in found}) == len(found)
     return dict(found)
 
 
 def curves(svg: str, group: str = "group0") -> list[list[tuple[float, float]]]:
-    """The points of what is drawn for a run, in the picture's own coordinates, y upwards."""
+    """The points of a run's curve, in the plot's coordinates, y upwards."""
     parts = re.findall(rf'<g class="{group}">\s*<path d="([^"]*)"', svg)
     return [[(float(x), -float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", part)] for part in parts]
 
@@ -114,7 +114,7 @@ def text_of(html: str) -> str:
     return re.sub(r"<[^>]*>", " ", re.sub(r"<style.*?</style>", "", html, flags=re.S))
 
 
-def test_one_run(tmp_path: Path) -> None:
+def test_the_report_of_one_run(tmp_path: Path) -> None:
     html = written([make_run(tmp_path / "first", records())], tmp_path / "page.html")
     words = text_of(html)
     assert "<h1>first: pre-training bert-tiny</h1>" in html
@@ -130,15 +130,15 @@ def test_one_run(tmp_path: Path) -> None:
     assert list(drawn) == [*titles, "Model FLOPs, share of a large matrix product, %", "Memory, GB"]
 
 
-def test_the_curves_are_the_data(tmp_path: Path) -> None:
+def test_the_curves_show_the_metrics(tmp_path: Path) -> None:
     drawn = figures(written([make_run(tmp_path / "first", records())], tmp_path / "page.html"))
     raw, level, held_out = curves(drawn["Loss of the masked words"])
-    assert 95 < len(raw) <= 100  # the first ones are above the picture
+    assert 95 < len(raw) <= 100  # the first ones are above the plot
     assert 95 < len(level) <= 100
     assert len(held_out) == 10
     wanted = [2 + 2 * math.exp(-step / 200) for step in range(100, 1001, 100)]
     (x0, y0), (x1, y1) = held_out[0], held_out[-1]
-    for i, (x, y) in enumerate(held_out):  # straight scales, so the picture is the data up to a factor
+    for i, (x, y) in enumerate(held_out):  # linear scales, so the points are the metrics up to a factor
         assert x == pytest.approx(x0 + (x1 - x0) * i / 9, abs=0.1)
         assert y == pytest.approx(y0 + (y1 - y0) * (wanted[i] - wanted[0]) / (wanted[-1] - wanted[0]), abs=0.1)
     assert [raw[place][0] for place in range(-91, 0, 10)] == pytest.approx([x for x, _ in held_out], abs=0.1)
@@ -160,7 +160,7 @@ def test_several_runs_are_compared_over_steps_tokens_and_time(tmp_path: Path) ->
     assert curves(over_tokens, "group0") == curves(over_tokens, "group1")
     differing = html.split("Where the runs differ")[1].split("<details")[0]
     assert re.findall(r"<td class=\w+>(\S*?)</td>", differing) == ["train.learning_rate", "0.0001", "0.0004"]
-    for number, colour in enumerate(page.COLOURS[:2]):  # one colour a run, in every picture
+    for number, colour in enumerate(page.COLOURS[:2]):  # one colour per run, in every plot
         for svg in drawn.values():
             groups = re.findall(rf'<g class="group{number}">.*?</g>', svg, re.S)
             assert groups
@@ -180,7 +180,7 @@ def test_the_best_run_is_named_and_marked(tmp_path: Path) -> None:
     assert row[1] == "<td class=short>30.0 %</td><td class=short><span class=right>61.2 %</span></td>"
 
 
-def test_filled_masks_over_time(tmp_path: Path) -> None:
+def test_predictions_of_masked_words_are_shown_over_time(tmp_path: Path) -> None:
     better = {**SAMPLE, "guesses": [[["length", 0.9], ["size", 0.05]], SAMPLE["guesses"][1]]}
     lines = [evaluation(step, dev_samples=[better if step == 900 else SAMPLE]) for step in range(100, 1000, 100)]
     html = written([make_run(tmp_path / "first", lines)], tmp_path / "page.html")
@@ -192,7 +192,7 @@ def test_filled_masks_over_time(tmp_path: Path) -> None:
     assert "size <small>41 %" in rows[2]
     assert "✓ length <small>20 %" in rows[2]
     assert "✓ length <small>90 %" in rows[-1]
-    assert "✓ 4. 두 <small>5.0 %" in rows[2]  # further down than what is shown otherwise
+    assert "✓ 4. 두 <small>5.0 %" in rows[2]  # ranked below the words that are shown otherwise
     assert "d <small>1.0 %" not in part
     both = written([tmp_path / "first", make_run(tmp_path / "second", lines)], tmp_path / "both.html")
     assert re.findall(r"<details><summary>Over time: (\w+)", both) == ["first", "second"]
@@ -263,8 +263,10 @@ def keys_of_every_record() -> list[str]:
 
 
 @pytest.mark.parametrize("key", keys_of_every_record())
-def test_any_key_may_be_missing_or_of_another_type(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_svg", lambda figure, title: "<svg></svg>")  # writing the pictures takes the time
+def test_metrics_with_missing_keys_or_other_types_are_read(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "_svg", lambda figure, title: "<svg></svg>")  # most of the time is spent on the plots
     absent = [{k: v for k, v in r.items() if k != key} for r in records()]
     odd = [{k: v if k != key else "odd" for k, v in r.items()} for r in records()]
     none = [{k: v if k != key else None for k, v in r.items()} for r in records()]
@@ -362,11 +364,11 @@ def test_outliers_do_not_flatten_the_curve() -> None:
     level = smooth(loss)
     assert level[500] == pytest.approx(4, abs=0.05)
     assert level[-1] == pytest.approx(3, abs=0.05)
-    assert smooth([7.0, *[1.0] * 99])[0] == 7  # a steep beginning stays
+    assert smooth([7.0, *[1.0] * 99])[0] == 7  # a steep beginning is kept
     assert smooth([1.0, 5.0]) == [1.0, 5.0]
 
 
-def test_long_curves_are_thinned_with_their_peaks() -> None:
+def test_long_curves_are_thinned_and_keep_their_peaks() -> None:
     values = [0.0] * 50_000
     values[12_345] = 9.0
     svg = page.chart("t", [page.Line(range(50_000), values, group="group0")])
@@ -375,7 +377,7 @@ def test_long_curves_are_thinned_with_their_peaks() -> None:
     assert max(y for _, y in points) - min(y for _, y in points) > 100
 
 
-def test_more_runs_than_colours_have_colours_of_their_own() -> None:
+def test_more_runs_than_the_palette_has_get_distinct_colours() -> None:
     assert len({page.colour_of(i) for i in range(40)}) == 40
 
 

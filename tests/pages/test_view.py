@@ -1,4 +1,4 @@
-"""The page on one text: the numbers of `transformers`, nothing from outside, nothing that a text can break out of."""
+"""The page of one text has the numbers of `transformers`, loads nothing, and escapes the text."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ def data_of(page: Path) -> dict:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("pair", [None, PAIR])
-def test_attention_and_neighbours_are_those_of_transformers(variant, pair, tmp_path, tiny_tokenizer):
+def test_attention_and_neighbours_equal_those_of_transformers(variant, pair, tmp_path, tiny_tokenizer):
     theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size, attn_implementation="eager", type_vocab_size=2)
     found = view(save(theirs, tiny_tokenizer, tmp_path / "m"), TEXT, pair, tmp_path / "page.html", device="cpu")
     data = data_of(tmp_path / "page.html")
@@ -75,7 +75,7 @@ def test_attention_and_neighbours_are_those_of_transformers(variant, pair, tmp_p
             assert listed[0][0] == tiny_tokenizer.token(int(cosines.argmax()))
 
 
-def test_masked_words_of_every_token_are_those_of_fill(folder, tmp_path, tiny_tokenizer):
+def test_predictions_of_every_masked_token_equal_those_of_fill(folder, tmp_path, tiny_tokenizer):
     assert view(folder, TEXT, out=tmp_path / "page.html", device="cpu")["masked_words"]
     data, predictor = data_of(tmp_path / "page.html"), Predictor.load(folder, "cpu")
     assert data["masked"][0] is None
@@ -93,7 +93,7 @@ def test_masked_words_of_every_token_are_those_of_fill(folder, tmp_path, tiny_to
 
 
 @pytest.mark.parametrize("kind", ["single", "encoder"])
-def test_a_model_without_the_head_says_so(kind, tmp_path, tiny_tokenizer):
+def test_a_model_without_a_masked_word_head_gives_a_note(kind, tmp_path, tiny_tokenizer):
     folder = save(reference(kind, tiny_tokenizer.vocab_size), tiny_tokenizer, tmp_path / "m")
     assert not view(folder, TEXT, out=tmp_path / "page.html", device="cpu")["masked_words"]
     data = data_of(tmp_path / "page.html")
@@ -101,11 +101,11 @@ def test_a_model_without_the_head_says_so(kind, tmp_path, tiny_tokenizer):
     assert ("fine-tuned" if kind == "single" else "no weights") in data["why_not"]
 
 
-def test_text_is_escaped_and_nothing_is_loaded_from_outside(tmp_path, tokenizer_folder):
+def test_text_is_escaped_and_the_page_loads_no_other_file(tmp_path, tokenizer_folder):
     from bertsmith.text.tokenizer import Tokenizer
 
     backend = Tokenizer.load(tokenizer_folder).backend
-    backend.add_tokens(["</script><img>"])  # a vocabulary is no friend either
+    backend.add_tokens(["</script><img>"])  # entries of the vocabulary are escaped too
     tokenizer = Tokenizer(backend, True)
     model = reference("mlm", tokenizer.vocab_size, max_position_embeddings=128)
     folder = save(model, tokenizer, tmp_path / "<script>alert(1)<")
@@ -120,7 +120,7 @@ def test_text_is_escaped_and_nothing_is_loaded_from_outside(tmp_path, tokenizer_
     assert not re.search(r"https?://|src\s*=|@import|url\(|innerHTML|fetch\(", page)
 
 
-def test_empty_and_too_long_texts(folder, tmp_path):
+def test_an_empty_text_is_shown_and_a_too_long_one_refused(folder, tmp_path):
     assert view(folder, "", out=tmp_path / "page.html", device="cpu")["tokens"] == 2
     with pytest.raises(UserError, match=r"the text has \d+ tokens with special tokens, and a page shows 48; shorten"):
         view(folder, "fox " * 60, out=tmp_path / "long.html", device="cpu")
@@ -130,7 +130,7 @@ def test_empty_and_too_long_texts(folder, tmp_path):
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
-def test_a_browser_draws_it(folder, tmp_path):
+def test_a_browser_draws_the_page(folder, tmp_path):
     view(folder, TEXT, PAIR, tmp_path / "page.html", device="cpu")
     switches = (
         "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-sync dump-dom".split()
@@ -158,10 +158,10 @@ def test_a_fine_tuned_model_shows_its_prediction(kind, tmp_path, tiny_tokenizer)
     assert found == expected
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     top = page[page.index("Prediction</h2>") : page.index("The text</h2>")]
-    said = found[ANSWERS[kind]]
-    shown = {"regression": f"{found.get('value', 0):.3f}", "multi": ", ".join(said) if kind == "multi" else ""}
+    predicted = found[ANSWERS[kind]]
+    shown = {"regression": f"{found.get('value', 0):.3f}", "multi": ", ".join(predicted) if kind == "multi" else ""}
     assert shown.get(kind, "") in top
-    for word in said if kind == "tags" else [said] if kind == "single" else []:
+    for word in predicted if kind == "tags" else [predicted] if kind == "single" else []:
         assert f">{word}<" in top
     if kind == "single":
         best = max(found["scores"].values())

@@ -1,4 +1,4 @@
-"""Rows of the paper's tasks, made up: a few words that say the label, in each data set's own form."""
+"""Made-up rows of the paper's tasks, in which a few words decide the label, in the format of each data set."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ WORDS = ("list", "file", "class", "name", "value", "type")
 
 
 def numbered(rows: int) -> list[tuple[int, str]]:
-    """So many words with their numbers."""
+    """This many words, each with its number."""
     return [(i, WORDS[i % len(WORDS)]) for i in range(rows)]
 
 

@@ -1,4 +1,4 @@
-"""The paper's tables as commands: what is run, reused, reported as missing, and shown beside the paper's scores."""
+"""The paper's tables as commands: runs are made or reused, missing data is reported, the paper's scores are shown."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def tasks(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A work folder that the tests of this file share, as a user's tables do."""
+    """A work folder shared by the tests of this file, as by the tables of a user."""
     return tmp_path_factory.mktemp("work")
 
 
@@ -71,7 +71,7 @@ def cell(mean: float, deviation: float | None = 1.0) -> dict[str, Any]:
     return {"mean": mean, "deviation": deviation, "seeds": 4}
 
 
-def test_the_papers_own_scores_support_its_findings() -> None:
+def test_the_papers_scores_support_its_findings() -> None:
     found = [(table, finding) for make in TABLES.values() for table in (make(),) for finding in table.findings]
     assert len(found) == 14
     for table, finding in found:
@@ -136,7 +136,7 @@ def test_scales_keep_the_subject_of_a_row() -> None:
             if r.start
             for c in [scale.pretraining(r.start)]
         }
-        assert len(budgets) == 1  # of every row
+        assert len(budgets) == 1  # the same for every row
     paper = SCALES["paper"]
     assert [
         (m.num_layers, m.hidden_size, m.num_heads) for m in (paper.encoder(r.start.model) for r in table6().rows)
@@ -147,9 +147,9 @@ def test_scales_keep_the_subject_of_a_row() -> None:
     assert {(m.hidden_size, m.init_std) for m in small} == {(256, 0.035), (320, 0.036)}
     assert {(m.hidden_dropout, m.attention_dropout) for m in small} == {(0.0, 0.0)}
     tuned = [c.dropout for s in ("paper", "small") for f in ("", "last") for c in SCALES[s].finetuning("conll2003", f)]
-    assert tuned == [None, 0.1, None, 0.1]  # encoders keep their own; a tagger on features has the paper's
+    assert tuned == [None, 0.1, None, 0.1]  # encoders keep their rate; a tagger on features has the paper's
     assert {(c.train.steps, c.train.epochs) for t in ("rte", "squad1") for c in SCALES["small"].finetuning(t)} == {
-        (1500, None)  # as long for every task
+        (1500, None)  # the same length for every task
     }
     ltr = SCALES["tiny"].pretraining(left_to_right("base"))
     assert (ltr.model.direction, ltr.objective.kind, ltr.model.hidden_size) == ("left-to-right", "causal-lm", 64)
@@ -192,13 +192,13 @@ def test_table_5(folder, tasks, world) -> None:
     for text in ("84.4", "LTR &amp; No NSP", "The paper: next sentence", "Missing: QNLI", "Partial: SQuAD", "<svg"):
         assert text in page
     assert read_json(folder / "tiny" / "table5.json") == result
-    assert not list(folder.glob("tiny/tuned/**/*.safetensors"))  # scores stay, models go
+    assert not list(folder.glob("tiny/tuned/**/*.safetensors"))  # scores are kept, models are deleted
     bilstm = read_json(next(folder.glob("tiny/tuned/*bilstm*/sst2/*/seed-1/config.json")))
     assert bilstm["bilstm_layers"] == 1
 
 
 def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, world, monkeypatch) -> None:
-    run("table5", folder, tasks, world, seeds=2)  # reads the scores where the test above has run
+    run("table5", folder, tasks, world, seeds=2)  # reuses the scores of the test above if it has run
     done = []
 
     def stops(config, model, *arguments, **options):
@@ -213,7 +213,7 @@ def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, w
     monkeypatch.setattr(works, "finetune", stops)
     with pytest.raises(KeyboardInterrupt):
         run("table1", folder, tasks, world)
-    assert done == ["stsb", "mnli"]  # table 5 has the others of Base
+    assert done == ["stsb", "mnli"]  # the other tasks of Base are in table 5
     monkeypatch.setattr(
         works, "finetune", lambda config, *a, **o: done.append(config.task) or real_finetune(config, *a, **o)
     )
@@ -225,7 +225,7 @@ def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, w
     monkeypatch.setattr("bertsmith.pretraining.checks.WORSE", -9.0)
     (result,) = run("table1", folder, tasks, world)
     assert [note.split(":")[0] for note in result["notes"] if "not learnt" in note] == ["bert-base", "bert-large"]
-    assert done == ["stsb", "mnli", "sst2", "cola", "stsb", "mrpc", "rte"]  # of Base, then of Large
+    assert done == ["stsb", "mnli", "sst2", "cola", "stsb", "mrpc", "rte"]  # first Base, then Large
     monkeypatch.setattr(works, "finetune", never)
     monkeypatch.setattr(works, "pretrain", never)
     (again,) = run("table1", folder, tasks, world)
@@ -312,19 +312,19 @@ def test_tables_of_sizes_entities_masks_and_the_curve(folder, tasks, world) -> N
     assert not list((folder / "tiny" / "pretrained").glob("*/checkpoints/*/optimizer.safetensors"))
 
 
-def test_tables_without_data_say_so(tmp_path, folder, world, monkeypatch) -> None:
+def test_tables_without_data_give_the_reason(tmp_path, folder, world, monkeypatch) -> None:
     two, three, four = run(["table2", "table3", "table4"], folder, None, world)
     assert two["absent"]["EM"] == two["absent"]["F1"] == "no --data was given"
     assert "not public" in two["absent"]["test F1"]
     assert "not public" in four["absent"]["test"]
     assert not any(row["ours"] for result in (two, three, four) for row in result["rows"])
-    monkeypatch.setattr(works, "pretrain", None)  # nothing is pre-trained for a table that has no figure
+    monkeypatch.setattr(works, "pretrain", None)  # no model is pre-trained for a table without data
     (two,) = run("table2", tmp_path, None, world)
     assert two["rows"][1]["not_run"] == "no column has data"
 
 
 def test_dry_run_without_data_or_corpus(tmp_path) -> None:
-    """What a table would take can be asked before anything is downloaded."""
+    """A table's cost can be estimated before anything is downloaded."""
     (plan,) = reproduce(["table2"], tmp_path / "new", dry_run=True, device="cpu")
     assert plan["hours"] > 0
     assert any("tuned" in run["run"] and "squad1" in run["run"] for run in plan["runs"])
@@ -339,7 +339,7 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
     (plan,) = run("table5", tmp_path / "new", tasks, world, seeds=3, dry_run=True)
     assert len(plan["runs"]) == 4 + 5 * 7 * 3
     assert plan["hours"] == pytest.approx(sum(r["hours"] for r in plan["runs"]))
-    assert plan["hours"] > (len(plan["runs"]) * 3 + 40 * 0.005) / 3600  # every run and every step take their time
+    assert plan["hours"] > (len(plan["runs"]) * 3 + 40 * 0.005) / 3600  # each run and each step takes some time
     assert not (tmp_path / "new").exists()
     assert "QNLI" in plan["absent"]
     epochs = [{"pretraining": (*SHORT, f"train.epochs={n}"), "dry_run": True} for n in (10, 20)]
@@ -351,7 +351,7 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
     scale, base = SCALES["paper"], bert("base")
     flops = pretraining_flops(scale.pretraining(base), 30522)
     tokens = 1e6 * 256 * (0.9 * 128 + 0.1 * 512)
-    assert 6 * 85e6 * tokens < flops < 8 * 110e6 * tokens  # six operations a parameter and token, and attention
+    assert 6 * 85e6 * tokens < flops < 8 * 110e6 * tokens  # six operations per parameter and token, and attention
     assert pretraining_flops(scale.pretraining(left_to_right("base")), 30522) > flops
 
 
@@ -365,14 +365,14 @@ def test_the_command_on_the_demos_text(tmp_path, tasks, capsys) -> None:
     assert "Missing: test EM" in shown
     command(**arguments, settings=[*SHORT], tune=[*QUICK], as_json=True)
     assert json.loads(capsys.readouterr().out)["corpus"] == str(tmp_path / "work" / "demo" / "corpus")
-    command(**{**arguments, "tables": ["table3"]}, as_json=True)  # without data nothing is made
+    command(**{**arguments, "tables": ["table3"]}, as_json=True)  # without data nothing is written
     assert json.loads(capsys.readouterr().out)["corpus"] == ""
     command(**{**arguments, "tables": ["table3"]}, dry_run=True)
     assert "Missing: EM" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("width", "tables"), [(80, 2), (60, 3), (20, 9), (200, 1)])
-def test_a_narrow_terminal_gets_its_table_in_parts(width, tables, monkeypatch, capsys) -> None:
+def test_a_wide_table_is_split_for_a_narrow_terminal(width, tables, monkeypatch, capsys) -> None:
     from bertsmith.commands.paper import _show_table
 
     cell = {"mean": 55.25, "deviation": 0.31}
@@ -394,7 +394,7 @@ def given(names, folder, tasks, *models, **options):
     return reproduce(names, folder, **{**settings, **options})
 
 
-def test_models_that_are_given_are_not_pre_trained(tmp_path, tasks, world, monkeypatch, capsys) -> None:
+def test_given_models_are_not_pre_trained(tmp_path, tasks, world, monkeypatch, capsys) -> None:
     from bertsmith.commands.paper import _show_table
 
     monkeypatch.setattr(works, "pretrain", None)
@@ -424,7 +424,7 @@ def test_models_that_are_given_are_not_pre_trained(tmp_path, tasks, world, monke
         given(["table2"], work, tasks, f"bert-base={tmp_path / 'other'}")
 
 
-def test_the_second_model_may_be_given_too(folder, tmp_path, tasks, world) -> None:
+def test_the_second_model_may_be_given(folder, tmp_path, tasks, world) -> None:
     shutil.copytree(tasks / "glue" / "MRPC", tmp_path / "tasks" / "MRPC")
     run("table5", folder, tmp_path / "tasks", world)
     names = ("bert-base-left-to-right", "bert-base-right-to-left")
@@ -447,13 +447,13 @@ def test_the_second_model_may_be_given_too(folder, tmp_path, tasks, world) -> No
         ),
     ],
 )
-def test_models_that_cannot_be_used(models, settings, message, tmp_path, tasks) -> None:
+def test_unsuitable_models_are_refused(models, settings, message, tmp_path, tasks) -> None:
     with pytest.raises(UserError, match=message):
         given(["table1"], tmp_path / "work", tasks, *models, pretraining=settings)
     assert not (tmp_path / "work").exists()
 
 
-def test_mistakes_are_named(tmp_path, tasks) -> None:
+def test_bad_options_are_refused_with_the_reason(tmp_path, tasks) -> None:
     with pytest.raises(UserError, match="did you mean 'table5'"):
         find_tables(["tabel5"])
     assert [table.name for table in find_tables(["all"])] == list(TABLES)
