@@ -1,4 +1,4 @@
-"""The peer of the fine-tuning benchmark is the same fine-tuning: one start, one order of rows, one result."""
+"""The benchmark's peer fine-tunes the same model on the same rows in the same order, with the same result."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="module")
 def start(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model without dropout: what is drawn for it differs between the two."""
+    """A model without dropout, whose masks would differ between the two."""
     folder = tmp_path_factory.mktemp("start") / "model"
     shutil.copytree(world / "run" / "model", folder)
     config = json.loads((folder / "config.json").read_text())
@@ -37,10 +37,10 @@ def start(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "pad_to"), [("classify", 0), ("classify", 40), ("regress", 0), ("tag", 0), ("tag", 40), ("answer", 0)]
 )
-def test_the_peer_ends_where_we_do(start: Path, tmp_path: Path, name: str, pad_to: int) -> None:
+def test_the_peer_ends_with_the_same_logits(start: Path, tmp_path: Path, name: str, pad_to: int) -> None:
     data, task, limits = tmp_path / "rows.jsonl", find_task(name), Limits(32, 8, 8)
     given = ROWS[name]
-    if name == "answer":  # of one length: `transformers` takes padding for places where an answer might stand
+    if name == "answer":  # of equal length, since the span loss of `transformers` includes padding
         given = [{**row, "context": given[0]["context"]} for row in given[:10]]
     data.write_text("\n".join(map(json.dumps, given)) + "\n")
     changes = ["train.epochs=2.5", "train.batch_size=4", "train.learning_rate=5e-3", "train.seed=3", "restarts=0"]
@@ -64,14 +64,14 @@ def test_the_peer_ends_where_we_do(start: Path, tmp_path: Path, name: str, pad_t
     np.testing.assert_allclose(ours, theirs, atol=2e-3)
 
 
-def test_files_in_squad_s_form_are_joined(tmp_path: Path) -> None:
+def test_files_in_the_squad_format_are_joined(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.json").write_text(json.dumps({"version": "1.1", "data": [{"title": str(number)}]}))
     joined = training_file(Measured("squad1", ("0.json", "1.json"), {}), tmp_path, tmp_path)
     assert [a["title"] for a in json.loads(joined.read_text())["data"]] == ["0", "1"]
 
 
-def test_a_summary_says_what_is_lower_beyond_noise_and_what_is_faster() -> None:
+def test_the_summary_compares_scores_and_speed_with_each_peer() -> None:
     def runs(values: list[float], seconds: float) -> dict:
         return {
             str(i): {"scores": {"dev": {"accuracy": v}}, "steps": 100, "training_seconds": seconds}
@@ -90,7 +90,7 @@ def test_a_summary_says_what_is_lower_beyond_noise_and_what_is_faster() -> None:
     assert (near["times_faster"], far["times_faster"]) == (2.5, 4.0)
 
 
-def test_every_measured_task_is_one_of_ours() -> None:
+def test_every_measured_task_is_in_the_table_of_tasks() -> None:
     for measured in TABLE.values():
         assert find_task(measured.task)
         assert measured.sides[0] == OURS

@@ -1,4 +1,4 @@
-"""The benchmark compares with the fastest form of the peer that it finds, not with the first."""
+"""The benchmark compares with the fastest configuration of the peer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 from benchmarks.peer_forms import PLAIN, TOKENS, Form, best_form
 
 
-def test_the_fastest_form_is_found_step_by_step_and_one_that_does_not_fit_is_passed_over() -> None:
+def test_the_fastest_form_is_found_and_one_that_runs_out_of_memory_is_skipped() -> None:
     def run(form: Form) -> dict[str, float] | None:
         if form.tokens > TOKENS:
             return None  # out of memory

@@ -1,4 +1,4 @@
-"""The demo's promise: pre-training beats a random start by five points, on the mean and with every seed, in time."""
+"""In the demo pre-training beats a random start by five points, on the mean and with every seed, in time."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from bertsmith.demo.run import DemoResult, Guess, guess_words
 from bertsmith.demo.text import AREAS, collect
 
 
-def test_the_text_is_real_and_the_held_out_rows_are_unseen() -> None:
+def test_held_out_rows_are_not_in_the_training_text() -> None:
     text = collect(25, 75)
     assert sum(map(len, text.documents)) > 1_500_000
     assert len(text.train) == 25 * len(AREAS)
@@ -24,9 +24,9 @@ def test_the_text_is_real_and_the_held_out_rows_are_unseen() -> None:
     assert not [row for row in long_rows if any(row in document for document in text.documents)]
 
 
-def test_the_guesses_that_are_shown_are_right_and_sorted_by_probability() -> None:
-    def guess(word: str, said: str, probability: float) -> Guess:
-        return Guess(f"{probability} [MASK]", word, [{"token": said, "probability": probability}])
+def test_correct_predictions_are_shown_sorted_by_probability() -> None:
+    def guess(word: str, predicted: str, probability: float) -> Guess:
+        return Guess(f"{probability} [MASK]", word, [{"token": predicted, "probability": probability}])
 
     guesses = [guess("if", "if", 0.2), guess("true", "the", 0.9), guess("if", "if", 0.4), guess("be", "be", 0.3)]
     result = DemoResult({}, {}, guesses, 1.0)
@@ -35,7 +35,7 @@ def test_the_guesses_that_are_shown_are_right_and_sorted_by_probability() -> Non
     assert "guessed 3 of them right (75 %)" in result.guesses_in_words
 
 
-def test_whole_words_of_prose_are_masked_one_at_a_time(world: Path) -> None:
+def test_words_of_prose_are_masked_one_at_a_time(world: Path) -> None:
     from bertsmith import Predictor
 
     texts = ["Return the value of the name. And more.", "x = f(1); y = 2; z = 3; return x + y"]
@@ -46,7 +46,7 @@ def test_whole_words_of_prose_are_masked_one_at_a_time(world: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_demo_gains_from_pre_training(tmp_path: Path) -> None:
+def test_pre_training_improves_the_accuracy_by_five_points(tmp_path: Path) -> None:
     began = time.monotonic()
     command = [sys.executable, "-m", "bertsmith", "demo", "--out", str(tmp_path / "demo"), "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

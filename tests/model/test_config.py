@@ -1,4 +1,4 @@
-"""The encoder's configuration: what it makes of each layer, and what it refuses."""
+"""The encoder's configuration: the configuration of each layer, and the contradictions that are refused."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from bertsmith.model.config import EncoderConfig, Reach
 SMALL = {"hidden_size": 24, "num_heads": 3, "num_layers": 7}
 
 
-def test_without_a_window_all_layers_are_alike() -> None:
+def test_without_a_window_all_layers_have_the_same_configuration() -> None:
     config = EncoderConfig(**SMALL)
     assert set(config.layers) == {config.layer(0)}
     assert config.layer(6).reach == Reach(None, None)
@@ -27,7 +27,7 @@ def test_every_third_layer_is_global() -> None:
 
 
 @pytest.mark.parametrize(("direction", "reach"), [("left-to-right", Reach(4, 0)), ("right-to-left", Reach(0, 4))])
-def test_a_window_leaves_the_direction_as_it_is(direction, reach) -> None:
+def test_a_window_keeps_the_direction(direction, reach) -> None:
     config = EncoderConfig(**SMALL, direction=direction, window=9, global_every=2)
     assert config.layer(1).reach == reach
     assert None in config.layer(2).reach
@@ -47,7 +47,7 @@ def test_only_the_first_layer_may_lack_its_attention_norm() -> None:
         ({"activation": "relu", "head_activation": "gelu"}, "gelu"),
     ],
 )
-def test_a_configuration_without_the_heads_activation_has_the_one_of_before(values, activation) -> None:
+def test_an_older_configuration_without_head_activation_keeps_its_activation(values, activation) -> None:
     assert from_dict(EncoderConfig, values).masked_word_activation == activation
 
 

@@ -16,7 +16,7 @@ def forward_flops(config: EncoderConfig, lengths=LENGTHS, masked=MASKED) -> floa
 
 
 def test_operations_of_bert_base() -> None:
-    """Written out: 12 layers of products and scores, less what the last layer leaves out, and the vocabulary head."""
+    """The sum of 12 layers of matrix products and attention scores, less the skipped rows of the last, and the head."""
     tokens, layer = 512, 2 * 768 * (4 * 768 + 2 * 3072)
     skipped = (tokens - MASKED - 4) * 2 * 768 * (768 + 2 * 3072)
     expected = 12 * (tokens * layer + 4 * 4 * 128 * 128 * 768) - skipped + MASKED * 2 * 768 * (768 + 30522)
@@ -24,7 +24,7 @@ def test_operations_of_bert_base() -> None:
 
 
 def test_a_gate_adds_a_third_matrix() -> None:
-    rows = 11 * 512 + MASKED + 4  # of the last layer only the rows that a head needs
+    rows = 11 * 512 + MASKED + 4  # the last layer computes only the rows that a head needs
     assert forward_flops(replace(BASE, gated=True)) - forward_flops(BASE) == rows * 2 * 768 * 3072
 
 
@@ -34,19 +34,19 @@ def test_a_narrow_embedding_adds_its_projection_and_makes_the_head_smaller() -> 
     assert forward_flops(replace(BASE, embedding_size=128)) - forward_flops(BASE) == added - saved
 
 
-def test_a_head_without_transform_only_scores() -> None:
+def test_a_head_without_transform_saves_one_matrix_product() -> None:
     assert forward_flops(BASE) - forward_flops(replace(BASE, head_transform=False)) == MASKED * 2 * 768 * 768
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 9, 40])
-def test_a_window_counts_the_pairs_that_see_each_other(length) -> None:
+def test_a_window_counts_only_the_pairs_inside_it(length) -> None:
     local = replace(BASE, window=8, global_every=3)  # layers 0, 3, 6, 9 are global
     pairs = sum(abs(query - key) <= 4 for query in range(length) for key in range(length))
     saved = forward_flops(BASE, [length], 0) - forward_flops(local, [length], 0)
     assert saved == 8 * 4 * 768 * (length**2 - pairs)
 
 
-def test_shared_layers_compute_as_much_and_hold_less() -> None:
+def test_shared_layers_have_the_same_operations_and_less_memory() -> None:
     shared = replace(BASE, shared_layers="all")
     assert forward_flops(shared) == forward_flops(BASE)
     options = {"half": True, "checkpointing": False}
@@ -55,10 +55,10 @@ def test_shared_layers_compute_as_much_and_hold_less() -> None:
     assert saved == 11 * layer * 18  # float32 weight, gradient and two moments; a bfloat16 copy
 
 
-def test_a_gate_and_rotated_queries_need_memory() -> None:
+def test_a_gate_and_rotary_positions_add_memory() -> None:
     options = {"half": True, "checkpointing": False}
     plain = training_memory(BASE, 512, 128, MASKED, **options)
     rotary = training_memory(replace(BASE, positions="rotary"), 512, 128, MASKED, **options)
-    assert rotary - plain == 12 * 512 * 2 * 2 * 768 - 512 * 768 * 18  # rotated copies, less the table of positions
+    assert rotary - plain == 12 * 512 * 2 * 2 * 768 - 512 * 768 * 18  # rotated copies, less the position embeddings
     gated = training_memory(replace(BASE, gated=True), 512, 128, MASKED, **options)
     assert gated - plain == 12 * (512 * 2 * 2 * 3072 + (768 + 1) * 3072 * 18)

@@ -1,4 +1,4 @@
-"""Encoders that read in one direction: what a token sees, parity with `transformers`, training, saving and heads."""
+"""Encoders with one direction: attention mask, parity with `transformers`, training, saving and heads."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def rows_of(states: torch.Tensor, batch) -> list[torch.Tensor]:
 @layouts
 @pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
 @torch.inference_mode()
-def test_a_token_sees_only_the_tokens_of_its_direction(direction, packed, norm_first):
+def test_a_token_attends_only_to_its_direction(direction, packed, norm_first):
     encoder = encoder_of(direction, norm_first=norm_first)
     before, place = examples(), 9
     changed = [replace(e, tokens=e.tokens.copy()) for e in before]
@@ -84,7 +84,7 @@ def test_every_kernel_computes_the_same_states(direction):
         blind = torch.ones(31, 31).triu(1) if direction == "left-to-right" else torch.ones(31, 31).tril(-1)
         assert not (weights * blind).any()
         assert_close(weights[1].sum(-1), torch.ones(2, 31), atol=1e-5, rtol=0)
-    equal = collate(examples((8,) * 4), packed=True)  # of one length: no groups
+    equal = collate(examples((8,) * 4), packed=True)  # of equal lengths, so without groups
     one = collate(examples((8,) * 4), packed=False)
     assert_close(encoder(equal).view(4, 8, -1), encoder(one), atol=1e-5, rtol=0)
 
@@ -120,7 +120,7 @@ def their_causal(folder, tokenizer, classes: str = "BertLMHeadModel"):
 
 @layouts
 @pytest.mark.parametrize("classes", ["BertLMHeadModel", "RobertaPreLayerNormForCausalLM"])
-def test_logits_losses_and_gradients_are_those_of_transformers(tmp_path, tiny_tokenizer, packed, classes):
+def test_logits_losses_and_gradients_equal_those_of_transformers(tmp_path, tiny_tokenizer, packed, classes):
     theirs = their_causal(tmp_path / "a", tiny_tokenizer, classes)
     loaded = load_folder(tmp_path / "a")
     ours = loaded.model.eval()
@@ -153,7 +153,7 @@ def test_logits_losses_and_gradients_are_those_of_transformers(tmp_path, tiny_to
     assert_close(layer, their_layer, atol=1e-5, rtol=1e-4)
 
 
-def test_the_tokens_that_are_predicted():
+def test_targets_are_the_next_tokens_of_each_direction():
     tokens = np.array([2, 10, 11, 3, 2, 20, 3])
     forwards = next_tokens(tokens, np.array([4, 3]), "left-to-right")
     assert forwards.positions.tolist() == [0, 1, 2, 4, 5]
@@ -216,14 +216,14 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", HEADS)
-def test_heads_read_the_state_that_has_seen_the_whole_sequence_and_are_saved(tmp_path, tiny_tokenizer, kind, form):
+def test_heads_pool_the_last_state_and_are_saved(tmp_path, tiny_tokenizer, kind, form):
     config = EncoderConfig(vocab_size=tiny_tokenizer.vocab_size, direction="left-to-right", **SMALL)
     model = randomise(TaskModel(Encoder(config), replace(HEADS[kind], **FORMS[form]))).eval()
     batch, padded = collate(examples(), packed=True), collate(examples(), packed=False)
     scores = model.logits(batch)
     expected = model.logits(padded)
     assert_close(scores, expected[padded.layout.mask] if kind == "tags" else expected, atol=1e-4, rtol=1e-4)
-    for place in (0, -1):  # both ends of a sequence matter to its label
+    for place in (0, -1):  # both ends of a sequence change its logits
         changed = examples()
         changed[1].tokens[place] = 4
         difference = (model.scores(collate(changed, packed=True)) - model.scores(batch)).abs()
@@ -265,7 +265,7 @@ def pretrained(world, tmp_path_factory):
     return folder
 
 
-def test_the_loss_of_the_next_word_falls(world, pretrained, tmp_path):
+def test_the_causal_loss_decreases(world, pretrained, tmp_path):
     more = [*TINY, "train.steps=60", "train.batch_size=16", "train.learning_rate=5e-3", "train.evaluate_every=0"]
     scores = pretrain(override(left_to_right("tiny"), more), world / "shards", tmp_path / "run", device="cpu")
     before = json.loads((pretrained / "ltr" / "metrics.jsonl").read_text().splitlines()[0])["loss"]
@@ -276,7 +276,7 @@ def test_the_loss_of_the_next_word_falls(world, pretrained, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["", "bilstm_layers=1", "beside"])
-def test_fine_tuning(world, pretrained, tmp_path, form):
+def test_fine_tuning_learns_with_every_form_of_head(world, pretrained, tmp_path, form):
     setting = [f"beside={pretrained / 'rtl'}"] if form == "beside" else [form] if form else []
     quick = ["train.epochs=8", "train.batch_size=8", "train.learning_rate=5e-3", "data.max_length=16"]
     config = override(FinetuneConfig("classify"), [*quick, *setting])
@@ -306,7 +306,7 @@ def test_the_second_encoder_reads_in_the_other_direction(world, pretrained, tmp_
         override(FinetuneConfig("tag", bilstm_layers=1), ["features.variant=last"])
 
 
-def test_ablations_change_one_setting():
+def test_each_ablation_changes_one_setting():
     base = bert("base")
     assert replace(no_nsp("base"), objective=base.objective, recipe=base.recipe) == base
     ltr = left_to_right("base")

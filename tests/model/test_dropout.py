@@ -1,4 +1,4 @@
-"""Dropout is applied where `transformers` applies it: with the same elements dropped the logits are the same."""
+"""Dropout is applied where `transformers` applies it: with equal masks the logits are equal."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def fixed_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("kind", ["mlm+nsp", "single", "tags", "span"])
-def test_the_same_elements_are_dropped_as_in_transformers(kind: str, packed: bool, tmp_path, tiny_tokenizer) -> None:
+def test_logits_with_equal_masks_equal_those_of_transformers(kind: str, packed: bool, tmp_path, tiny_tokenizer) -> None:
     size = max(VOCAB, tiny_tokenizer.vocab_size)
     rates = RATES if kind in ("mlm+nsp", "span") else RATES | OUTPUT
     theirs = reference(kind, size, attn_implementation="eager", **rates)
@@ -57,7 +57,7 @@ def test_the_same_elements_are_dropped_as_in_transformers(kind: str, packed: boo
     for name, scores in our_scores(model.train(), kind, batch).items():
         same(scores, their_scores(output, kind, padded)[name], name)
         assert not torch.allclose(scores, without[name], atol=1e-2)
-    if kind != "span":  # their loss of spans counts padding
+    if kind != "span":  # their span loss includes padding
         our_loss(model, batch).backward()
         output.loss.backward()
         same_gradients(model, theirs)
@@ -69,13 +69,13 @@ def small_batch() -> tuple[EncoderConfig, Batch]:
     return config, collate(rows, packed=True)
 
 
-def test_a_trace_does_not_change_what_is_dropped() -> None:
+def test_a_trace_does_not_change_the_dropout_masks() -> None:
     config, batch = small_batch()
     encoder = Encoder(config).train()
     same(encoder(batch, Trace()), encoder(batch))
 
 
-def test_the_output_layer_may_have_a_rate_of_its_own() -> None:
+def test_the_head_may_have_its_own_dropout_rate() -> None:
     """`HeadConfig.dropout` and the rates of the encoder are separate settings."""
     config, batch = small_batch()
     for head in (HeadConfig("single", ("a", "b"), dropout=0.6), HeadConfig("tags", ("a", "b"), dropout=0.6)):

@@ -1,4 +1,4 @@
-"""The fused kernels compute what plain code computes; Triton's interpreter runs them on a machine without a GPU."""
+"""The fused kernels compute the same as plain code; Triton's interpreter runs them on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_gelu() -> None:
 
 
 @DROPOUTS
-def test_the_input_layer(dropout: float) -> None:
+def test_embeddings(dropout: float) -> None:
     tables = random(50, 48), random(2, 48), random(16, 48)
     indices = [torch.randint(len(t), (29,)) for t in tables]
     (norm, weights), mask = random_norm(48), grid((29, 48), dropout)
@@ -134,7 +134,7 @@ def test_matrix_products() -> None:
     assert_same(ops.linear(x, weight), F.linear(x, weight), [x, weight])
 
 
-def test_the_loss_of_the_masked_words() -> None:
+def test_masked_lm_loss() -> None:
     hidden, weight, bias = random(9, 32), random(5001, 32), random(5001)
     targets = torch.randint(5001, (9,))
     scores = F.linear(hidden, weight, bias)
@@ -146,7 +146,7 @@ def test_the_loss_of_the_masked_words() -> None:
         torch.testing.assert_close(ops.masked_words(hidden, weight, bias, targets)[0], loss)
 
 
-def test_equal_scores_count_for_the_first_word() -> None:
+def test_accuracy_takes_the_first_of_equal_logits() -> None:
     scores = torch.zeros(2, 64)
     _, right = rows.cross_entropy(scores, 60, torch.tensor([0, 1]), False)
     assert right.tolist() == [1, 0]
@@ -197,7 +197,7 @@ def test_windows_block_by_block(reach: Reach, dropout: float) -> None:
 @pytest.mark.parametrize(("near", "far"), [((0, 128), (320, 384)), ((256, 384), (0, 64))], ids=["before", "after"])
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
 def test_blocks_outside_the_reach_are_skipped(near: tuple[int, int], far: tuple[int, int]) -> None:
-    """None of the three kernels reads them, so a window costs time linear in the length: NaN there goes no further."""
+    """None of the three kernels reads them, so that NaN there does not spread and the time is linear in the length."""
     qkv = torch.randn(384, 3 * 16)
     qkv[slice(*far)] = torch.nan
     qkv.requires_grad_()
@@ -215,7 +215,7 @@ def test_dropout_is_uniform_and_independent() -> None:
     for places in kept_places:
         assert abs(float(places.double().mean()) - (1 - rate)) < 0.002
         z = (places.double() - 1 + rate) / (rate * (1 - rate)) ** 0.5
-        for correlated in (z @ z.T / size**0.5, z.T @ z / size**0.5):  # rows with rows, columns with columns
+        for correlated in (z @ z.T / size**0.5, z.T @ z / size**0.5):  # between rows, and between columns
             others = correlated - correlated.diag().diag()
             assert abs(float(others.std()) - 1) < 0.02
             assert float(others.abs().max()) < 8
@@ -228,7 +228,7 @@ def _dropped(seed: int, size: int) -> Tensor:
     return kept(index[:, None], index[None], seed, 0.1)
 
 
-# --- whole models
+# --- complete models
 
 
 @pytest.fixture
@@ -278,14 +278,14 @@ SLOW = "pre-norm", "another activation"
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
-def test_a_whole_model(name: str, request: pytest.FixtureRequest) -> None:
+def test_a_pretraining_model(name: str, request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(CONFIGS[name]))
     batch = masked_batch({"bert": [20, 150, 3], "windows, shared layers": [14, 3]}.get(name, [20, 3, 30]))
     expected = losses_and_gradients(model, batch)
     request.getfixturevalue("fused")
     assert_alike(losses_and_gradients(model, batch), expected)
-    assert_alike(losses_and_gradients(model, bucketed(batch)), expected)  # padding sequences change nothing
+    assert_alike(losses_and_gradients(model, bucketed(batch)), expected)  # padding sequences do not change the result
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_fused_kernels_run_for_packed_batches_in_bfloat16_on_a_gpu(gpu: None) ->
         assert choose(dataclasses.replace(CONFIGS["bert"], direction=direction), CUDA, torch.bfloat16).fused
 
 
-def test_plain_code_has_a_reason(gpu: None) -> None:
+def test_the_choice_of_plain_code_has_a_reason(gpu: None) -> None:
     config, packed = CONFIGS["bert"], masked_batch([4, 3]).layout
     padded = lay_out(np.arange(7), np.zeros(7, int), np.array([4, 3]), packed=False).layout
     odd = dataclasses.replace(config, hidden_size=48)
@@ -359,7 +359,7 @@ def test_plain_code_has_a_reason(gpu: None) -> None:
         assert choose(config, CUDA, torch.bfloat16).reason == "plain kernels were asked for"
 
 
-OTHER_VALUES: dict[str, dict[str, object]] = {  # of fields that the fused kernels know one value of
+OTHER_VALUES: dict[str, dict[str, object]] = {  # fields of which the fused kernels support one value
     "num_segments": {"num_segments": 0},
     "embedding_size": {"embedding_size": 16},
     "embedding_norm": {"embedding_norm": False},
@@ -368,7 +368,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {  # of fields that the fused kerne
     "first_attention_norm": {"norm_first": True, "first_attention_norm": False},
     "head_transform": {"head_transform": False},
 }
-KNOWN = {  # fields that the fused kernels know all values of, or that change nothing for them
+KNOWN = {  # fields whose values the fused kernels all support, or that do not concern them
     "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "activation",
     "hidden_dropout", "attention_dropout", "norm_eps", "init_std", "pad_token_id", "norm_first", "bias", "direction",
     "family", "shared_layers", "head_activation", "window", "global_every",
@@ -376,7 +376,7 @@ KNOWN = {  # fields that the fused kernels know all values of, or that change no
 }  # fmt: skip
 
 
-def test_every_field_of_a_configuration_is_known_to_the_fused_kernels_or_is_a_reason(gpu: None) -> None:
+def test_every_configuration_field_is_supported_or_gives_a_reason(gpu: None) -> None:
     """A new field belongs to KNOWN once the kernels compute it, and before that to `fused_choice.UNSUPPORTED`."""
     assert {field.name for field in dataclasses.fields(EncoderConfig)} == KNOWN | set(OTHER_VALUES)
     reasons = {
@@ -388,7 +388,7 @@ def test_every_field_of_a_configuration_is_known_to_the_fused_kernels_or_is_a_re
     assert reasons["positions"] == "positions are rotary, not learned"
 
 
-def test_the_present_autocast_decides(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_active_autocast_decides(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = masked_batch([4, 3]).layout
     assert not choose_now(CONFIGS["bert"], CUDA, packed).fused
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: True)
@@ -396,32 +396,30 @@ def test_the_present_autocast_decides(gpu: None, monkeypatch: pytest.MonkeyPatch
     assert choose_now(CONFIGS["bert"], CUDA, packed).fused
 
 
-def test_a_run_on_a_gpu_says_once_why_it_takes_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_gpu_notes_once_why_it_uses_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     monkeypatch.setattr(fused_choice, "say", notes.append)
     monkeypatch.setattr(fused_choice, "_device_reason", lambda device: "this one is too old")
     fused_choice._note.cache_clear()
     for _ in range(2):
         assert not choose_for_run(CONFIGS["bert"], CUDA, torch.bfloat16).fused
-        assert not choose_for_run(
-            CONFIGS["bert"], CPU, torch.bfloat16
-        ).fused  # no note: there are no fused kernels for a CPU
+        assert not choose_for_run(CONFIGS["bert"], CPU, torch.bfloat16).fused  # no note for a CPU
     assert notes == ["note: training on this GPU takes plain kernels: this one is too old"]
 
 
 def test_the_kernels_of_a_forward_pass_are_chosen_once(fused: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[torch.device] = []
+    devices: list[torch.device] = []
     encoder, batch, trace = Encoder(CONFIGS["pre-norm"]), masked_batch([4, 7]), Trace()
 
     def choose_counted(config: EncoderConfig, device: torch.device, layout: object) -> Choice:
-        asked.append(device)
+        devices.append(device)
         return Choice()
 
     monkeypatch.setattr(encoders, "choose_now", choose_counted)
     encoder(batch)
-    assert len(asked) == 1
+    assert len(devices) == 1
     encoder(batch, trace)  # plain code: the fused kernels keep no attention weights
-    assert len(asked) == 1
+    assert len(devices) == 1
     assert len(trace.attention) == 1
 
 

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: fused kernels and CUDA graphs compute what plain code computes, and kernels compile once."""
+"""Tests that need a GPU: fused kernels and CUDA graphs compute the same as plain code, and kernels compile once."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_losses_of_captured_micro_batches_add_up() -> None:
     assert np.allclose(plain, fast, rtol=0.02, atol=0.02)
 
 
-def test_small_batches_of_a_task() -> None:
+def test_captured_fine_tuning_equals_eager_fine_tuning() -> None:
     rng = np.random.default_rng(0)
     batches = []
     for _ in range(12):
@@ -205,7 +205,7 @@ def test_dropout_keeps_the_mean(dropout: float) -> None:
     assert (mean - plain).norm() < 0.15 * plain.norm()
 
 
-def test_evaluation_with_plain_and_fused_kernels() -> None:
+def test_evaluation_is_equal_with_plain_and_fused_kernels() -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(config())).to(CUDA).eval()
     batch = masked_batch(128, 8).to(CUDA)
@@ -225,14 +225,14 @@ def pretrained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_the_whole_command(pretrained: Path) -> None:
+def test_pretrain_command_with_workers_and_cuda_graphs(pretrained: Path) -> None:
     logged = [json.loads(line) for line in (pretrained / "metrics.jsonl").read_text().splitlines()]
     assert max(line.get("compile_seconds", 0) for line in logged) > 0
     assert [line["loss"] for line in logged if "loss" in line][-1] < 14
 
 
 @pytest.mark.parametrize("change", ["train.seed=1", "bilstm_layers=1", "features.variant=last"])
-def test_tagging_with_and_without_a_bilstm(change: str, pretrained: Path, tmp_path: Path) -> None:
+def test_a_tagger_learns_with_and_without_a_bilstm(change: str, pretrained: Path, tmp_path: Path) -> None:
     pytest.importorskip("seqeval")
     sentences = [
         "\n".join(f"{word} {'B-X' if word == 'file' else 'O'}" for word in f"the file {i} of a".split())

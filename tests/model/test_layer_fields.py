@@ -1,4 +1,4 @@
-"""The fields that other families than BERT need: each alone, together, and beside the models of `transformers`."""
+"""The fields that other families than BERT need: each alone, together, and compared with `transformers`."""
 
 import copy
 from dataclasses import replace
@@ -85,7 +85,7 @@ def test_packed_equals_padded_in_states_and_gradients(changes) -> None:
 
 
 @fields
-def test_a_trace_checkpointing_and_chosen_rows_change_no_state(changes) -> None:
+def test_a_trace_checkpointing_and_row_selection_do_not_change_states(changes) -> None:
     encoder, batch, trace = encoder_of(changes), one_segment(draw_batch("single", packed=True)), Trace()
     hidden = encoder(batch)
     same(encoder(batch, trace), hidden)
@@ -96,7 +96,7 @@ def test_a_trace_checkpointing_and_chosen_rows_change_no_state(changes) -> None:
 
 
 @fields
-def test_every_parameter_is_trained_and_the_loss_falls(changes) -> None:
+def test_every_parameter_has_a_gradient_and_the_loss_decreases(changes) -> None:
     model, batch = model_of(changes).train(), one_segment(draw_batch("mlm", packed=True))
     if isinstance(model, CausalLM):
         batch = replace(batch, counts={"lm": batch.counts["mlm"]})
@@ -127,13 +127,13 @@ def test_the_state_dict_has_every_parameter_once_and_restores_it(changes) -> Non
 @pytest.mark.parametrize(
     ("sharing", "own"), [("attention", "feed_forward"), ("feed-forward", "attention"), ("all", None), ("none", "")]
 )
-def test_the_layers_that_share_have_no_parameters_of_their_own(sharing, own) -> None:
+def test_sharing_layers_have_only_the_parameters_that_are_not_shared(sharing, own) -> None:
     encoder = encoder_of({"shared_layers": sharing})
     second = {name for name, _ in encoder.layers[1].named_parameters()}
     assert second == {n for n, _ in encoder.layers[0].named_parameters() if own is not None and n.startswith(own)}
 
 
-def test_a_shared_parameter_has_the_gradient_of_all_layers() -> None:
+def test_the_gradient_of_a_shared_parameter_sums_over_layers() -> None:
     shared = encoder_of({"shared_layers": "all"})
     separate = Encoder(SMALL).eval()
     separate.load_state_dict(
@@ -149,7 +149,7 @@ def test_a_shared_parameter_has_the_gradient_of_all_layers() -> None:
 
 
 @fields
-def test_the_planned_number_of_parameters_is_that_of_the_model(changes) -> None:
+def test_parameter_count_equals_that_of_the_model(changes) -> None:
     config = replace(EncoderConfig(), **changes)
     with torch.device("meta"):
         model = MaskedLM(Encoder(config))
@@ -186,8 +186,8 @@ def test_fsdp_shards_an_encoder_whose_layers_share_parameters(sharing, one_rank)
     assert all(p.grad is not None for p in model.encoder.parameters())
 
 
-def test_a_window_hides_what_is_further_away() -> None:
-    """With one global layer and three of reach 2, a token sees all; with local layers alone, what is near."""
+def test_a_window_masks_distant_tokens() -> None:
+    """With a global layer and three of reach 2 a token depends on all others, with local layers only on near ones."""
     encoder = encoder_of({"window": 4, "global_every": 4})
     batch = one_segment(draw_batch("single", True, lengths=(31,)))
     trace = Trace()
@@ -208,7 +208,7 @@ def same_at_tokens(ours: torch.Tensor, theirs: torch.Tensor, padded: Batch, batc
 
 
 @layouts
-def test_the_modern_encoder_is_modernbert(packed) -> None:
+def test_the_modern_encoder_equals_modernbert(packed) -> None:
     from transformers import ModernBertConfig, ModernBertModel
 
     config = ModernBertConfig(
@@ -261,7 +261,7 @@ def albert_state(theirs) -> dict:
 
 
 @layouts
-def test_shared_layers_on_a_factorised_embedding_are_albert_with_its_head(packed) -> None:
+def test_shared_layers_on_a_factorised_embedding_equal_albert(packed) -> None:
     from transformers import AlbertConfig, AlbertForMaskedLM
 
     config = AlbertConfig(
@@ -281,7 +281,7 @@ def test_shared_layers_on_a_factorised_embedding_are_albert_with_its_head(packed
 
 
 @layouts
-def test_an_encoder_without_norm_segments_and_transform_is_openai_gpt(packed) -> None:
+def test_an_encoder_without_norm_segments_and_transform_equals_openai_gpt(packed) -> None:
     from transformers import OpenAIGPTConfig, OpenAIGPTModel
 
     config = OpenAIGPTConfig(vocab_size=VOCAB, n_embd=32, n_layer=4, n_head=4, n_positions=40)

@@ -127,14 +127,14 @@ def test_frozen_layers_keep_their_weights(world, tmp_path, layers: int, kept: li
         (["train.layer_decay=1.1"], "above 0 and at most 1"),
     ],
 )
-def test_contradicting_settings_are_refused(world, tmp_path, changes: list[str], message: str) -> None:
+def test_contradictory_settings_are_refused(world, tmp_path, changes: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         tune(world, tmp_path / "out", *changes)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("change", ["reinit_layers=1", "frozen_layers=1", "train.layer_decay=0.9"])
-def test_layers_that_share_parameters_are_not_treated_one_by_one(change: str) -> None:
+def test_per_layer_settings_are_refused_for_shared_layers(change: str) -> None:
     shared = EncoderConfig(shared_layers="all")
     with pytest.raises(UserError, match=r"is .*, and the layers of the model share their parameters; leave it out"):
         check_layers(override(FinetuneConfig("classify"), [change]), shared)
@@ -155,7 +155,7 @@ def test_a_resumed_run_is_bit_identical(world, tmp_path, optimizer: str) -> None
     assert same(whole, resumed, "")
 
 
-@pytest.mark.slow  # the fast one is in test_distributed_finetuning
+@pytest.mark.slow  # a fast test is in test_distributed_finetuning
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_ranks_train_the_same_weights(world, tmp_path, parallel: str) -> None:
     changes = [*QUICK, "train.layer_decay=0.8", "frozen_layers=1", "train.micro_batch_size=4", "train.optimizer=adamw"]

@@ -1,4 +1,4 @@
-"""Our models compute what those of `transformers` do: the same logits, losses and gradients, padded and packed."""
+"""Our models have the logits, losses and gradients of `transformers`, padded and packed."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packe
 
 @pytest.fixture
 def pair_of(tmp_path, tiny_tokenizer):
-    """A function that makes a model of `transformers`, saves it and opens it as ours."""
+    """Makes a model of `transformers`, saves it and loads it as ours."""
 
     def make(kind: str, variant: str = "bert", **changes):
         theirs = their_model(variant, kind, max(VOCAB, tiny_tokenizer.vocab_size), **changes)
@@ -52,7 +52,7 @@ def draw_batch(kind: str, packed: bool, lengths=LENGTHS) -> Batch:
     """Random sequences with labels for a kind of head, the same in both layouts."""
     rng = np.random.default_rng(1)
     batch = collate([draw_example(kind, size, rng) for size in lengths], packed=packed)
-    if kind == "choice":  # one label for each question, not for each of its endings
+    if kind == "choice":  # one label per question, not per ending
         return batch.with_labels(of_task(rng.integers(0, CHOICES, len(lengths) // CHOICES)))
     return mask(batch, rng) if kind in ("mlm", "mlm+nsp") else batch
 
@@ -122,7 +122,7 @@ def our_scores(model, kind: str, batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def their_loss(output, kind: str, batch: Batch) -> torch.Tensor:
-    """Their loss; that of spans over the real tokens only, since they include padding in the softmax."""
+    """Their loss; the span loss is recomputed without padding, which they include in the softmax."""
     if kind != "span":
         return output.loss
     scores = their_scores(output, kind, batch)["task"]
@@ -146,7 +146,7 @@ def same_gradients(model, theirs) -> None:
 
 @layouts
 @pytest.mark.parametrize(("variant", "kind"), their_cases(KINDS))
-def test_logits_losses_and_gradients(variant, kind, packed, pair_of):
+def test_logits_losses_and_gradients_are_equal(variant, kind, packed, pair_of):
     theirs, model = pair_of(kind, variant)
     padded, batch = draw_batch(kind, packed=False), draw_batch(kind, packed)
     output = run_theirs(theirs, kind, padded)
@@ -162,7 +162,7 @@ def test_logits_losses_and_gradients(variant, kind, packed, pair_of):
 
 
 @layouts
-def test_the_span_loss_is_theirs_without_padding(packed, pair_of):
+def test_the_span_loss_equals_theirs_without_padding(packed, pair_of):
     theirs, model = pair_of("span")
     padded, batch = (draw_batch("span", form, lengths=(12,) * 5) for form in (False, packed))
     loss, wanted = our_loss(model, batch), run_theirs(theirs, "span", padded).loss
@@ -173,7 +173,7 @@ def test_the_span_loss_is_theirs_without_padding(packed, pair_of):
 
 
 @pytest.mark.parametrize("name", ["mlm", "nsp"])
-def test_each_pretraining_loss_alone(name, pair_of):
+def test_each_pretraining_loss_alone_is_equal(name, pair_of):
     theirs, model = pair_of("mlm+nsp")
     batch = draw_batch("mlm+nsp", packed=False)
     logits = their_scores(run_theirs(theirs, "mlm+nsp", batch), "mlm+nsp", batch)[name]
@@ -196,7 +196,7 @@ def test_masked_lm_without_next_sentence_needs_no_pair_labels(pair_of):
     + [{"layer_norm_eps": 0.1}, {"num_attention_heads": 1}, {"num_hidden_layers": 1, "intermediate_size": 40}],
     ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )
-def test_other_configurations(changes, variant, packed, pair_of):
+def test_other_configurations_are_equal(changes, variant, packed, pair_of):
     theirs, model = pair_of("mlm", variant, **changes)
     padded, batch = draw_batch("mlm", packed=False), draw_batch("mlm", packed)
     output = run_theirs(theirs, "mlm", padded)
@@ -205,7 +205,7 @@ def test_other_configurations(changes, variant, packed, pair_of):
 
 
 @pytest.mark.parametrize("pad", [1, 3])
-def test_positions_that_start_after_the_padding_id(pad, pair_of):
+def test_positions_that_start_after_the_padding_id_are_loaded(pad, pair_of):
     theirs, model = pair_of("mlm", "pre-norm", pad_token_id=pad, max_position_embeddings=31 + pad + 1)
     assert model.encoder.config.max_positions == max(LENGTHS) == 31
     batch = draw_batch("mlm", packed=False)
@@ -233,7 +233,7 @@ def test_trace_gives_their_attention_and_hidden_states(variant, packed, pair_of)
 @layouts
 @variants
 @pytest.mark.parametrize("dropout", [False, True], ids=["evaluating", "training"])
-def test_gradient_checkpointing_changes_nothing(variant, packed, dropout, pair_of):
+def test_gradient_checkpointing_gives_equal_losses_and_gradients(variant, packed, dropout, pair_of):
     _, model = pair_of("mlm", variant)
     batch, calls, results = draw_batch("mlm", packed), [], []
     model.train(dropout).encoder.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
@@ -334,14 +334,14 @@ def test_parameter_counts_of_the_published_sizes(size):
 
 
 @layouts
-def test_too_long_a_sequence_is_refused(packed):
+def test_a_sequence_longer_than_the_positions_is_refused(packed):
     encoder = Encoder(EncoderConfig(VOCAB, 32, 1, 2, 32, max_positions=16))
     encoder(draw_batch("single", packed, lengths=(3, 16)))
     with pytest.raises(UserError, match=r"17 tokens.* 16 positions"):
         encoder(draw_batch("single", packed, lengths=(3, 17)))
 
 
-def test_the_parameters_of_the_variants():
+def test_variants_have_the_expected_parameters():
     config = EncoderConfig(VOCAB, 64, 3, 4, 128, max_positions=40)
     post, pre = Encoder(config).state_dict(), Encoder(replace(config, norm_first=True)).state_dict()
     assert pre.keys() - post.keys() == {"final_norm.weight", "final_norm.bias"}
@@ -366,7 +366,7 @@ def test_a_pre_norm_encoder_whose_sublayers_give_zero_passes_the_embeddings_thro
 
 @variants
 @layouts
-def test_the_states_of_some_rows_are_those_of_all(pair_of, variant: str, packed: bool) -> None:
+def test_the_states_of_selected_rows_equal_those_of_a_full_pass(pair_of, variant: str, packed: bool) -> None:
     _, model = pair_of("mlm", variant)
     batch = draw_batch("mlm", packed)
     rows = torch.cat([batch.labels["masked"], batch.layout.firsts])

@@ -17,7 +17,7 @@ from bertsmith.recipes import recipe
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_from_pre_training_to_prediction(world, tmp_path):
+def test_a_pre_norm_run_is_resumed_fine_tuned_and_predicts(world, tmp_path):
     variant = [
         "model.family=roberta-prelayernorm",
         "model.norm_first=true",

@@ -1,4 +1,4 @@
-"""What a token sees: every kernel computes the same attention for every reach, in every layout."""
+"""Every kernel computes the same attention for every reach, in every layout."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def random_qkv(lengths: list[int]) -> list[Tensor]:
 
 
 def in_reach(length: int, reach: Reach) -> Tensor:
-    """The definition, key by key."""
+    """The mask by its definition, key by key."""
     before, after = (length if side is None else side for side in reach)
     return torch.tensor([[i - before <= j <= i + after for j in range(length)] for i in range(length)])
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], reach: Reach) -> Tensor:
-    """Attention of each sequence for itself, (T, A, D)."""
+    """Attention inside each sequence, computed one by one, (T, A, D)."""
     outputs = []
     for i, j, w in zip(*(x.split(lengths) for x in (q, k, v)), strict=True):
         scores = torch.einsum("iad,jad->aij", i, j) / i.shape[-1] ** 0.5
@@ -51,7 +51,7 @@ def laid_out(x: Tensor, layout: Layout, lengths: list[int]) -> Tensor:
 
 
 def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
-    """Outputs and gradients agree."""
+    """Assert equal outputs and gradients."""
     assert_close(found, expected, atol=1e-5, rtol=1e-5)
     weight = torch.linspace(-1, 1, expected.numel()).view_as(expected)
     gradients = (torch.autograd.grad(output, inputs, weight, retain_graph=True) for output in (found, expected))
@@ -63,7 +63,7 @@ def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
 @reaches
 @pytest.mark.parametrize("lengths", [LENGTHS, [8, 8, 8], [1, 1]], ids=["groups", "one length", "one token"])
 @pytest.mark.parametrize("make", [packed, padded])
-def test_every_kernel_computes_the_definition(reach, lengths, make):
+def test_every_kernel_equals_the_reference(reach, lengths, make):
     layout, qkv = make(lengths), random_qkv(lengths)
     expected = reference(*qkv, lengths, reach)
     given = [laid_out(x, layout, lengths) for x in qkv]
@@ -83,8 +83,8 @@ def test_attention_weights_are_zero_outside_the_reach(reach):
         assert not row[:, :, length:].any()
 
 
-def test_only_a_limited_reach_costs_a_mask(monkeypatch):
-    """Both ways needs no mask of queries and keys, left to right is SDPA's own, and no mask spans the batch."""
+def test_only_a_limited_reach_needs_a_mask(monkeypatch):
+    """`both` needs no mask, left-to-right uses `is_causal` of SDPA, and no mask spans the batch."""
     calls = []
     kernel = F.scaled_dot_product_attention
 
@@ -103,9 +103,9 @@ def test_only_a_limited_reach_costs_a_mask(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @reaches
-def test_the_variable_length_kernel(reach):
+def test_the_variable_length_kernel_equals_the_reference(reach):
     layout, qkv = packed(LENGTHS).to(torch.device("cuda")), random_qkv(LENGTHS)
-    q, k, v = (torch.cat([x] * 8, -1).detach().cuda().bfloat16() for x in qkv)  # heads of 64
+    q, k, v = (torch.cat([x] * 8, -1).detach().cuda().bfloat16() for x in qkv)  # head size 64
     assert kernels.has_varlen(q)
     found = kernels.varlen(q, k, v, layout, reach)
     expected = reference(q.float(), k.float(), v.float(), LENGTHS, reach)

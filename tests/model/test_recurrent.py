@@ -1,4 +1,4 @@
-"""BiLSTMs on packed sequences: what a GPU runs gives the states that nn.LSTM gives for each sequence."""
+"""BiLSTMs on packed sequences: the capturable form for a GPU gives the states of nn.LSTM for each sequence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_capturable_form_gives_the_same_states_and_gradients(layers: int) ->
         results.append([states.detach(), given.grad, *(p.grad.clone() for p in lstm.parameters())])
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
-    alone = lstm(x[3:10, None])[0][:, 0]  # the sequence of seven
+    alone = lstm(x[3:10, None])[0][:, 0]  # the sequence of seven tokens
     assert torch.allclose(results[1][0][3:10], alone, atol=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_padding_sequences_do_not_change_the_loss_of_a_tagger_on_features() -> N
 
 
 def test_sentences_are_padded_to_the_longest_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document has many sentences; padding each of them to the document's length would fill the memory."""
+    """A document has many sentences; padding each to the document's length would need too much memory."""
     encoder = Encoder(EncoderConfig(vocab_size=50, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16))
     head = HeadConfig("tags", ("O", "B-X"), features=FeatureConfig("last", hidden_size=4))
     model, none, seen = TaskModel(encoder, head).eval(), np.zeros(40, int), []
@@ -94,8 +94,6 @@ def test_a_text_is_classified_from_the_last_state_of_each_direction(packed: bool
     scores = model.scores(collate(rows, packed=packed))
     for row, found in zip(rows, scores, strict=True):
         hidden = model.encoder(collate([row], packed=False))[0]
-        _, (last, _) = model.head.lstm(
-            hidden[:, None]
-        )  # (2 layers × 2 directions, 1, H / 2): after the last step of each
+        _, (last, _) = model.head.lstm(hidden[:, None])  # (2 layers × 2 directions, 1, H / 2)
         ends = torch.cat([last[-2, 0], last[-1, 0]])
         assert torch.allclose(found, model.head.top(ends), atol=1e-5)

@@ -45,7 +45,7 @@ def boolq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_task_is_read_fine_tuned_evaluated_and_predicted_by_one_row_of_the_table(world: Path, boolq: Path) -> None:
+def test_one_row_of_the_table_is_enough_to_read_fine_tune_evaluate_and_predict(world: Path, boolq: Path) -> None:
     rows = list(read_task(find_task("boolq"), boolq / "train.jsonl", Columns(), labelled=True))
     assert rows[0].text == "is it a file 0"
     assert rows[0].pair is not None
@@ -72,7 +72,7 @@ def test_a_task_is_read_fine_tuned_evaluated_and_predicted_by_one_row_of_the_tab
     assert 0 < score_file(dev, "boolq", boolq / "validation.jsonl")["accuracy"] < 100
 
 
-def test_numbers_are_the_labels_of_the_task_in_its_order(boolq: Path) -> None:
+def test_numbers_are_indices_into_the_labels_of_the_task(boolq: Path) -> None:
     data = boolq / "numbers.jsonl"
     data.write_text("".join(json.dumps({"question": "q", "passage": "p", "label": n}) + "\n" for n in (1, 0)))
     assert [row.label for row in read_task(BOOLQ, data, Columns(), labelled=True)] == ["True", "False"]

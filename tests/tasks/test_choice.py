@@ -33,12 +33,12 @@ OTHERS = ("the file", "a class of it", "one")
 
 
 def rows_of(count: int) -> list[Row]:
-    """The right ending is always a list, and stands now here, now there."""
+    """Rows whose right ending is always `the list`, at changing places."""
     endings = [(*OTHERS[: i % 4], "the list", *OTHERS[i % 4 :]) for i in range(count)]
     return [Row(f"we want it {i}", None, i % 4, f"row {i}", parts=endings[i]) for i in range(count)]
 
 
-def test_swag_and_codah_and_lists_are_read(tmp_path: Path) -> None:
+def test_swag_codah_and_lists_of_endings_are_read(tmp_path: Path) -> None:
     header = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
     (tmp_path / "train.csv").write_text(header + '\nv,1,x y,"He sits, alone.",He,gold,a,b,c,d,2\n')
     (swag,) = read_task(find_task("swag"), tmp_path / "train.csv", Columns(), labelled=True)
@@ -54,12 +54,10 @@ def test_swag_and_codah_and_lists_are_read(tmp_path: Path) -> None:
     assert choice.ending_index(own, HeadConfig("choice", num_choices=2)) == 1
 
 
-def test_a_number_is_the_index_of_an_ending_before_it_is_its_text() -> None:
+def test_a_number_is_read_as_an_index_before_it_is_read_as_text() -> None:
     head = HeadConfig("choice", num_choices=4)
     assert choice.ending_index(Row("1 + 2 is", None, "2", "", parts=("2", "1", "3", "5")), head) == 2
-    assert (
-        choice.ending_index(Row("1 + 4 is", None, "5", "", parts=("2", "1", "3", "5")), head) == 3
-    )  # no number of an ending
+    assert choice.ending_index(Row("1 + 4 is", None, "5", "", parts=("2", "1", "3", "5")), head) == 3  # not an index
     assert choice.ending_index(Row("He", None, "ran. ", "", parts=("sat.", "ran. ", "ate.", "slept.")), head) == 1
 
 
@@ -115,7 +113,7 @@ def test_a_model_learns_to_choose(world: Path, tmp_path: Path, form: str) -> Non
     predictor = Predictor.load(tmp_path / "run", "cpu")
     answers = list(predictor.predict_rows(rows))
     assert 100 * np.mean([a["choice"] == r.label for a, r in zip(answers, rows, strict=True)]) == scores["accuracy"]
-    (alone,) = predictor.predict_rows(rows[:1])  # scores do not depend on what else is asked
+    (alone,) = predictor.predict_rows(rows[:1])  # scores do not depend on the other rows
     assert alone["scores"] == pytest.approx(answers[0]["scores"], abs=1e-5)
     if task == "swag":
         written = tmp_path / "run/predictions/SWAG.csv"
@@ -124,7 +122,7 @@ def test_a_model_learns_to_choose(world: Path, tmp_path: Path, form: str) -> Non
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
-    """A model with wide random weights: how two words go together is in its states, and is learnt in a few steps."""
+    """A model with large random weights: its states depend on pairs of words, and a few steps suffice."""
     folder, tokenizer = tmp_path_factory.mktemp("choice") / "wide", Tokenizer.load(world / "tok")
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 16}
     torch.manual_seed(1)
@@ -133,9 +131,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory, world: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("seed", [1, 2])  # all of 1 to 8 learn it
+@pytest.mark.parametrize("seed", [1, 2])  # seeds 1 to 8 all learn it
 def test_an_ending_is_chosen_by_its_context(wide: Path, tmp_path: Path, seed: int) -> None:
-    """The endings are the same in every row, and each is right as often: alone, neither text says anything."""
+    """The endings are the same in all rows and right equally often: neither text nor ending alone decides the label."""
     words = ["file", "class"]
     rows = []
     for i in range(64):
@@ -153,7 +151,7 @@ def test_an_ending_is_chosen_by_its_context(wide: Path, tmp_path: Path, seed: in
 @pytest.mark.parametrize(
     ("label", "says"), [(4, "none of the 4 endings"), ("E", "from 0 to 3"), ("x y", "'x y' is none"), (-1, "none of")]
 )
-def test_labels_that_are_no_ending_are_refused(label: object, says: str) -> None:
+def test_labels_that_name_no_ending_are_refused(label: object, says: str) -> None:
     with pytest.raises(UserError, match=says):
         choice.head_for(find_task("choose"), [Row("a", None, label, "f, line 2", parts=ENDINGS)])
 

@@ -1,4 +1,4 @@
-"""GLUE and Korean data sets: the layouts of their files and of the hub's, the server's files, and models that learn."""
+"""GLUE and Korean data sets: their file formats and the hub's, the server's prediction files, and fine-tuning."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from bertsmith.tasks.reading import find_splits, read_task
 from bertsmith.tasks.sequences import head_for
 from bertsmith.tasks.task import TASKS, find_task
 
-# Two lines of each file as GLUE has it: task, header, a labelled line, what is read of it.
+# Two lines of each file in GLUE's format: task, header, a labelled line, and the row that is read from it.
 LAYOUTS = {
     "cola": ("", 'gj04\t0\t*\tHe "said.', ('He "said.', None, "0")),
     "sst2": ("sentence\tlabel", "it 's a charming journey . \t1", ("it 's a charming journey . ", None, "1")),
@@ -62,7 +62,7 @@ def read(name: str, path: Path, labelled: bool = True) -> list[Row]:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
-def test_the_files_of_each_data_set(tmp_path: Path, name: str, ends: str) -> None:
+def test_the_files_of_each_data_set_are_read(tmp_path: Path, name: str, ends: str) -> None:
     header, line, expected = LAYOUTS[name]
     lines = [*([header] if header else []), line, line, ""]
     (tmp_path / f"{find_task(name).train[0]}.tsv").write_bytes(("\ufeff" + ends.join(lines)).encode())
@@ -72,7 +72,7 @@ def test_the_files_of_each_data_set(tmp_path: Path, name: str, ends: str) -> Non
 
 
 @pytest.mark.parametrize("name", HUB)
-def test_the_hub_s_parquet_and_json(tmp_path: Path, name: str) -> None:
+def test_the_hub_s_parquet_and_json_are_read(tmp_path: Path, name: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -90,9 +90,9 @@ def test_incomplete_rows_are_skipped_with_a_note(tmp_path: Path, capfd) -> None:
     header = LAYOUTS["qqp"][0]
     (tmp_path / "dev.tsv").write_text(f"{header}\n1\t2\t3\tWhy?\n1\t2\t3\tWhy?\tHow?\t1\n1\t2\t3\ta\tb\t1\textra\n")
     assert len(read("qqp", tmp_path / "dev.tsv")) == 1
-    told = " ".join(capfd.readouterr().err.split())
-    assert "2 rows were left out" in told
-    assert "line 2" in told
+    note = " ".join(capfd.readouterr().err.split())
+    assert "2 rows were left out" in note
+    assert "line 2" in note
 
 
 @pytest.mark.parametrize("name", ["mnli", "pair"])
@@ -102,9 +102,9 @@ def test_pairs_without_a_gold_label_are_skipped_with_a_note(world: Path, tmp_pat
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     rows = read(name, tmp_path / "t.jsonl")
     assert [row.label for row in rows] == [x for x in labels if x != "-"]
-    told = " ".join(capfd.readouterr().err.split())
-    assert "note: 8 rows have no gold label and were left out" in told
-    assert "line 2" in told
+    stderr = " ".join(capfd.readouterr().err.split())
+    assert "note: 8 rows have no gold label and were left out" in stderr
+    assert "line 2" in stderr
     assert len(read(name, tmp_path / "t.jsonl", labelled=False)) == 20
     config = override(FinetuneConfig(name), ["train.steps=1"])
     data = tmp_path / "t.jsonl"
@@ -117,7 +117,7 @@ def test_a_minus_is_a_label_in_other_tasks(tmp_path: Path) -> None:
 
 
 def hub_parquet(path: Path, records: list[dict], features: dict) -> None:
-    """A parquet file as `datasets` writes it, with what its columns mean."""
+    """Write a parquet file as `datasets` does, with the features of its columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -125,7 +125,7 @@ def hub_parquet(path: Path, records: list[dict], features: dict) -> None:
     pq.write_table(pa.Table.from_pylist(records).replace_schema_metadata(noted), path)
 
 
-def test_label_names_of_the_hub(world: Path, tmp_path: Path, capfd) -> None:
+def test_label_names_of_the_hub_are_used(world: Path, tmp_path: Path, capfd) -> None:
     text, label = {"dtype": "string", "_type": "Value"}, {"names": ["bad", "good"], "_type": "ClassLabel"}
     records = [{"text": f"the file {i}", "label": i % 3 - 1} for i in range(12)]
     hub_parquet(tmp_path / "t.parquet", records, {"text": text, "label": label})
@@ -138,7 +138,7 @@ def test_label_names_of_the_hub(world: Path, tmp_path: Path, capfd) -> None:
         hub_parquet(tmp_path / "w.parquet", [{"tokens": ["a", "b"], "tags": [1, 0]}], {"tags": form})
         assert [row.label for row in read("tag", tmp_path / "w.parquet")] == [["good", "bad"]]
     hub_parquet(tmp_path / "c.parquet", [{"sentence": "a", "label": 1}], {"label": label})
-    assert [row.label for row in read("cola", tmp_path / "c.parquet")] == ["1"]  # the server wants numbers
+    assert [row.label for row in read("cola", tmp_path / "c.parquet")] == ["1"]  # the server expects numbers
 
 
 def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path) -> None:
@@ -200,21 +200,21 @@ def test_the_diagnostic_set_may_be_in_the_next_folder(tmp_path: Path, name: str)
         ("rte", {"sentence1": "a", "sentence2": "b", "label": ""}),
     ],
 )
-def test_a_file_whose_labels_are_all_hidden_is_refused(tmp_path: Path, name: str, row: dict) -> None:
+def test_a_file_without_any_gold_label_is_refused(tmp_path: Path, name: str, row: dict) -> None:
     (tmp_path / "test.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
     with pytest.raises(UserError, match=r"none of the 3 rows has a label that can be used; .*test\.jsonl, line 1"):
         read(name, tmp_path / "test.jsonl")
     assert len(read(name, tmp_path / "test.jsonl", labelled=False)) == 3
 
 
-def test_one_text_per_line_is_read_for_data_sets_too(tmp_path: Path) -> None:
+def test_one_text_per_line_is_read_for_the_named_data_sets(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("It is good.\nIt is bad.\n")
     assert [row.text for row in read("sst2", tmp_path / "t.txt", labelled=False)] == ["It is good.", "It is bad."]
     (tmp_path / "t.txt").write_text("document\n좋다\n")
     assert [row.text for row in read("nsmc", tmp_path / "t.txt", labelled=False)] == ["좋다"]
 
 
-def test_numbers_for_the_server_are_clipped_to_the_scale_and_scored(tmp_path: Path) -> None:
+def test_predicted_numbers_are_clipped_to_the_scale_and_scored(tmp_path: Path) -> None:
     task, rows = find_task("stsb"), [Row("a", "b", None, "")] * 3
     write_predictions(task, tmp_path, "STS-B", rows, [{"value": -0.2}, {"value": 2.34567}, {"value": 7.0}])
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t0.000\n1\t2.346\n2\t5.000\n"
@@ -224,7 +224,7 @@ def test_numbers_for_the_server_are_clipped_to_the_scale_and_scored(tmp_path: Pa
     assert score_file(tmp_path / "STS-B.tsv", "stsb", tmp_path / "dev.jsonl")["spearman"] == pytest.approx(100)
 
 
-def test_prediction_files_with_mistakes(tmp_path: Path) -> None:
+def test_invalid_prediction_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\na\t1\nb\t0\n")
     cases = {
         "index\tprediction\n0\t1\n": "has 1 predictions, and the data 2 rows",
@@ -240,7 +240,7 @@ def test_prediction_files_with_mistakes(tmp_path: Path) -> None:
     assert score_file(tmp_path / "SST-2.tsv", "sst2", tmp_path / "dev.tsv")["accuracy"] == 50.0
 
 
-def test_predictions_as_json_lines_and_of_several_labels(tmp_path: Path) -> None:
+def test_multi_label_predictions_in_json_lines_are_scored(tmp_path: Path) -> None:
     (tmp_path / "dev.jsonl").write_text(
         "".join(json.dumps({"text": "a", "labels": labels}) + "\n" for labels in (["x"], ["x", "y"], []))
     )
@@ -267,7 +267,7 @@ def test_all_tasks_are_in_the_table() -> None:
     assert {*wanted.split(), "choose", "nsmc", "korsts", "korquad"} == set(TASKS)
 
 
-def test_several_labels_per_row(world: Path, tmp_path: Path) -> None:
+def test_a_model_learns_several_labels_per_row(world: Path, tmp_path: Path) -> None:
     kinds = [[], ["f"], ["l"], ["f", "l"]]
     rows = [(f"{'the file is' if 'f' in k else ''} {'a list of' if 'l' in k else ''} it", k) for k in kinds * 10]
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"text": t, "labels": k}) for t, k in rows))
@@ -305,6 +305,6 @@ def test_class_weights_are_set_or_balanced(world: Path, tmp_path: Path) -> None:
     assert answers == ["x", "y"]
 
 
-def test_a_label_as_a_number_is_a_class() -> None:
+def test_numeric_labels_become_class_names() -> None:
     rows = [Row("a", None, 1.0, ""), Row("b", None, 0.0, "")]
     assert head_for(find_task("classify"), rows).labels == ("0", "1")

@@ -1,4 +1,4 @@
-"""GLUE's averages: published scores give the published averages, and there is none where a task is absent."""
+"""GLUE's averages: published scores give the published averages; without all tasks there is no average."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def scores(values) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_the_papers_average(name: str) -> None:
+def test_the_papers_scores_give_its_average(name: str) -> None:
     values, expected = TABLE[name]
     found = average(scores(values))
     assert round(found["paper_average"], 1) == expected
@@ -43,7 +43,7 @@ def test_the_papers_average(name: str) -> None:
     assert not found["absent"]
 
 
-def test_the_score_of_a_task_is_that_of_the_server() -> None:
+def test_the_score_of_a_task_is_the_mean_of_its_metrics() -> None:
     assert task_score("mrpc", {"f1": 90.0, "accuracy": 80.0}) == pytest.approx(85)
     assert task_score("stsb", {"pearson": 90.0, "spearman": 80.0}) == pytest.approx(85)
     assert task_score("cola", {"matthews": 50.0, "accuracy": 80.0}) == 50
@@ -51,7 +51,7 @@ def test_the_score_of_a_task_is_that_of_the_server() -> None:
     assert task_score("mnli", {"accuracy": 80.0}) is None
 
 
-def test_there_is_no_average_without_absent_tasks() -> None:
+def test_there_is_no_average_when_a_task_is_missing() -> None:
     values = scores(TABLE["BERT-Base"][0])
     del values["rte"], values["mnli"]["mismatched_accuracy"]
     found = average({**values, "wnli": {"accuracy": 10.0}})
@@ -85,13 +85,13 @@ def fine_tune(world: Path, out: Path, task: str, labels: tuple[str, ...], start:
     finetune(override(FinetuneConfig(task), settings), start, data, out, device="cpu")
 
 
-def test_the_start_task_of_a_run_decides_its_protocol(world, tmp_path, monkeypatch, capsys) -> None:
+def test_runs_are_averaged_by_their_start_task(world, tmp_path, monkeypatch, capsys) -> None:
     runs = tmp_path / "runs"
     fine_tune(world, runs / "mnli", "mnli", ("entailment", "neutral", "contradiction"), world / "run")
     fine_tune(world, runs / "rte", "rte", ("entailment", "not_entailment"), world / "run")
     fine_tune(world, runs / "rte-from-mnli", "rte", ("entailment", "not_entailment"), runs / "mnli")
     unnamed = shutil.copytree(runs / "mnli" / "model", tmp_path / "unnamed")
-    (unnamed / "bertsmith.json").unlink()  # as another program's model of MNLI
+    (unnamed / "bertsmith.json").unlink()  # like a model of MNLI by another program
     fine_tune(world, runs / "rte-from-another", "rte", ("entailment", "not_entailment"), unnamed)
     names = ("mnli", "rte", "rte-from-mnli", "rte-from-another")
     starts = [read_json(runs / name / "run.json")["start_task"] for name in names]
@@ -117,8 +117,8 @@ def test_the_start_task_of_a_run_decides_its_protocol(world, tmp_path, monkeypat
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
-    said = capsys.readouterr().out
-    assert "no average of 'each task alone': cola" in said
+    printed = capsys.readouterr().out
+    assert "no average of 'each task alone': cola" in printed
 
 
 def test_the_score_of_several_seeds_is_their_mean(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""For every kind of task a resumed run is identical to the bit, and losses are those of transformers."""
+"""For every kind of task a resumed run is bit-identical; the multi-label loss equals that of `transformers`."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("task", ROWS)
-def test_a_run_resumed_in_the_middle_is_identical_to_the_bit(world: Path, tmp_path: Path, task: str) -> None:
+def test_a_run_resumed_in_the_middle_is_bit_identical(world: Path, tmp_path: Path, task: str) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, ROWS[task])) + "\n")
     changes = ["train.epochs=3", "train.batch_size=4", "train.micro_batch_size=3", "train.save_every=4", "train.keep=9"]
@@ -52,7 +52,7 @@ def test_a_run_resumed_in_the_middle_is_identical_to_the_bit(world: Path, tmp_pa
     assert read_dev_predictions(whole) == read_dev_predictions(cut)
 
 
-def test_the_loss_of_several_labels_is_that_of_transformers(world: Path, tmp_path: Path) -> None:
+def test_the_multi_label_loss_equals_that_of_transformers(world: Path, tmp_path: Path) -> None:
     tokenizer, labels = Tokenizer.load(world / "tok"), tuple(LABELS.values())
     theirs = reference("multi", tokenizer.vocab_size)
     theirs.save_pretrained(tmp_path)
@@ -70,7 +70,7 @@ def test_the_loss_of_several_labels_is_that_of_transformers(world: Path, tmp_pat
     output = theirs(input_ids=tokens, attention_mask=mask, labels=wanted)
     loss = model(batch)["task"] / batch.counts["task"]
     assert loss.item() == pytest.approx(output.loss.item(), abs=1e-5)
-    (loss - output.loss).backward()  # to the same weights: the gradients are compared through the head
+    (loss - output.loss).backward()  # the gradients are compared at the head
     torch.testing.assert_close(model.head.output.weight.grad, -theirs.classifier.weight.grad, atol=1e-5, rtol=1e-4)
     for scores, row in zip(output.logits.detach().numpy(), rows, strict=True):
         above = [name for name, score in zip(labels, scores, strict=True) if 1 / (1 + np.exp(-score)) >= 0.5]
@@ -80,9 +80,9 @@ def test_the_loss_of_several_labels_is_that_of_transformers(world: Path, tmp_pat
 def test_windows_without_overlap_give_a_note() -> None:
     assert stride_note(Limits(384, 128, 64), WORDPIECE) is None
     assert stride_note(Limits(128, 60, 64), WORDPIECE) is None
-    told = stride_note(Limits(128, 128, 64), WORDPIECE)
-    assert told is not None
-    assert "a question of 64 tokens a window has room for 61, and data.stride is 128" in told
-    assert "data.stride=30 suits" in told
+    note = stride_note(Limits(128, 128, 64), WORDPIECE)
+    assert note is not None
+    assert "a question of 64 tokens a window has room for 61, and data.stride is 128" in note
+    assert "data.stride=30 suits" in note
     assert stride_note(Limits(128, 61, 64), WORDPIECE) is not None
     assert stride_note(Limits(8, 128, 64), WORDPIECE) is not None

@@ -1,4 +1,4 @@
-"""Scores against values worked out by hand, and against the libraries' definitions."""
+"""Scores equal values computed by hand and those of the reference libraries."""
 
 import math
 import random
@@ -17,10 +17,10 @@ from bertsmith.tasks import metrics
 from bertsmith.tasks.squad_scores import best_threshold, letters, normalise, squad1_scores, squad2_scores
 
 
-def test_labels_and_numbers() -> None:
+def test_scores_of_labels_and_numbers_by_hand() -> None:
     gold, predicted = ["1", "1", "0", "0", "1"], ["1", "0", "0", "1", "1"]
     assert metrics.accuracy(gold, predicted) == pytest.approx(100 * 3 / 5)
-    assert metrics.f1(gold, predicted) == pytest.approx(100 * 2 * 2 / (3 + 3))  # two hits, three said, three there
+    assert metrics.f1(gold, predicted) == pytest.approx(100 * 2 * 2 / (3 + 3))  # 2 correct, 3 predicted, 3 gold
     assert metrics.matthews(gold, predicted) == pytest.approx(100 * (2 * 1 - 1 * 1) / math.sqrt(3 * 3 * 2 * 2))
     assert metrics.f1(["0", "0"], ["0", "0"]) == 0.0
     assert metrics.pearson([1.0, 2.0, 3.0], [2.0, 4.0, 7.0]) == pytest.approx(100 * 5 / math.sqrt(2 * 38 / 3))
@@ -49,7 +49,7 @@ def test_squad1_by_hand() -> None:
     predictions = {"a": "a big black cat", "b": "paris.", "c": "2000"}  # d has no prediction
     scores = squad1_scores(golds, predictions)
     assert scores["exact_match"] == 100 * 1 / 4
-    first = 2 * (2 / 3) * 1 / (2 / 3 + 1)  # big black cat: two of three words, both of the gold's
+    first = 2 * (2 / 3) * 1 / (2 / 3 + 1)  # big black cat: two of its three words are gold, and all of the gold's two
     assert scores["f1"] == pytest.approx(100 * (first + 1) / 4)
 
 
@@ -69,7 +69,7 @@ def test_squad2_by_hand() -> None:
     assert (with_odds["best_exact"], with_odds["best_exact_thresh"]) == (50.0, 0.0)
 
 
-def test_no_threshold_is_better_than_the_best_threshold() -> None:
+def test_no_other_threshold_beats_the_best_threshold() -> None:
     rng = random.Random(1)
     for _ in range(50):
         keys = [str(i) for i in range(12)]
@@ -94,14 +94,14 @@ def test_korean_answers_are_compared_by_character() -> None:
     assert scores["f1"] == pytest.approx(100 * (2 * (5 / 6) / (5 / 6 + 1) + 1) / 2)
 
 
-# Made-up rows: ties, a class that nobody predicts, one that has no gold row. Recomputed by the reference libraries.
+# Made-up rows with ties, a class that is never predicted and one without gold rows, scored by reference libraries.
 
 SCALE = 100  # a perfect score
 SEEDS = pytest.mark.parametrize("seed", range(5))
 
 
 @SEEDS
-def test_scores_of_labels_are_those_of_scikit_learn(seed: int) -> None:
+def test_scores_of_labels_equal_those_of_scikit_learn(seed: int) -> None:
     rng = random.Random(seed)
     gold = rng.choices(["0", "1", "2", "rare"], [5, 3, 1, 0.3], k=60) + ["never predicted"]
     predicted = [g if rng.random() < 0.6 else rng.choice(["0", "1", "2"]) for g in gold[:-1]] + ["never gold"]
@@ -116,11 +116,11 @@ def test_scores_of_labels_are_those_of_scikit_learn(seed: int) -> None:
     assert metrics.matthews(gold, predicted) == pytest.approx(SCALE * reference.matthews_corrcoef(gold, predicted))
     binary = [["1" if x == "1" else "0" for x in side] for side in (gold, predicted)]
     assert metrics.f1(*binary) == pytest.approx(SCALE * reference.f1_score(*binary, pos_label="1"))
-    assert metrics.f1(gold, predicted) == metrics.f1(*binary)  # of the label 1, whatever else there is
+    assert metrics.f1(gold, predicted) == metrics.f1(*binary)  # F1 of the label 1, whatever the other labels
 
 
 @SEEDS
-def test_scores_of_several_labels_are_those_of_scikit_learn(seed: int) -> None:
+def test_multi_label_scores_equal_those_of_scikit_learn(seed: int) -> None:
     rng = random.Random(seed)
     draw = lambda names: [sorted(n for n in names if rng.random() < 0.4) for _ in range(30)]  # noqa: E731
     gold, predicted = [*draw("abcd"), []], [*draw("abce"), []]
@@ -131,40 +131,40 @@ def test_scores_of_several_labels_are_those_of_scikit_learn(seed: int) -> None:
 
 
 @SEEDS
-def test_correlations_of_numbers_with_ties(seed: int) -> None:
+def test_correlations_average_the_ranks_of_ties(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    gold = rng.integers(0, 6, 40).astype(float)  # judgements from 0 to 5: many are alike
+    gold = rng.integers(0, 6, 40).astype(float)  # from 0 to 5, with many ties
     predicted = np.round(gold + rng.normal(0, 1.5, 40), 0 if seed % 2 else 2)
     ranks = [stats.rankdata(side, method="average") for side in (gold, predicted)]
     expected = np.corrcoef(*ranks)[0, 1]
     assert expected == pytest.approx(stats.spearmanr(gold, predicted).statistic)
     assert metrics.spearman(gold.tolist(), predicted.tolist()) == pytest.approx(SCALE * expected)
-    one_after_the_other = np.corrcoef(*(np.argsort(np.argsort(side)) for side in (gold, predicted)))[0, 1]
-    assert abs(expected - one_after_the_other) > 1e-3
+    without_ties = np.corrcoef(*(np.argsort(np.argsort(side)) for side in (gold, predicted)))[0, 1]
+    assert abs(expected - without_ties) > 1e-3
     pearson = np.corrcoef(gold, predicted)[0, 1]
     assert metrics.pearson(gold.tolist(), predicted.tolist()) == pytest.approx(SCALE * pearson)
 
 
 def chunks(tags: list[str]) -> set[tuple[str, int, int]]:
-    """Entities as conlleval finds them: `B-`, or an `I-` that does not go on with its type, begins one."""
+    """Entities as conlleval finds them: one begins at `B-`, or at `I-` after another type."""
     found, padded = [], [*tags, "O"]
     for i, (before, tag) in enumerate(pairwise(["O", *padded])):
-        goes_on = tag.startswith("I-") and before[2:] == tag[2:]
-        if not goes_on and tag != "O":
+        inside = tag.startswith("I-") and before[2:] == tag[2:]
+        if not inside and tag != "O":
             end = next(j for j in range(i + 1, len(padded)) if padded[j] != f"I-{tag[2:]}")
             found.append((tag[2:], i, end))
     return set(found)
 
 
 @SEEDS
-def test_scores_of_entities_are_those_of_conlleval(seed: int) -> None:
+def test_scores_of_entities_equal_those_of_conlleval(seed: int) -> None:
     rng = random.Random(seed)
     names = ["O", "O", "O", "B-PER", "I-PER", "I-PER", "B-LOC", "I-LOC"]
     gold = [[rng.choice(names) for _ in range(rng.randint(1, 12))] for _ in range(25)]
     predicted = [[tag if rng.random() < 0.8 else rng.choice([*names, "B-MISC"]) for tag in row] for row in gold]
-    there, said = ([chunks(row) for row in side] for side in (gold, predicted))
-    right = sum(len(a & b) for a, b in zip(there, said, strict=True))
-    precision, recall = right / sum(map(len, said)), right / sum(map(len, there))
+    gold_chunks, predicted_chunks = ([chunks(row) for row in side] for side in (gold, predicted))
+    right = sum(len(a & b) for a, b in zip(gold_chunks, predicted_chunks, strict=True))
+    precision, recall = right / sum(map(len, predicted_chunks)), right / sum(map(len, gold_chunks))
     scores = metrics.entities(gold, predicted)
     assert scores["precision"] == pytest.approx(SCALE * precision)
     assert scores["recall"] == pytest.approx(SCALE * recall)
@@ -190,7 +190,7 @@ def official_f1(gold: str, predicted: str) -> float:
 
 
 @SEEDS
-def test_scores_of_answers_are_those_of_the_official_scripts(seed: int) -> None:
+def test_scores_of_answers_equal_those_of_the_official_scripts(seed: int) -> None:
     rng = random.Random(seed)
     words = ["The", "a", "cat,", "cat", "Dog", "dog's", "in", "1999", "-", "an", "U.S."]
     phrase = lambda: " ".join(rng.choices(words, k=rng.randint(1, 4)))  # noqa: E731

@@ -1,4 +1,4 @@
-"""The predictions of `predict` have the scores of `evaluate` for every kind of task; scores by class; Python inputs."""
+"""For every kind of task the files of `predict` have the scores of `evaluate`; scores by class; inputs from Python."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def some_rows(task: str) -> list[dict]:
 
 @pytest.fixture
 def model(request, tmp_path: Path, tiny_tokenizer, monkeypatch) -> tuple[str, Path, Path]:
-    """A model with random weights, and rows of its task; every other question seems to have no answer."""
+    """A model with random weights and rows of its task; about half of the questions are predicted to have no answer."""
     task = request.param
     network = make(TASKS[task], tiny_tokenizer).model
     if task == "tag":
@@ -95,20 +95,20 @@ def test_written_predictions_have_the_scores_of_evaluate(model, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("model", ["squad2"], indirect=True)
-def test_without_a_threshold_there_is_no_answer_above_zero(model, tmp_path: Path) -> None:
+def test_without_a_tuned_threshold_null_odds_above_zero_give_no_answer(model, tmp_path: Path) -> None:
     _, folder, data = model
     predict(folder, data, tmp_path / "out.jsonl", device="cpu")
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    silent = [answer["text"] == "" for answer in answers]
-    assert 0 < sum(silent) < 40
-    assert silent == [answer["null_odds"] > 0 for answer in answers]
+    unanswered = [answer["text"] == "" for answer in answers]
+    assert 0 < sum(unanswered) < 40
+    assert unanswered == [answer["null_odds"] > 0 for answer in answers]
     notes = json.loads((folder / "bertsmith.json").read_text())
     (folder / "bertsmith.json").write_text(json.dumps({**notes, "limits": {"threshold": None}}))
     assert all(answer["text"] for answer in Predictor.load(folder, "cpu").predict([("the fox", "a dog")] * 2))
     assert evaluate(folder, data, device="cpu")["NoAns_f1"] == 0.0
 
 
-def test_scores_of_classes() -> None:
+def test_scores_by_class_are_computed_by_hand() -> None:
     head = HeadConfig("single", ("a", "b", "c"))
     rows = [Row("", None, label, "") for label in "aab"]
     found = KINDS["single"].by_class(head, rows, [{"label": label} for label in "aba"])
@@ -122,7 +122,7 @@ def test_scores_of_classes() -> None:
     assert KINDS["regression"].by_class(HeadConfig("regression"), rows, []) == {}
 
 
-def test_scores_of_entities_are_those_of_seqeval() -> None:
+def test_scores_of_entities_equal_those_of_seqeval() -> None:
     metrics = pytest.importorskip("seqeval.metrics")
     draw = random.Random(2)
     gold, predicted = ([draw.choices(TAGS, k=6) for _ in range(200)] for _ in range(2))
@@ -136,7 +136,7 @@ def test_scores_of_entities_are_those_of_seqeval() -> None:
 
 
 @pytest.mark.parametrize("model", ["classify"], indirect=True)
-def test_a_string_is_one_text(model) -> None:
+def test_a_string_is_predicted_as_one_text(model) -> None:
     predictor = Predictor.load(model[1], "cpu")
     one = predictor.predict("the quick fox")
     assert set(one) == {"label", "score", "scores"}
@@ -171,7 +171,7 @@ def test_a_list_of_words_is_one_sentence_for_a_tagger(model) -> None:
 
 
 @pytest.mark.parametrize("model", ["choose", "answer"], indirect=True)
-def test_questions_and_endings_from_python(model) -> None:
+def test_questions_and_endings_are_given_from_python(model) -> None:
     predictor = Predictor.load(model[1], "cpu")
     if model[0] == "choose":
         (answer,) = predictor([("the fox", ["a", "b", "dog", "fox"])])
@@ -226,7 +226,7 @@ def run_command(monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("model", ["classify"], indirect=True)
-def test_one_text_on_the_command_line(model, run_command, tmp_path: Path) -> None:
+def test_one_text_may_be_given_on_the_command_line(model, run_command, tmp_path: Path) -> None:
     _, folder, data = model
     code, out, _ = run_command("predict", folder, "the quick fox", "--device", "cpu", "--json")
     assert code == 0

@@ -1,4 +1,4 @@
-"""Scores are from 0 to 100 wherever they are read, whichever version wrote them."""
+"""Scores range from 0 to 100 wherever they are read, whichever version wrote them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_records_of_older_versions_are_scaled_to_100(tmp_path: Path) -> None:
     found = runlog.read(run)
     assert found[0] == {"step": 1, "loss": 0.5, "mlm_accuracy": 25.0}
     assert found[1] == {"step": 2, "dev_accuracy": 50.0, "dev_mismatched_accuracy": 75.0, "dev_macro_f1": 50.0}
-    assert found[2] == squad  # were from 0 to 100 before, too
+    assert found[2] == squad  # older versions wrote these from 0 to 100, too
     assert found[3] == {"step": 4, "dev_accuracy": 0.5}  # half a percent
-    runlog.open_log(run, 4)({"step": 5, "dev_accuracy": 62.5})  # a resumed run rewrites what it keeps
+    runlog.open_log(run, 4)({"step": 5, "dev_accuracy": 62.5})  # a resumed run rewrites the records that it keeps
     assert runlog.read(run) == [*found, {"step": 5, "dev_accuracy": 62.5}]
     assert runlog.last_scores(run, 2)["accuracy"] == 50.0
 

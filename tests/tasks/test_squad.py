@@ -1,4 +1,4 @@
-"""Question answering: windows, character offsets, no answer, the official files, and a model that learns."""
+"""Question answering: windows, character offsets, no answer, the official files, and fine-tuning."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_character_offsets_of_an_answer_are_right_in_every_window(world: Pat
     assert [0, 0] in held  # windows without the answer point at [CLS]
 
 
-def test_windows_cover_the_text_and_each_token_is_best_in_one() -> None:
+def test_windows_cover_the_text_and_each_token_has_one_window_with_most_context() -> None:
     assert spans.windows(5, 10, 4) == [(0, 5)]
     assert spans.windows(20, 10, 4) == [(0, 10), (4, 14), (8, 18), (12, 20)]
     assert spans.windows(0, 10, 4) == [(0, 0)]
@@ -70,11 +70,11 @@ def test_long_questions_are_truncated_and_counted(world: Path) -> None:
     assert spans.encode([wide], tokenizer, Limits(24, stride=8), SPAN, labelled=True).shortened == 1
 
 
-def test_decoding_skips_spans_that_are_no_answers() -> None:
+def test_decoding_skips_invalid_spans() -> None:
     window = spans.Window(2, np.array([[0, 1], [2, 3], [4, 5], [6, 7]]), np.array([True, True, True, False]))
     scores = np.zeros((7, 2), dtype=np.float32)
     scores[1, 0] = scores[0, 1] = 9  # the question and [CLS] are no answers
-    scores[5, 0] = scores[5, 1] = 8  # as a start it has more context elsewhere
+    scores[5, 0] = scores[5, 1] = 8  # this token has more context in another window
     scores[4, 0], scores[3, 1], scores[4, 1] = 7, 6, 5
     best = max(spans.candidates(scores, window, Limits(max_answer=2)))
     assert best == (15.0, 4, 7)
@@ -105,21 +105,21 @@ def test_answers_at_other_places_are_found_and_missing_ones_are_skipped(tmp_path
     ]
     path = tmp_path / "train-v2.0.json"
     path.write_text("\ufeff" + json.dumps(squad(qas, "the fox met a second fox")), encoding="utf-8")
-    rows, said = training_rows(find_task("squad2"), [path], Columns())
+    rows, notes = training_rows(find_task("squad2"), [path], Columns())
     assert [(r.key, r.label[0]["answer_start"] if r.label else None) for r in rows] == [
         ("1", 4),
         ("2", 21),
         ("4", None),
     ]
-    assert "1 answers were found at another place" in said[0]
-    assert "question '2'" in said[0]
-    assert "1 rows were left out" in said[1]
-    assert "question '3'" in said[1]
+    assert "1 answers were found at another place" in notes[0]
+    assert "question '2'" in notes[0]
+    assert "1 rows were left out" in notes[1]
+    assert "question '3'" in notes[1]
     with pytest.raises(UserError, match=r"question '3'.*'wolf' is not in its context"):
         training_rows(find_task("answer"), [path], Columns())
 
 
-def test_the_forms_of_the_hub_and_of_tables(tmp_path: Path) -> None:
+def test_the_formats_of_the_hub_and_of_tables_are_read(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -167,7 +167,7 @@ def test_a_model_learns_to_answer_and_to_give_no_answer(learnt: Path) -> None:
     assert set(answer) >= {"text", "start", "end", "score", "null_odds", "nbest"}
 
 
-def test_the_prediction_files_are_what_the_script_takes(learnt: Path) -> None:
+def test_the_official_script_reads_the_prediction_files(learnt: Path) -> None:
     scores = json.loads((learnt / "scores.json").read_text())
     folder, data = learnt / "run" / "predictions", learnt / "dev-v2.0.json"
     predictions = json.loads((folder / "predictions.json").read_text())
@@ -199,7 +199,7 @@ def test_squad_without_impossible_questions_always_answers(tmp_path: Path) -> No
 
 
 def test_the_score_of_no_answer_is_the_smallest_of_all_windows() -> None:
-    """As in the released script (`score_null` of `run_squad.py`): a window that holds the answer says so itself."""
+    """As in the released script (`score_null` of `run_squad.py`): one window with the answer is enough."""
     window = spans.Window(1, np.array([[0, 3]]), np.array([True]))
     one = np.array([[2.0, 1.0], [1.0, 1.5], [0.0, 0.0]], dtype=np.float32)  # null 3, best 2.5
     other = np.array([[-1.0, -4.0], [0.0, 0.25], [0.0, 0.0]], dtype=np.float32)  # null -5, best 0.25
@@ -210,7 +210,7 @@ def test_the_score_of_no_answer_is_the_smallest_of_all_windows() -> None:
 
 
 def test_the_threshold_is_the_one_with_the_best_f1() -> None:
-    """Here exact match would have everything unanswered, while half an answer is worth more than none."""
+    """Here exact match is best without any answer, while F1 also counts partial matches."""
     answers = [("a tall green tree", "green tree", -2.0), ("the old red house", "red house", 1.0), ("", "x", 3.0)]
     rows = [Row("q", gold or "x", [{"text": gold, "answer_start": 0}] if gold else [], "") for gold, _, _ in answers]
     found = [{"text": text, "null_odds": odds, "nbest": [{"text": text}]} for _, text, odds in answers]

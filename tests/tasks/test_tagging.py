@@ -1,4 +1,4 @@
-"""Words and their tags: schemes, document context, first sub-tokens, and a model that learns."""
+"""Words and their tags: schemes, document context, first sub-tokens, and fine-tuning."""
 
 import io
 import json
@@ -63,7 +63,7 @@ def test_all_tagging_schemes_are_read_as_bio() -> None:
     )
 
 
-def test_sentences_know_their_document(tmp_path: Path) -> None:
+def test_rows_of_a_conll_file_hold_their_document(tmp_path: Path) -> None:
     for ends in ("\n", "\r\n"):
         (tmp_path / "train.txt").write_bytes(("\ufeff" + CONLL.replace("\n", ends)).encode())
         rows = list(read_conll(tmp_path / "train.txt", labelled=True))
@@ -85,7 +85,7 @@ def document_rows(lengths: list[int], stem: str = "word") -> list[Row]:
 
 
 @pytest.mark.parametrize("max_length", [14, 30, 512])
-def test_every_word_is_labelled_once_at_its_first_sub_token_with_all_context_that_fits(world, max_length) -> None:
+def test_every_word_is_labelled_once_at_its_first_sub_token(world, max_length) -> None:
     tokenizer, head = Tokenizer.load(world / "tok"), HeadConfig("tags", ("O", "B-X", "I-X"))
     rows = document_rows([3, 9, 1, 5])
     encoded = tagging.encode(rows, tokenizer, Limits(max_length), head, labelled=True)
@@ -107,7 +107,7 @@ def test_every_word_is_labelled_once_at_its_first_sub_token_with_all_context_tha
 
 @pytest.mark.parametrize("features", [None, FeatureConfig("last", hidden_size=8)])
 @pytest.mark.parametrize("max_length", [14, 30, 512])
-def test_sentences_share_the_example_of_their_context_with_the_same_predictions(world, max_length, features) -> None:
+def test_sentences_that_share_an_example_have_the_same_predictions(world, max_length, features) -> None:
     head, limits = HeadConfig("tags", ("O", "B-X", "I-X"), features=features), Limits(max_length)
     predictor = Predictor(load_folder(world / "run" / "model", head), "cpu")
     rows = [*document_rows([3, 9, 1, 5]), *document_rows([3, 9, 1, 5], "list"), Row("alone and free", None, None, "")]
@@ -144,7 +144,7 @@ def test_context_is_on_both_sides(world) -> None:
     middle = Row("e f", None, None, "", "", words[4:6], words, 4)
     (example,) = tagging.encode([middle], tokenizer, Limits(8), head, labelled=False).examples
     assert example.tokens[1:-1].tolist() == [i for w in "cdefgh" for i in tokenizer.encode([w])[0]]
-    for begin, around in ((0, "abcdef"), (8, "efghij")):  # what one side does not need, the other takes
+    for begin, around in ((0, "abcdef"), (8, "efghij")):  # context that one side lacks is added to the other
         edge = Row("", None, None, "", "", words[begin : begin + 2], words, begin)
         edge = replace(edge, text=" ".join(edge.parts))
         (example,) = tagging.encode([edge], tokenizer, Limits(8), head, labelled=False).examples
@@ -182,7 +182,7 @@ def test_the_pattern_has_all_combining_marks() -> None:
     assert tagging.word_pattern().fullmatch("a" + "".join(marks))
 
 
-def test_the_form_of_the_hub(tmp_path: Path) -> None:
+def test_the_format_of_the_hub_is_read(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -215,7 +215,7 @@ def test_a_model_learns_to_tag(world: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "t.txt", "t.conll"])
-def test_naver_s_form_is_scored_by_entities(tmp_path: Path, name: str) -> None:
+def test_naver_s_format_is_scored_by_entities(tmp_path: Path, name: str) -> None:
     sentences = [
         ["1\t김철수\tPER_B", "2\t씨는\t-", "3\t서울\tLOC_B", "4\t시청\tLOC_I"],
         ["1\t네\t-", "2\t이순신\tPER_B"],
@@ -228,9 +228,8 @@ def test_naver_s_form_is_scored_by_entities(tmp_path: Path, name: str) -> None:
     assert head.labels == ("O", "B-LOC", "B-PER", "I-LOC")
     answers = [{"tags": ["B-PER", "O", "B-LOC", "O"]}, {"tags": ["O", "B-PER"]}]
     scores = tagging.score(task, rows, answers, head, Limits())
-    assert scores["f1"] / scores["accuracy"] == pytest.approx(
-        (2 / 3) / (5 / 6)
-    )  # two of three entities, five of six words
+    ratio = (2 / 3) / (5 / 6)  # two of three entities, five of six words
+    assert scores["f1"] / scores["accuracy"] == pytest.approx(ratio)
 
 
 def test_quotation_marks_in_a_tag_file_are_words(tmp_path: Path) -> None:
@@ -242,7 +241,7 @@ def test_quotation_marks_in_a_tag_file_are_words(tmp_path: Path) -> None:
         assert [tagging.tags_of(row) for row in rows] == [["O", "B-PER", "O"], ["O", "O"]]
 
 
-def test_own_rows_of_words_and_tags_that_are_no_entities(world: Path, tmp_path: Path) -> None:
+def test_tags_that_are_no_entities_are_scored_by_accuracy(world: Path, tmp_path: Path) -> None:
     rows = [{"words": ["the", "file", "is"], "tags": ["D", "N", "V"]}, {"words": ["a", "list"], "tags": ["D", "N"]}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows * 10)))
     config = override(FinetuneConfig("tag"), ["train.epochs=10", "train.batch_size=4", "train.learning_rate=5e-3"])
@@ -304,7 +303,7 @@ def test_bad_lines_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_tagger_saved_with_type_first_labels_is_scored_like_any_other(world, tmp_path) -> None:
-    """Older versions kept the names of Naver's files as they were."""
+    """Older versions saved the label names of Naver's files."""
     (tmp_path / "naver.txt").write_text("Ada PER-B\nLovelace PER-I\nmet -\nBob PER-B\n\nLondon LOC-B\n. -\n")
     (tmp_path / "bio.txt").write_text("Ada B-PER\nLovelace I-PER\nmet O\nBob B-PER\n\nLondon B-LOC\n. O\n")
     found = []

@@ -53,7 +53,7 @@ def test_fine_tuning_by_the_clock_repeats_epochs_until_time_is_up(world, tmp_pat
 
 
 def test_several_labels_are_those_with_a_probability_of_at_least_one_half() -> None:
-    """A score of its own for each label: they need not add up to 1, and none may be right."""
+    """Each label has its own probability: they need not add up to 1, and there may be no label."""
     head = HeadConfig("multi", ("a", "b", "c"))
     found = predict_labels(np.array([0.01, -0.01, 3.0], dtype=np.float32), head)
     assert found["labels"] == ["a", "c"]
