@@ -1,10 +1,10 @@
-"""What several test files share."""
+"""Settings, fixtures and reference models that several test files share."""
 
 import os
 import shutil
 import tempfile
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: one thread is faster, and tests may run side by side
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: one thread is faster, and tests may run in parallel
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["BERTSMITH_CACHE"] = tempfile.mkdtemp(prefix="bertsmith-cache-")  # not the user's own; see test_row_cache
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, step by step
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton interprets the kernels on the CPU
 
 TINY = [
     "model.hidden_size=32",
@@ -30,7 +30,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Side by side, the longest file comes first, so that nobody waits for it at the end."""
+    """With pytest-xdist the longest file comes first, so that no worker waits for it at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.path.name != "test_readme.py")
 
@@ -69,14 +69,14 @@ def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     from bertsmith.training.speed import Meter
 
     def elapsed(budget: Budget) -> float:
-        first = budget.__dict__.setdefault("first", budget.step)  # of this process
+        first = budget.__dict__.setdefault("first", budget.step)  # the first step of this process
         return budget.before + (budget.step - first) / 25
 
     monkeypatch.setattr(Budget, "elapsed", property(elapsed))
     monkeypatch.setattr(Meter, "seconds", property(lambda meter: meter.steps / 25))
 
 
-# What a model of `transformers` is made with, by the kind of its head.
+# The class of `transformers` and its settings for every kind of head.
 LABELS = {0: "red", 1: "green", 2: "blue", 3: "none"}
 REFERENCES = {
     "mlm+nsp": ("BertForPreTraining", {}),
@@ -106,7 +106,7 @@ def reference(kind: str, vocab_size: int, **changes):
 
 
 def randomise(model, seed: int = 0):
-    """Draw all parameters far more widely than training starts with, biases and norms too, so that each one matters."""
+    """Draw all parameters, also biases and norms, more widely than an initialisation does, so that each one matters."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
@@ -130,7 +130,7 @@ def tiny_tokenizer():
 
 @pytest.fixture
 def one_thread():
-    """Small tensors are faster on one thread, above all where other work has the cores."""
+    """Use one thread, which is faster for small tensors, above all on busy cores."""
     import torch
 
     before = torch.get_num_threads()
@@ -146,7 +146,7 @@ KOREAN = """한국어는 좋다. 우리는 오늘 학교에 간다. 사람들은
 
 @pytest.fixture(scope="session")
 def bilingual() -> list[str]:
-    """English paragraphs that Python carries, and Korean ones."""
+    """English paragraphs of Python's documentation, and Korean ones."""
     from pydoc_data.topics import topics
 
     return [line for text in topics.values() for line in text.splitlines() if line.strip()] + KOREAN.splitlines() * 20

@@ -12,7 +12,7 @@ from bertsmith.tasks import examples
 
 
 def of_task(label: Any = None, tags: Any = None, words: Any = None, sentences: Any = None, states: Any = None) -> Any:
-    """The labels of an example of a task, without those that are None; without `sentences` there is one."""
+    """The labels of a task's example that are not None; without `sentences` the example is one sentence."""
     sentences = words[:1] if sentences is None and words is not None else sentences
     given = {
         "label": (label, examples.TARGET),

@@ -1,4 +1,4 @@
-"""The encoders that the saved format knows, theirs beside ours: a new one is tested by being named here."""
+"""The encoders that can be saved, with their classes of `transformers`: a new one is tested by a line here."""
 
 from dataclasses import dataclass, field
 
@@ -14,10 +14,10 @@ POSITIONS = 48
 class Variant:
     """One of our encoders, and the classes of `transformers` that compute the same."""
 
-    classes: str  # what their names begin with
-    ours: dict[str, object] = field(default_factory=dict)  # of the encoder's configuration
-    theirs: dict[str, object] = field(default_factory=dict)
-    pretraining: bool = True  # whether they have a class for next sentence
+    classes: str  # the prefix of their names
+    ours: dict[str, object] = field(default_factory=dict)  # fields of our configuration
+    theirs: dict[str, object] = field(default_factory=dict)  # fields of the configuration of `transformers`
+    pretraining: bool = True  # whether `transformers` has a class with next-sentence prediction
 
 
 PRE_NORM = {"pad_token_id": 0, "max_position_embeddings": POSITIONS + 1}
@@ -37,7 +37,7 @@ def their_cases(kinds: list[str]) -> list[tuple[str, str]]:
 
 
 def their_class(variant: str, kind: str):
-    """The class that a folder of ours is opened with."""
+    """The class of `transformers` that opens a folder of ours."""
     known = VARIANTS[variant]
     name, _ = REFERENCES["mlm" if kind == "mlm+nsp" and not known.pretraining else kind]
     return getattr(transformers, name.replace("Bert", known.classes))
@@ -62,10 +62,10 @@ def their_model(variant: str, kind: str, vocab_size: int, **changes):
 
 @torch.no_grad()
 def randomise(model, seed: int = 0):
-    """Draw all parameters far more widely than training starts with, biases and norms too, so that each one matters."""
+    """Draw all parameters, also biases and norms, more widely than an initialisation does, so that each one matters."""
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         parameter.normal_(0.0, 0.15, generator=draw)
-        if name.endswith("weight") and parameter.dim() == 1:  # a norm's
+        if name.endswith("weight") and parameter.dim() == 1:  # the weight of a norm
             parameter.add_(1.0)
     return model

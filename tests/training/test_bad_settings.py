@@ -1,4 +1,4 @@
-"""What cannot work is refused before the first step, with the bad value and a way out, and nothing is written."""
+"""Settings that cannot work are refused before the first step: the error names the value and a fix."""
 
 import dataclasses
 import re
@@ -88,13 +88,13 @@ NUMBERS = [(start, key) for cls, start in CONFIGS for key in numbers(cls) if key
 @pytest.mark.parametrize("value", ["NaN", "-1e30", "1e30"])
 @pytest.mark.parametrize(("start", "key"), NUMBERS, ids=[f"{type(s).__name__}-{k}" for s, k in NUMBERS])
 def test_every_number_has_bounds(start: Any, key: str, value: str) -> None:
-    """A setting without them is found here when it is added."""
+    """A new setting without bounds fails this test."""
     given = f'{{"a": {value}}}' if key == "data.class_weights" else value
     with pytest.raises(UserError, match=re.escape(key.split(".")[-1])):
         override(start, [f"{key}={given}"])
 
 
-def test_there_are_numbers_in_all_of_them() -> None:
+def test_numeric_settings_of_every_section_are_covered() -> None:
     assert len(NUMBERS) > 60
     assert {"train.learning_rate", "model.norm_eps", "data.masking.rate", "clean.min_length", "dropout"} <= {
         key for _, key in NUMBERS
@@ -102,7 +102,9 @@ def test_there_are_numbers_in_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[c[-1] for c, _ in REFUSED])
-def test_refused(changes: list[str], message: str, world: Path, tmp_path: Path) -> None:
+def test_bad_settings_are_refused_before_anything_is_written(
+    changes: list[str], message: str, world: Path, tmp_path: Path
+) -> None:
     def start() -> None:
         pretrain(settings("train.steps=4", *changes), world / "shards", tmp_path / "new" / "run", device="cpu")
 
@@ -111,7 +113,7 @@ def test_refused(changes: list[str], message: str, world: Path, tmp_path: Path) 
     assert not (tmp_path / "new").exists()
 
 
-def test_bfloat16_needs_a_cpu_that_has_it(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_refused_on_a_cpu_without_it(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertsmith.training.settings.has_bfloat16", lambda: False)
     config = settings("train.steps=4", "train.precision=bfloat16")
     with pytest.raises(UserError, match="this CPU has no products in bfloat16; choose float32"):
@@ -119,22 +121,22 @@ def test_bfloat16_needs_a_cpu_that_has_it(world: Path, tmp_path: Path, monkeypat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_later_phase_that_does_not_fill_a_batch_is_refused(world: Path, tmp_path: Path) -> None:
+def test_second_phase_that_does_not_fill_a_batch_is_refused(world: Path, tmp_path: Path) -> None:
     changes = ["train.steps=20", "data.long_length=512", "train.batch_size=700"]
     with pytest.raises(UserError, match=r"the corpus gives \d+ sequences of 512 tokens, fewer than a batch"):
         pretrain(settings(*changes), world / "shards", tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_sets_the_positions_of_continued_pre_training(world: Path, tmp_path: Path) -> None:
+def test_continued_pretraining_is_limited_to_the_positions_of_the_model(world: Path, tmp_path: Path) -> None:
     config = settings("train.steps=20", "model.max_positions=1024", "data.long_length=600")
     with pytest.raises(UserError, match=r"data\.long_length 600 is longer than the encoder's 512 positions"):
         pretrain(config, world / "shards", tmp_path / "run", model=world / "run", device="cpu")
     assert not (tmp_path / "run").exists()
 
 
-def room(monkeypatch: pytest.MonkeyPatch, megabytes: float) -> None:
-    """As if the machine had this much memory."""
+def limit_memory(monkeypatch: pytest.MonkeyPatch, megabytes: float) -> None:
+    """Make the machine look as if it had this much free memory."""
     monkeypatch.setattr(memory, "free_memory", lambda device: megabytes * 1e6)
 
 
@@ -153,27 +155,29 @@ def refusal(world: Path, out: Path, *changes: str) -> str:
     return str(caught.value)
 
 
-def test_a_micro_batch_that_does_not_fit_is_refused_with_one_that_does(
+def test_micro_batch_that_does_not_fit_is_refused_with_a_size_that_does(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room(monkeypatch, 200)
+    limit_memory(monkeypatch, 200)
     found = re.fullmatch(
         r"256 sequences of 128 tokens at once need about ([\d.]+) GB; cpu has 0.2 GB; "
         r"set train.micro_batch_size=(\d+): (\d+) of them make a batch, and the result is equal",
         refusal(world, tmp_path / "run", "train.micro_batch_size=256"),
     )
     assert found is not None
-    need, size, turns = float(found[1]), int(found[2]), int(found[3])
+    need, size, count = float(found[1]), int(found[2]), int(found[3])
     assert need > 0.2
-    assert turns == -(-256 // size)
+    assert count == -(-256 // size)
     plan = planned(f"train.micro_batch_size={size}")
     assert plan.size() == size
-    assert plan.memory(size + 1) > 0.9 * 200e6  # no smaller than it must be
+    assert plan.memory(size + 1) > 0.9 * 200e6  # the suggested size is the largest that fits
 
 
-def test_the_later_phase_has_to_fit_too(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room(monkeypatch, 200)
-    said = refusal(
+def test_memory_of_the_second_phase_is_checked_too(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_memory(monkeypatch, 200)
+    message = refusal(
         world,
         tmp_path / "run",
         "data.long_length=512",
@@ -181,37 +185,39 @@ def test_the_later_phase_has_to_fit_too(world: Path, tmp_path: Path, monkeypatch
         "train.batch_size=64",
         "train.micro_batch_size=16",
     )
-    assert said.startswith("16 sequences of 512 tokens at once need about")
+    assert message.startswith("16 sequences of 512 tokens at once need about")
 
 
-def test_where_nothing_fits_there_is_advice(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room(monkeypatch, 5)
+def test_error_gives_advice_when_no_micro_batch_fits(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_memory(monkeypatch, 5)
     for changes in ([], ["train.micro_batch_size=8"]):
-        said = refusal(world, tmp_path / "run", *changes)
-        assert "cpu has 0.0 GB; set train.gradient_checkpointing=true, set train.parallel=fsdp on several GPUs" in said
-    said = refusal(world, tmp_path / "run", "train.gradient_checkpointing=true")
-    assert "cpu has 0.0 GB; set train.parallel=fsdp on several GPUs, or take a smaller model" in said
+        message = refusal(world, tmp_path / "run", *changes)
+        assert (
+            "cpu has 0.0 GB; set train.gradient_checkpointing=true, set train.parallel=fsdp on several GPUs" in message
+        )
+    message = refusal(world, tmp_path / "run", "train.gradient_checkpointing=true")
+    assert "cpu has 0.0 GB; set train.parallel=fsdp on several GPUs, or take a smaller model" in message
 
 
-def test_unset_the_micro_batch_is_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_micro_batch_size_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, sizes = planned(), []
     for megabytes in (1e6, 100, 30):
-        room(monkeypatch, megabytes)
+        limit_memory(monkeypatch, megabytes)
         sizes.append(plan.size())
         assert plan.memory(sizes[-1]) <= 0.9 * megabytes * 1e6
     assert sizes[0] == 64
     assert sizes[0] > sizes[1] > sizes[2] >= 1
 
 
-def test_a_run_with_the_chosen_micro_batch_is_the_same(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Accumulation that was chosen for lack of memory equals the large batch."""
+def test_smaller_micro_batch_gives_the_same_loss(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradient accumulation that was chosen for lack of memory equals the large batch."""
     plain = ["data.long_length=null", "train.steps=3", "train.batch_size=32"]
     plain += ["model.hidden_dropout=0", "model.attention_dropout=0"]
     config = settings(*plain)
     large = pretrain(config, world / "shards", tmp_path / "large", device="cpu")
-    room(monkeypatch, 2.5)
+    limit_memory(monkeypatch, 2.5)
     small = pretrain(config, world / "shards", tmp_path / "small", device="cpu")
     assert read_json(tmp_path / "large" / "run.json")["micro_batch_sizes"] == {"32": 32}
     assert read_json(tmp_path / "small" / "run.json")["micro_batch_sizes"]["32"] < 32
@@ -229,7 +235,7 @@ def test_a_run_with_the_chosen_micro_batch_is_the_same(
         (["data.max_length=600"], "data.max_length 600 is longer than the encoder's 512 positions"),
     ],
 )
-def test_fine_tuning_is_refused_too(changes: list[str], message: str, world: Path, tmp_path: Path) -> None:
+def test_bad_settings_of_fine_tuning_are_refused(changes: list[str], message: str, world: Path, tmp_path: Path) -> None:
     def start() -> None:
         config = override(FinetuneConfig("classify"), changes)
         finetune(config, world / "run", world / "train.csv", tmp_path / "run", device="cpu")

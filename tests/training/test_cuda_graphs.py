@@ -1,4 +1,4 @@
-"""CUDA graphs without a GPU: the results of one stay when the next one is replayed."""
+"""CUDA graphs without a GPU: replaying a graph does not overwrite the results of another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertsmith.training import cuda_graphs
 from bertsmith.training.cuda_graphs import GraphRunner
 from bertsmith.training.settings import TrainConfig
 
-memory = torch.zeros(1)  # of all recordings, as they share it on a GPU
+memory = torch.zeros(1)  # the memory pool that all graphs share, as on a GPU
 
 
 class Graph:
@@ -31,7 +31,7 @@ def batch(*lengths: int) -> Batch:
     return collate(rows, packed=True)
 
 
-def test_the_result_of_a_graph_stays_when_another_graph_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaying_a_graph_keeps_the_results_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
@@ -45,7 +45,7 @@ def test_the_result_of_a_graph_stays_when_another_graph_is_replayed(monkeypatch:
     def forward_backward(given: Batch, scales: Any) -> tuple[list[str], torch.Tensor]:
         return ["loss"], memory
 
-    for given in (batch(3), batch(4, 2)):  # seen once
+    for given in (batch(3), batch(4, 2)):  # the first batch of each shape runs without a graph
         runner.run(forward_backward, given, {"loss": 1.0})
     (_, first), (_, second) = (runner.run(forward_backward, given, {"loss": 1.0}) for given in (batch(3), batch(4, 2)))
     assert (first.item(), second.item()) == (1.0, 2.0)

@@ -1,4 +1,4 @@
-"""Several ranks compute what one does: losses, weights, data order, checkpoints."""
+"""Several ranks give the losses, weights, data order and checkpoints of one."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def torchrun(
     agent = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
     agent += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     if store is None:
-        agent += ["--standalone"]  # which takes a port that is free, and keeps it
+        agent += ["--standalone"]  # binds a free port and keeps it
     else:
         agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
     agent += ["--local-addr=127.0.0.1", *program]
@@ -103,7 +103,7 @@ def close(first: Path, second: Path, tolerance: float) -> None:
 
 @pytest.fixture(scope="session")
 def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run by one process."""
+    """The same run on one rank."""
     run = tmp_path_factory.mktemp("alone") / "run"
     pretrain(override(recipe("bert-tiny"), SAVED), world / "shards", run, device="cpu")
     return run
@@ -111,7 +111,7 @@ def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def together(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run by two processes, as `ddp` and as `fsdp`: both by one start of the processes, which takes the longest."""
+    """The run on two ranks with `ddp` and with `fsdp`, in one launch, since launching takes longest."""
     folder = tmp_path_factory.mktemp("together")
     (folder / "program.py").write_text(PROGRAM)
     given = json.dumps([str(world / "shards"), str(folder), SAVED])
@@ -119,13 +119,13 @@ def together(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_processes_have_the_losses_of_one(alone: Path, together: Path) -> None:
+def test_ddp_on_two_ranks_equals_one_rank(alone: Path, together: Path) -> None:
     close(alone, together / "ddp", 1e-6)
     for name, tensor in weights(alone).items():
         assert torch.allclose(tensor, weights(together / "ddp")[name], atol=1e-5), name
 
 
-def test_a_divided_model_has_the_losses_of_one(alone: Path, together: Path) -> None:
+def test_fsdp_on_two_ranks_equals_one_rank(alone: Path, together: Path) -> None:
     close(alone, together / "fsdp", 1e-6)
 
 
@@ -134,7 +134,7 @@ def test_a_divided_model_has_the_losses_of_one(alone: Path, together: Path) -> N
     ("optimizer", "parallel", "tolerance"),
     [("lamb", "fsdp", 2e-6), ("muon", "fsdp", 2e-5), ("muon", "ddp", 2e-5)],
 )
-def test_optimisers_in_two_processes(
+def test_optimisers_on_two_ranks_equal_one_rank(
     optimizer: str, parallel: str, tolerance: float, world: Path, tmp_path: Path
 ) -> None:
     settings = [*SETTINGS, f"train.optimizer={optimizer}", "train.clip_norm=0.1"]
@@ -145,7 +145,9 @@ def test_optimisers_in_two_processes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_saved_by_two_resumed_by_one_and_the_reverse(parallel: str, world: Path, alone: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_two_ranks_resumes_on_one_and_back(
+    parallel: str, world: Path, alone: Path, tmp_path: Path
+) -> None:
     settings = [*SETTINGS, "train.save_every=7", "train.keep=9", f"train.parallel={parallel}"]
     run = tmp_path / "run"
     finish(torchrun(command(world, run, settings)))
@@ -159,7 +161,7 @@ def test_saved_by_two_resumed_by_one_and_the_reverse(parallel: str, world: Path,
     close(alone, run, 1e-6)
 
 
-def test_the_same_checkpoint_by_one_and_by_two(alone: Path, together: Path) -> None:
+def test_one_and_two_ranks_write_equal_checkpoints(alone: Path, together: Path) -> None:
     files = [run / "checkpoints" / "step-00000014" for run in (alone, together / "fsdp")]
     first, second = (load_file(folder / "optimizer.safetensors") for folder in files)
     assert first.keys() == second.keys()
@@ -172,7 +174,7 @@ def test_the_same_checkpoint_by_one_and_by_two(alone: Path, together: Path) -> N
 
 
 @pytest.mark.slow
-def test_two_nodes(world: Path, alone: Path, tmp_path: Path) -> None:
+def test_two_nodes_equal_one_rank(world: Path, alone: Path, tmp_path: Path) -> None:
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     nodes = [
         torchrun(
@@ -184,5 +186,5 @@ def test_two_nodes(world: Path, alone: Path, tmp_path: Path) -> None:
         for n in range(2)
     ]
     finish(*nodes)
-    (run,) = tmp_path.glob("node*/run")  # the first process alone writes
+    (run,) = tmp_path.glob("node*/run")  # only rank 0 writes
     close(alone, run, 1e-6)

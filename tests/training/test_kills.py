@@ -1,4 +1,4 @@
-"""Real processes: killed, signalled and resumed, a run ends with the same weights to the bit."""
+"""A run in its own process that is killed or signalled and then resumed ends with identical bytes."""
 
 import json
 import os
@@ -40,7 +40,7 @@ SETTINGS = [
 
 
 def alone(world: Path, out: Path, settings: list[str]) -> Path:
-    """The run that nothing disturbs, in this process."""
+    """An uninterrupted run in this process."""
     pretrain(override(recipe("bert-tiny"), settings), world / "shards", out, device="cpu")
     return out
 
@@ -51,9 +51,9 @@ def start(world: Path, out: Path, settings: list[str], *more: str) -> subprocess
     return subprocess.Popen(program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
 
 
-def wait_until(there: Callable[[], object], process: subprocess.Popen[str], seconds: float = 90) -> None:
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
-    while not there():
+    while not condition():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -69,14 +69,14 @@ def half_saved(run: Path) -> list[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "seed"), [("adamw", 7), ("lamb", 8)])
-def test_killed_and_resumed_is_identical_to_the_bit(optimizer: str, seed: int, world: Path, tmp_path: Path) -> None:
-    """Five kills a run: at random steps, in the middle of saves, and while the program comes up."""
+def test_killed_and_resumed_run_gives_identical_bytes(optimizer: str, seed: int, world: Path, tmp_path: Path) -> None:
+    """Five kills per run: at random steps, in the middle of saves, and during start-up."""
     settings = [*SETTINGS, f"train.optimizer={optimizer}"]
     whole, run, dice = alone(world, tmp_path / "whole", settings), tmp_path / "cut", random.Random(seed)
     in_saves = kills = 0
     for step in sorted(dice.sample(range(3, 58), 5)):
         process = start(world, run, settings, "--resume")
-        if kills == 2:  # as it comes up
+        if kills == 2:  # during start-up
             time.sleep(dice.uniform(0, 3))
         else:
             wait_until(lambda step=step: last_step(run) >= step, process)
@@ -94,35 +94,35 @@ def test_killed_and_resumed_is_identical_to_the_bit(optimizer: str, seed: int, w
     assert weights(run) == weights(whole)
     assert not list(run.rglob("*.partial"))
     records = [[(r["step"], r.get("loss")) for r in runlog.read(path)] for path in (whole, run)]
-    assert records[0] == records[1]  # no step is missing from the curve, and none is there twice
+    assert records[0] == records[1]  # every step is logged exactly once
 
 
 @pytest.mark.slow
-def test_signalled_and_resumed_is_identical_to_the_bit(world: Path, tmp_path: Path) -> None:
-    settings = [*SETTINGS, "train.save_every=0"]  # the signal alone saves
+def test_signalled_and_resumed_run_gives_identical_bytes(world: Path, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "train.save_every=0"]  # only the signal triggers a save
     whole, run = alone(world, tmp_path / "whole", settings), tmp_path / "cut"
     for number, step in ((signal.SIGTERM, 10), (signal.SIGINT, 40)):
         process = start(world, run, settings, "--resume")
         wait_until(lambda step=step: last_step(run) >= step, process)
         process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
+        stderr = process.communicate(timeout=60)[1]
         assert process.returncode == 128 + number
         found = latest_checkpoint(run)
         assert found is not None
         assert found[1].step >= step
-        assert f"saved {found[0]}. The same command with --resume goes on" in said
-        assert "Traceback" not in said
+        assert f"saved {found[0]}. The same command with --resume goes on" in stderr
+        assert "Traceback" not in stderr
     process = start(world, run, settings, "--resume")
     assert process.wait(120) == 0, process.communicate()[1]
     assert weights(run) == weights(whole)
 
 
 @pytest.mark.slow
-def test_a_second_signal_stops_at_once(world: Path, tmp_path: Path) -> None:
+def test_second_signal_stops_at_once(world: Path, tmp_path: Path) -> None:
     run, settings = tmp_path / "run", [*SETTINGS, "train.steps=2", "train.batch_size=1200", "train.save_every=0"]
     process = start(world, run, [*settings, "model.num_layers=12", "model.hidden_size=256"])
     wait_until((run / "run.json").exists, process)
-    time.sleep(3)  # in its first step, which is long
+    time.sleep(3)  # it is then in its first step, which is long
     process.send_signal(signal.SIGTERM)
     time.sleep(1.5)
     began = time.monotonic()
@@ -135,8 +135,8 @@ def test_a_second_signal_stops_at_once(world: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_all_processes_stop_together_and_go_on(parallel: str, world: Path, tmp_path: Path) -> None:
-    """SIGTERM to the launcher and to its processes, as a cluster sends it; evaluations on the way."""
+def test_all_ranks_stop_after_the_same_step_and_resume(parallel: str, world: Path, tmp_path: Path) -> None:
+    """SIGTERM goes to the launcher and to its processes, as a cluster sends it; the run also evaluates."""
     settings = [*SETTINGS, "train.save_every=1000", "train.evaluate_every=20", "train.micro_batch_size=4"]
     whole, run = alone(world, tmp_path / "whole", settings), tmp_path / "two"
     agent = torchrun(command(world, run, [*settings, f"train.parallel={parallel}"]))
@@ -147,33 +147,33 @@ def test_all_processes_stop_together_and_go_on(parallel: str, world: Path, tmp_p
     for process in processes:
         os.kill(process, signal.SIGTERM)
     agent.send_signal(signal.SIGTERM)
-    said = agent.communicate(timeout=60)[1]
+    stderr = agent.communicate(timeout=60)[1]
     assert agent.returncode != 0
     found = latest_checkpoint(run)
     assert found is not None
     assert len(checkpoints(run)) == 1
     assert found[1].step >= 25
-    assert said.count(f"saved {found[0]}. The same command with --resume goes on") == 1
-    only_plain_files(run)  # no pickle either in what two processes wrote
+    assert stderr.count(f"saved {found[0]}. The same command with --resume goes on") == 1
+    only_plain_files(run)  # checkpoints of two ranks hold no pickle either
     finish(torchrun(command(world, run, [*settings, f"train.parallel={parallel}"], "--resume")))
     one, two = ([r["loss"] for r in runlog.read(path) if "loss" in r] for path in (whole, run))
     assert torch.allclose(torch.tensor(one), torch.tensor(two), atol=1e-5)
 
 
 @pytest.mark.slow
-def test_an_error_of_the_first_process_ends_all(world: Path, tmp_path: Path) -> None:
+def test_error_on_rank_zero_ends_all_ranks(world: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").write_text("of the user")
     agent = torchrun(command(world, tmp_path / "run", SETTINGS))
-    said = agent.communicate(timeout=60)[1]
+    stderr = agent.communicate(timeout=60)[1]
     assert agent.returncode != 0
-    assert "error: --out" in said
-    assert "is there already and not empty" in said
-    assert "Connection" not in said  # the other process knows why
+    assert "error: --out" in stderr
+    assert "is there already and not empty" in stderr
+    assert "Connection" not in stderr  # the other rank ends without a connection error
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_one_line_of_the_others(world: Path, tmp_path: Path) -> None:
+def test_killed_rank_is_reported_in_one_line(world: Path, tmp_path: Path) -> None:
     agent = torchrun(command(world, tmp_path / "run", [*SETTINGS, "train.steps=100000"]))
     wait_until(lambda: checkpoints(tmp_path / "run"), agent)
     children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
@@ -181,15 +181,15 @@ def test_a_killed_process_is_one_line_of_the_others(world: Path, tmp_path: Path)
         agent.kill()
         pytest.skip("Linux lists the children of a process")
     os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
-    said = agent.communicate(timeout=120)[1]
+    stderr = agent.communicate(timeout=120)[1]
     assert agent.returncode != 0
-    assert said.count("error: process 0 lost the connection to another process of the run") == 1
-    assert f"{ROOT}/bertsmith" not in said  # nor a traceback of ours
+    assert stderr.count("error: process 0 lost the connection to another process of the run") == 1
+    assert f"{ROOT}/bertsmith" not in stderr  # no traceback through the package
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_are_saved_on_sigterm(world: Path, tmp_path: Path) -> None:
-    """As on Ctrl-C: what has begun is saved, and the same command resumes it."""
+def test_parallel_runs_are_saved_on_sigterm(world: Path, tmp_path: Path) -> None:
+    """As on Ctrl-C, runs that have started are saved, and the same command resumes them."""
     flags = ["train.steps=4000", "train.batch_size=8", "data.max_length=16"]
     program = [sys.executable, "-m", "bertsmith", "finetune", "classify", "--model", str(world / "run")]
     program += ["--data", str(world / "train.csv"), "--dev", str(world / "dev.csv"), "--out", str(tmp_path / "out")]
@@ -199,11 +199,11 @@ def test_runs_side_by_side_are_saved_on_sigterm(world: Path, tmp_path: Path) -> 
     runs = [tmp_path / "out" / f"seed-{seed}" for seed in (1, 2)]
     wait_until(lambda: all(last_step(run) for run in runs), process, 180)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=120)[1]
+    stderr = process.communicate(timeout=120)[1]
     assert process.returncode == 143
-    assert said.splitlines()[-1] == "stopped; runs that had begun are saved. The same command with --resume goes on"
-    assert "leaked" not in said
-    assert "Traceback" not in said
+    assert stderr.splitlines()[-1] == "stopped; runs that had begun are saved. The same command with --resume goes on"
+    assert "leaked" not in stderr
+    assert "Traceback" not in stderr
     assert all(latest_checkpoint(run) for run in runs)
 
 
@@ -220,27 +220,27 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_diagnosis_of_two_processes_of_which_one_is_bad(parallel: str, world: Path, tmp_path: Path) -> None:
+def test_divergence_on_one_of_two_ranks_is_diagnosed(parallel: str, world: Path, tmp_path: Path) -> None:
     (tmp_path / "poisoned.py").write_text(POISONED)
     settings = [*SETTINGS, "train.micro_batch_size=8", f"train.parallel={parallel}"]
     agent = torchrun(command(world, tmp_path / "run", settings), program=(str(tmp_path / "poisoned.py"),))
-    said = agent.communicate(timeout=60)[1]
+    stderr = agent.communicate(timeout=60)[1]
     assert agent.returncode != 0
     found = re.search(
-        r"error: the loss was bad in 5 steps in a row.*first bad tensor: output of encoder, in the.*", said
+        r"error: the loss was bad in 5 steps in a row.*first bad tensor: output of encoder, in the.*", stderr
     )
-    assert found, said  # of the samples that the second process had
+    assert found, stderr  # it names samples of rank 1
 
 
 @pytest.mark.slow
-def test_by_the_clock_a_run_ends_with_its_time_also_when_it_was_stopped(world: Path, tmp_path: Path) -> None:
+def test_time_budget_includes_the_time_before_a_resume(world: Path, tmp_path: Path) -> None:
     run, settings = tmp_path / "run", [*SETTINGS, "train.hours=0.003"]  # 10.8 s
     process = start(world, run, settings)
     wait_until(lambda: runlog.read(run)[-1:] and runlog.read(run)[-1]["seconds"] > 4, process)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[1]
+    stderr = process.communicate(timeout=60)[1]
     assert process.returncode == 143
-    assert "not identical to the bit" in said
+    assert "not identical to the bit" in stderr
     process = start(world, run, settings, "--resume")
     assert process.wait(120) == 0, process.communicate()[1]
     records = [r for r in runlog.read(run) if "loss" in r]
@@ -253,7 +253,7 @@ def test_by_the_clock_a_run_ends_with_its_time_also_when_it_was_stopped(world: P
 
 
 @pytest.mark.slow
-def test_verify_resume_as_a_command(world: Path) -> None:
+def test_verify_resume_command_reports_identical_weights(world: Path) -> None:
     flags = [part for setting in TINY for part in ("--set", setting)]
     program = [sys.executable, "-m", "bertsmith", "verify", "resume", "bert-tiny", "--data", str(world / "shards")]
     program += ["--device", "cpu", "--steps", "24", "--kills", "2", "--json", *flags, "--set", "train.batch_size=8"]
@@ -270,7 +270,7 @@ def test_verify_resume_as_a_command(world: Path) -> None:
 @pytest.mark.parametrize(
     ("difference", "noise", "wanted"), [(0.0, 0.0, 0), (1e-3, 0.0, 1), (1e-3, 9e-4, 0), (1e-2, 1e-3, 1)]
 )
-def test_verify_resume_sees_a_difference(
+def test_verify_resume_fails_on_a_difference_above_the_noise(
     difference: float, noise: float, wanted: int, world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import typer

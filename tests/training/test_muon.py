@@ -1,4 +1,4 @@
-"""Muon takes the steps of torch's own, all matrices of a shape at once."""
+"""Muon takes the steps of `torch.optim.Muon`, with all matrices of a shape in one batch."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ def matrices(seed: int = 0) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.01), (torch.float32, 0.03)])
-def test_the_steps_of_torch(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which iterates in bfloat16."""
+def test_steps_equal_those_of_torch_muon(dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.optim.Muon` iterates in bfloat16."""
     monkeypatch.setattr(muon, "iteration_dtype", lambda device: dtype)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # torch turns it off on a CPU without bfloat16
     ours, theirs = matrices(), matrices()
@@ -36,20 +36,20 @@ def test_the_steps_of_torch(dtype: torch.dtype, tolerance: float, monkeypatch: p
 
 
 @pytest.mark.parametrize("shape", [(3, 12, 12), (2, 12, 40), (2, 40, 12)])
-def test_singular_values_come_near_one(shape: tuple[int, ...]) -> None:
+def test_orthogonalised_singular_values_are_near_one(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonalise(torch.randn(shape)))
     assert values.min() > 0.5
     assert values.max() < 1.3
 
 
-def test_a_matrix_does_not_depend_on_its_company() -> None:
+def test_result_does_not_depend_on_the_other_matrices_of_a_batch() -> None:
     torch.manual_seed(0)
     stack = torch.randn(4, 16, 24)
     torch.testing.assert_close(orthogonalise(stack)[2], orthogonalise(stack[2:3])[0])
 
 
-def test_no_gradient_no_step() -> None:
+def test_parameters_without_gradient_are_not_updated() -> None:
     parameters = matrices()
     parameters[0].grad = torch.ones_like(parameters[0])
     Muon([{"params": parameters}], lr=0.1, weight_decay=0.1, momentum=0.9).step()
@@ -58,8 +58,8 @@ def test_no_gradient_no_step() -> None:
     assert all(torch.equal(p, b) for p, b in zip(parameters[1:], before[1:], strict=True))
 
 
-def test_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU runs takes the same steps; here by Triton's interpreter."""
+def test_triton_kernels_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of a GPU, run by Triton's interpreter."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("runs on the interpreter")
@@ -80,7 +80,7 @@ def test_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (mine - other).norm() < 1e-4 * (other - start).norm()
 
 
-def test_a_product_with_an_addend() -> None:
+def test_triton_product_equals_torch() -> None:
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("runs on the interpreter")
@@ -89,5 +89,5 @@ def test_a_product_with_an_addend() -> None:
     a, b, c = torch.randn(2, 40, 24), torch.randn(2, 24, 30), torch.randn(2, 40, 30)
     expected = muon.product(a, b, c, 0.5, 2.0)
     torch.testing.assert_close(muon_kernels.product(a, b, c, 0.5, 2.0), expected, atol=1e-5, rtol=1e-5)
-    whole = muon_kernels.product(a, a.mT, symmetric=True)
-    torch.testing.assert_close(whole, a @ a.mT, atol=1e-5, rtol=1e-5)
+    square = muon_kernels.product(a, a.mT, symmetric=True)
+    torch.testing.assert_close(square, a @ a.mT, atol=1e-5, rtol=1e-5)

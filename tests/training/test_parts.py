@@ -1,4 +1,4 @@
-"""A model says which its layers are and what is not trained: a made-up student with a frozen teacher."""
+"""A model names its layers and its frozen parts: a made-up student with a frozen teacher."""
 
 import os
 import socket
@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 
 class Distilled(nn.Module):
-    """A student that learns the states of a teacher."""
+    """A student that learns the hidden states of a teacher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Distilled(nn.Module):
 
 
 def batches(step: int, share: float) -> list[Batch]:
-    """Four micro-batches a step, divided among the ranks."""
+    """Four micro-batches per step, divided among the ranks."""
     made = []
     for number in range(4):
         draw = np.random.default_rng([step, number])
@@ -82,7 +82,7 @@ def batches(step: int, share: float) -> list[Batch]:
 
 
 def save(folder: Path, tensors: Any) -> None:
-    """The student alone: the teacher is what it was."""
+    """Save the student alone, since the teacher does not change."""
     save_file({n: t for n, t in tensors.items() if n.startswith("student.")}, folder / "model.safetensors")
 
 
@@ -112,19 +112,19 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
-def test_the_student_is_trained_and_the_teacher_keeps_its_bytes(tmp_path: Path, optimizer: str) -> None:
+def test_student_is_trained_and_teacher_stays_frozen(tmp_path: Path, optimizer: str) -> None:
     before, model = Distilled(), train(tmp_path, optimizer=optimizer, layer_decay=0.5)
     assert same(tensors(model.teacher), tensors(before.teacher))
     student, first = tensors(model.student), tensors(before.student)
     assert not any(torch.equal(student[name], first[name]) for name in student)
-    assert model.modes == {(True, False)}  # dropout of the student alone
+    assert model.modes == {(True, False)}  # only the student uses dropout
     assert not any(p.requires_grad or p.grad is not None for p in model.teacher.parameters())
     state = load_file(checkpoints(tmp_path)[-1] / "optimizer.safetensors")
     assert {entry.split(":")[1].split(".")[0] for entry in state} == {"student"}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path: Path, optimizer: str) -> None:
+def test_resumed_run_gives_identical_weights(tmp_path: Path, optimizer: str) -> None:
     whole = train(tmp_path / "whole", optimizer=optimizer)
     for path in checkpoints(tmp_path / "whole")[1:]:
         path.rename(path.with_name(f"later-{path.name}"))
@@ -134,7 +134,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path: Path, optim
     assert same(tensors(train(tmp_path / "resumed", found, optimizer=optimizer)), tensors(whole))
 
 
-def test_the_best_model_is_loaded_without_the_teacher(tmp_path: Path) -> None:
+def test_best_checkpoint_is_loaded_without_the_teacher(tmp_path: Path) -> None:
     model, scores = Distilled(), iter([3.0, 1.0, 2.0])
     config = TrainConfig(steps=STEPS, learning_rate=0.01, evaluate_every=2, keep_best=True)
     evaluate = lambda: {"loss": next(scores)}  # noqa: E731
@@ -147,7 +147,7 @@ def test_the_best_model_is_loaded_without_the_teacher(tmp_path: Path) -> None:
     assert same(tensors(model.teacher), tensors(Distilled().teacher))
 
 
-def test_layers_are_those_that_the_model_names() -> None:
+def test_layer_decay_and_muon_use_the_layers_that_the_model_names() -> None:
     model = Distilled()
     shares = {name: learning_rate_factors(model, 0.5)[p] for name, p in model.student.named_parameters()}
     rates = {"embeddings": 0.25, "lower": 0.5, "upper": 1.0, "norm": 1.0}
@@ -167,7 +167,7 @@ def on_two_ranks(folder: str) -> None:
                 save_file(found, Path(folder) / f"{parallel}.safetensors")
 
 
-def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
+def test_two_ranks_train_the_same_weights_as_one(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

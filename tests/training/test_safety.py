@@ -1,4 +1,4 @@
-"""Nothing that was saved is lost: bad steps, damaged checkpoints, full disks, signals."""
+"""Saved work survives bad steps, damaged checkpoints, full disks and signals."""
 
 import json
 import math
@@ -35,7 +35,7 @@ EIGHT = settings("train.steps=8", "train.save_every=2", "train.keep=9")
 
 @pytest.fixture(scope="session")
 def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of eight steps with all its checkpoints, which nothing disturbed."""
+    """An uninterrupted run of eight steps with all its checkpoints."""
     path = tmp_path_factory.mktemp("whole") / "run"
     pretrain(EIGHT, world / "shards", path, device="cpu")
     return path
@@ -45,12 +45,12 @@ def names(path: Path) -> list[int]:
     return [int(p.name.removeprefix("step-")) for p in checkpoints(path)]
 
 
-# --- losses that are no numbers
+# --- losses that are not finite
 
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Multiplies the first loss of chosen steps by a factor, on the way forward."""
+    """Multiplies the first loss of chosen steps by a factor, in the forward pass."""
     step = -1
     gradients = fit.gradients
 
@@ -80,7 +80,7 @@ def same_files(first: Path, second: Path) -> bool:
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf, 1e4], ids=["nan", "infinite", "exploding"])
-def test_a_bad_step_is_skipped_and_counted(poison, factor: float, world: Path, tmp_path: Path) -> None:
+def test_bad_steps_are_skipped_and_counted(poison, factor: float, world: Path, tmp_path: Path) -> None:
     poison(MaskedLM, {2, 5}, factor)
     config = settings("train.steps=8", "train.save_every=1", "train.keep=9")
     scores = pretrain(config, world / "shards", tmp_path / "run", device="cpu")
@@ -94,13 +94,13 @@ def test_a_bad_step_is_skipped_and_counted(poison, factor: float, world: Path, t
         json.loads(line, parse_constant=pytest.fail)  # strict JSON, which has no NaN
 
 
-def test_the_first_step_may_be_bad(poison, world: Path, tmp_path: Path) -> None:
+def test_bad_first_step_is_skipped(poison, world: Path, tmp_path: Path) -> None:
     poison(MaskedLM, {0}, math.nan)
     pretrain(settings("train.steps=3"), world / "shards", tmp_path / "run", device="cpu")
     assert runlog.read(tmp_path / "run")[2]["skipped"] == 1
 
 
-def test_several_bad_steps_in_a_row_end_the_run_also_across_a_resume(poison, world: Path, tmp_path: Path) -> None:
+def test_consecutive_bad_steps_end_the_run_even_across_a_resume(poison, world: Path, tmp_path: Path) -> None:
     poison(MaskedLM, {1, *range(3, 3 + LIMIT)}, math.nan)
     config = settings("train.steps=12", "train.save_every=1", "train.keep=20")
     errors = []
@@ -121,7 +121,7 @@ def test_several_bad_steps_in_a_row_end_the_run_also_across_a_resume(poison, wor
     assert all(sample.isdigit() for sample in samples)
 
 
-def test_a_rate_that_is_far_too_high_is_diagnosed(world: Path, tmp_path: Path) -> None:
+def test_divergence_by_a_high_learning_rate_is_diagnosed(world: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"first bad tensor: .*(parameter|output of|gradient of).*Lower train\.learning"
     ):
@@ -130,7 +130,7 @@ def test_a_rate_that_is_far_too_high_is_diagnosed(world: Path, tmp_path: Path) -
         )
 
 
-def test_fine_tuning_is_guarded_too(poison, world: Path, tmp_path: Path) -> None:
+def test_bad_steps_of_fine_tuning_are_skipped_too(poison, world: Path, tmp_path: Path) -> None:
     config = override(FinetuneConfig("classify"), ["train.steps=10", "train.batch_size=8", "data.max_length=32"])
     poison(TaskModel, {4}, math.inf)
     finetune(config, world / "run", world / "train.csv", tmp_path / "one", device="cpu")
@@ -141,7 +141,7 @@ def test_fine_tuning_is_guarded_too(poison, world: Path, tmp_path: Path) -> None
 
 
 class _Backwards(torch.autograd.Function):
-    """Passes forwards what it is given, and backwards something else."""
+    """The identity in the forward pass; the backward pass scales the gradient."""
 
     @staticmethod
     def forward(context, x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -153,59 +153,59 @@ class _Backwards(torch.autograd.Function):
         return gradient * context.factor, None
 
 
-def diagnosis(spoil: Callable[[TaskModel, list[Batch]], None]) -> str:
-    """What is said of two micro-batches, samples 10 to 13 and 14 to 17, after a model was spoilt."""
+def diagnosis(damage_model: Callable[[TaskModel, list[Batch]], None]) -> str:
+    """The bad tensor that the error names for a damaged model and samples 10 to 13 and 14 to 17."""
     rows, model = examples(8), task_model()
     batches = [collate(rows[i : i + 4], packed=True, indices=np.arange(10 + i, 14 + i)) for i in (0, 4)]
-    for batch in batches:  # the gradients of a step are there when it is given up
+    for batch in batches:  # a skipped step leaves its gradients
         model(batch)["task"].backward()
-    spoil(model, batches)
+    damage_model(model, batches)
     with pytest.raises(UserError) as caught:
         raise_diverged(model, batches, lambda number: model(batches[number])["task"] / 8, math.nan, 6)
     return str(caught.value).split("first bad tensor: ")[1].split(". ")[0]
 
 
 def on_the_second(model: TaskModel, module: nn.Module, batches: list[Batch], change) -> None:
-    """Change a module's output where it is given as many tokens as the second micro-batch has."""
+    """Change a module's output in the second micro-batch, recognised by its number of tokens."""
     module.register_forward_hook(lambda m, a, out: change(out) if len(a[0]) == batches[1].num_tokens else None)
 
 
-def test_the_diagnosis_names_a_parameter() -> None:
-    def spoil(model: TaskModel, batches: list[Batch]) -> None:
+def test_diagnosis_names_a_parameter() -> None:
+    def damage_model(model: TaskModel, batches: list[Batch]) -> None:
         for parameter in model.encoder.layers[1].parameters():
             parameter.data.view(-1)[-1] = math.inf
 
     first = next(name for name, _ in task_model().named_parameters() if "layers.1." in name)
-    assert diagnosis(spoil) == f"parameter {first}, in the batch of samples 10, 11, 12, 13"
+    assert diagnosis(damage_model) == f"parameter {first}, in the batch of samples 10, 11, 12, 13"
 
 
-def test_the_diagnosis_names_an_output_and_the_batch_that_has_it() -> None:
-    def spoil(model: TaskModel, batches: list[Batch]) -> None:
+def test_diagnosis_names_an_output_and_its_batch() -> None:
+    def damage_model(model: TaskModel, batches: list[Batch]) -> None:
         on_the_second(model, model.encoder.layers[1], batches, lambda out: out * math.nan)
 
-    assert diagnosis(spoil) == "output of encoder.layers.1, in the batch of samples 14, 15, 16, 17"
+    assert diagnosis(damage_model) == "output of encoder.layers.1, in the batch of samples 14, 15, 16, 17"
 
 
-def test_the_diagnosis_names_a_gradient_and_the_batch_that_has_it() -> None:
-    def spoil(model: TaskModel, batches: list[Batch]) -> None:
+def test_diagnosis_names_a_gradient_and_its_batch() -> None:
+    def damage_model(model: TaskModel, batches: list[Batch]) -> None:
         on_the_second(model, model.encoder.layers[0], batches, lambda out: _Backwards.apply(out, math.nan))
-        next(model.parameters()).grad.fill_(math.nan)  # left over from the step; of both batches
+        next(model.parameters()).grad.fill_(math.nan)  # left over from the step, the sum over both batches
 
-    found = diagnosis(spoil)
+    found = diagnosis(damage_model)
     assert found.startswith("gradient of encoder.layers.0.")
     assert found.endswith("samples 14, 15, 16, 17")
 
 
-def test_the_diagnosis_of_an_exploding_loss_names_the_largest() -> None:
-    def spoil(model: TaskModel, batches: list[Batch]) -> None:
+def test_diagnosis_of_an_exploding_loss_names_the_largest_tensor() -> None:
+    def damage_model(model: TaskModel, batches: list[Batch]) -> None:
         on_the_second(model, model.encoder.layers[1], batches, lambda out: out * 1e20)
 
-    found = diagnosis(spoil)
+    found = diagnosis(damage_model)
     assert "all are finite, the largest is " in found
     assert found.endswith("samples 14, 15, 16, 17")
 
 
-def test_the_guard_compares_with_the_first_loss() -> None:
+def test_guard_compares_with_the_first_loss() -> None:
     guard = Guard()
     assert guard.accepts(2.0, 1.0)
     assert guard.accepts(19.0, 1.0)
@@ -225,12 +225,12 @@ def flip(file: Path) -> None:
     file.write_bytes(data)
 
 
-def shorten(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-30])
 
 
-def later(file: Path) -> None:
-    """JSON that is valid and wrong."""
+def wrong_step(file: Path) -> None:
+    """Write valid JSON with a wrong step."""
     file.write_text(file.read_text().replace('"step": 6', '"step": 7'))
 
 
@@ -239,40 +239,40 @@ def later(file: Path) -> None:
     [
         ("model.safetensors", flip),
         ("optimizer.safetensors", flip),
-        ("optimizer.safetensors", shorten),
-        ("trainer.json", shorten),
-        ("trainer.json", later),
-        ("tokenizer.json", shorten),
+        ("optimizer.safetensors", truncate),
+        ("trainer.json", truncate),
+        ("trainer.json", wrong_step),
+        ("tokenizer.json", truncate),
         ("config.json", Path.unlink),
         ("trainer.json", Path.unlink),
     ],
 )
-def test_a_damaged_checkpoint_is_passed_over(
+def test_damaged_checkpoint_is_skipped(
     file: str, damage, world: Path, whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     again = cut(whole, tmp_path / "cut", 6)
     damage(again / "checkpoints" / "step-00000006" / file)
     pretrain(EIGHT, world / "shards", again, device="cpu", resume=True)
-    said = capfd.readouterr().err
-    assert "warning: checkpoint" in said
-    assert "step-00000006 cannot be read" in said
-    assert "after step 4" in said
+    err = capfd.readouterr().err
+    assert "warning: checkpoint" in err
+    assert "step-00000006 cannot be read" in err
+    assert "after step 4" in err
     assert weights(again) == weights(whole)
 
 
-def test_when_all_are_damaged_the_run_begins_anew(world: Path, whole: Path, tmp_path: Path, capfd) -> None:
+def test_run_starts_over_when_all_checkpoints_are_damaged(world: Path, whole: Path, tmp_path: Path, capfd) -> None:
     again = cut(whole, tmp_path / "cut", 6)
     for path in checkpoints(again):
         flip(path / "model.safetensors")
     pretrain(EIGHT, world / "shards", again, device="cpu", resume=True)
-    said = capfd.readouterr().err
-    assert said.count("cannot be read") == 3
-    assert "starting from the beginning" in said
+    err = capfd.readouterr().err
+    assert err.count("cannot be read") == 3
+    assert "starting from the beginning" in err
     assert weights(again) == weights(whole)
     assert [r["step"] for r in runlog.read(again)] == [r["step"] for r in runlog.read(whole)]
 
 
-def test_a_resumed_run_counts_its_tokens_from_the_beginning(world: Path, whole: Path, tmp_path: Path) -> None:
+def test_token_count_is_restored_on_resume(world: Path, whole: Path, tmp_path: Path) -> None:
     again = cut(whole, tmp_path / "cut", 6)
     pretrain(EIGHT, world / "shards", again, device="cpu", resume=True)
     counts = [[r["tokens"] for r in runlog.read(run) if "loss" in r] for run in (again, whole)]
@@ -280,7 +280,9 @@ def test_a_resumed_run_counts_its_tokens_from_the_beginning(world: Path, whole: 
     assert counts[0] == counts[1] == sorted(set(counts[1]))
 
 
-def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(world: Path, whole: Path, tmp_path: Path) -> None:
+def test_new_checkpoint_is_kept_although_damaged_ones_have_later_steps(
+    world: Path, whole: Path, tmp_path: Path
+) -> None:
     again = cut(whole, tmp_path / "cut", 6)
     for path in checkpoints(again)[1:]:
         flip(path / "model.safetensors")
@@ -289,10 +291,10 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(world: Path,
     assert found[1].step == 2
     state = checkpoint.TrainerState(3)
     checkpoint.save_checkpoint(again, state, task_model(), [], lambda folder, tensors: None, keep=1)
-    assert names(again) == [3, 4, 6]  # though the damaged ones are newer
+    assert names(again) == [3, 4, 6]  # 3 is kept, although the damaged ones have later steps
 
 
-def test_the_best_checkpoint_is_kept(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_checkpoint_is_kept(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([math.nan, 3.0, 4.0, 4.2, 4.5])
     monkeypatch.setattr(held_out, "evaluate", lambda *a: {"mlm_loss": next(found)})
     often = ("train.save_every=2", "train.keep=2", "train.evaluate_every=2")
@@ -304,7 +306,7 @@ def test_the_best_checkpoint_is_kept(world: Path, tmp_path: Path, monkeypatch: p
     assert best.name == "step-00000004"
 
 
-def test_of_equally_good_checkpoints_the_earliest_is_the_best(tmp_path: Path) -> None:
+def test_earliest_of_equally_good_checkpoints_is_the_best(tmp_path: Path) -> None:
     for step, score in ((2, 1.0), (4, 3.0), (6, None), (8, 3.0), (10, 2.0)):
         folder = tmp_path / "checkpoints" / f"step-{step:08}"
         folder.mkdir(parents=True)
@@ -314,15 +316,15 @@ def test_of_equally_good_checkpoints_the_earliest_is_the_best(tmp_path: Path) ->
     assert checkpoint.step_of(best) == 4
 
 
-def test_checkpoints_come_by_the_clock_and_one_of_the_last_step(world: Path, tmp_path: Path) -> None:
+def test_checkpoints_are_saved_by_time_and_after_the_last_step(world: Path, tmp_path: Path) -> None:
     pretrain(settings("train.steps=5", "train.save_minutes=1e-9"), world / "shards", tmp_path / "run", device="cpu")
     assert names(tmp_path / "run") == [4, 5]
     pretrain(settings("train.steps=5"), world / "shards", tmp_path / "short", device="cpu")
-    assert names(tmp_path / "short") == []  # a run of less than `save_minutes` is as quickly done again
+    assert names(tmp_path / "short") == []  # a run shorter than `save_minutes` needs no checkpoint
 
 
-def test_a_checkpoint_is_not_written_twice(world: Path, whole: Path, tmp_path: Path, monkeypatch) -> None:
-    """Signalled before its first step, a resumed run must not touch the checkpoint that it came from."""
+def test_checkpoint_is_not_written_twice(world: Path, whole: Path, tmp_path: Path, monkeypatch) -> None:
+    """A resumed run that is signalled before its first step does not rewrite its checkpoint."""
     again = cut(whole, tmp_path / "cut", 6)
     before = {p: p.stat().st_mtime_ns for p in again.rglob("step-*/*")}
     agree = fit._Loop._agree
@@ -338,7 +340,7 @@ def test_a_checkpoint_is_not_written_twice(world: Path, whole: Path, tmp_path: P
 
 
 def only_plain_files(run: Path) -> None:
-    """Every file of a run is wholly text, JSON or safetensors, which can hold no code."""
+    """Assert that every file of a run is text, JSON or safetensors, which can hold no code."""
     for file in run.rglob("*"):
         if file.suffix == ".safetensors":
             with safe_open(file, "pt") as opened:  # refuses a file with anything besides header and tensors
@@ -351,13 +353,13 @@ def only_plain_files(run: Path) -> None:
             assert file.is_dir() or (file.suffix in (".txt", ".md") and b"\0" not in file.read_bytes()), file
 
 
-def test_a_run_holds_no_pickle(whole: Path) -> None:
+def test_run_folder_holds_no_pickle(whole: Path) -> None:
     assert names(whole) == [2, 4, 6, 8]
     only_plain_files(whole)
 
 
 @pytest.mark.parametrize("moment", ["config", "facts"])
-def test_a_run_that_was_killed_while_it_was_made_goes_on(moment: str, world: Path, whole: Path, tmp_path: Path) -> None:
+def test_run_killed_while_its_folder_was_created_resumes(moment: str, world: Path, whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     out.mkdir()
     if moment == "config":
@@ -374,7 +376,7 @@ def test_a_run_that_was_killed_while_it_was_made_goes_on(moment: str, world: Pat
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """No file may become larger, as on a full disk: writing fails in the middle."""
+    """Limit the size of files, so that writing fails in the middle, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -383,21 +385,21 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_loses_nothing_that_was_saved(world: Path, whole: Path, tmp_path: Path, capfd) -> None:
+def test_saved_checkpoints_survive_a_full_disk(world: Path, whole: Path, tmp_path: Path, capfd) -> None:
     again = cut(whole, tmp_path / "cut", 2)
     with largest_file(100_000), pytest.raises(UserError, match=r"cut/model could not be written: .*--resume"):
         pretrain(EIGHT, world / "shards", again, device="cpu", resume=True)
-    said = capfd.readouterr().err
+    err = capfd.readouterr().err
     for step in (4, 6, 8):
-        assert f"warning: no checkpoint after step {step}: " in said
+        assert f"warning: no checkpoint after step {step}: " in err
     assert names(again) == [2]
     assert not list(again.rglob("*.partial"))
-    assert runlog.read(again)[-1]["step"] == 8  # it went on to its end
+    assert runlog.read(again)[-1]["step"] == 8  # it trained to its last step
     pretrain(EIGHT, world / "shards", again, device="cpu", resume=True)
     assert weights(again) == weights(whole)
 
 
-def test_a_run_whose_model_cannot_be_written_goes_on_from_its_end(
+def test_run_whose_model_could_not_be_written_resumes_without_training(
     world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
@@ -415,7 +417,7 @@ def test_a_run_whose_model_cannot_be_written_goes_on_from_its_end(
     assert weights(tmp_path / "run") == weights(whole)
 
 
-def test_metrics_that_cannot_be_written_do_not_end_a_run(tmp_path: Path, capfd) -> None:
+def test_unwritable_metrics_do_not_end_a_run(tmp_path: Path, capfd) -> None:
     append = runlog.open_log(tmp_path, 0)
     append({"step": 1, "words": "x" * 50_000})
     size = (tmp_path / "metrics.jsonl").stat().st_size
@@ -426,7 +428,7 @@ def test_metrics_that_cannot_be_written_do_not_end_a_run(tmp_path: Path, capfd) 
     assert [r["step"] for r in runlog.read(tmp_path)] == [1, 3]
 
 
-def test_a_line_that_a_crash_cut_off_hides_no_other(tmp_path: Path) -> None:
+def test_truncated_lines_of_metrics_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "lo{"step": 3}\n{"step": 4}\n{"step": 5')
     assert [r["step"] for r in runlog.read(tmp_path)] == [1, 4]
     runlog.open_log(tmp_path, 4)({"step": 5})
@@ -437,7 +439,7 @@ def test_a_line_that_a_crash_cut_off_hides_no_other(tmp_path: Path) -> None:
 
 
 def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) -> None:
-    """Signals to this process in the middle of a step."""
+    """Send signals to this process in the middle of a step."""
     gradients = fit.gradients
 
     def interrupted(*arguments):
@@ -451,7 +453,7 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) ->
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("step", [0, 4])
-def test_a_signal_saves_and_says_how_to_go_on(
+def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
     number: int, step: int, world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     handlers = [signal.getsignal(n) for n in stopping.SIGNALS]
@@ -468,7 +470,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert weights(tmp_path / "run") == weights(whole)
 
 
-def test_a_second_signal_stops_at_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_stops_at_once(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "ECHO", 0.0)
     signal_in_step(monkeypatch, 3, signal.SIGTERM, signal.SIGINT)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -480,7 +482,7 @@ def test_a_second_signal_stops_at_once(world: Path, tmp_path: Path, monkeypatch:
     assert names(tmp_path / "run") == [2]
 
 
-def test_stopped_before_the_first_step_and_resumed(world: Path, whole: Path, tmp_path: Path, monkeypatch) -> None:
+def test_run_stopped_before_its_first_step_resumes(world: Path, whole: Path, tmp_path: Path, monkeypatch) -> None:
     agree = fit._Loop._agree
 
     def signalled(self, *arguments):
@@ -498,7 +500,7 @@ def test_stopped_before_the_first_step_and_resumed(world: Path, whole: Path, tmp
 # --- TensorBoard
 
 
-def test_tensorboard_shows_what_metrics_hold(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_has_the_records_of_metrics(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = override(EIGHT, ["train.tensorboard=true"])
@@ -507,7 +509,7 @@ def test_tensorboard_shows_what_metrics_hold(world: Path, tmp_path: Path, monkey
         with pytest.raises(Interrupted):
             pretrain(config, world / "shards", tmp_path / "run", device="cpu")
     for late in checkpoints(tmp_path / "run")[-1:]:
-        shutil.rmtree(late)  # so that the resumed run goes back behind what was shown
+        shutil.rmtree(late)  # so that the resumed run repeats steps that TensorBoard already has
     pretrain(config, world / "shards", tmp_path / "run", device="cpu", resume=True)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     shown = [(e.step, pytest.approx(e.value)) for e in events.Scalars("loss")]
@@ -516,7 +518,7 @@ def test_tensorboard_shows_what_metrics_hold(world: Path, tmp_path: Path, monkey
     assert "dev_mlm_loss" in events.Tags()["scalars"]
 
 
-def test_tensorboard_that_cannot_be_written_does_not_end_a_run(tmp_path: Path, capfd, monkeypatch) -> None:
+def test_unwritable_tensorboard_does_not_end_a_run(tmp_path: Path, capfd, monkeypatch) -> None:
     died: list[BaseException] = []
     monkeypatch.setattr(threading, "excepthook", lambda given: died.append(given.exc_value))
     before = set(threading.enumerate())
@@ -527,12 +529,12 @@ def test_tensorboard_that_cannot_be_written_does_not_end_a_run(tmp_path: Path, c
             append({"step": step, **dict.fromkeys("abcde", 1)})
         writer.join(timeout=30)
     assert [type(error) for error in died] == [OSError]  # TensorBoard's own thread dies, the run does not
-    said = capfd.readouterr().err
+    err = capfd.readouterr().err
     assert len(runlog.read(tmp_path)) == 11
-    assert said.count("tensorboard: File too large; it gets no more records") == said.count("warning") == 1
+    assert err.count("tensorboard: File too large; it gets no more records") == err.count("warning") == 1
 
 
-def test_without_tensorboard_it_is_refused_before_anything_is_written(world: Path, tmp_path: Path, monkeypatch) -> None:
+def test_missing_tensorboard_is_an_error_before_anything_is_written(world: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(runlog, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bertsmith\[tensorboard\]'"):
         pretrain(override(EIGHT, ["train.tensorboard=true"]), world / "shards", tmp_path / "run", device="cpu")

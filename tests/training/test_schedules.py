@@ -1,4 +1,4 @@
-"""The schedule of the learning rate by steps and by the clock, and the phases of a run."""
+"""Learning rate schedules over steps and over time, and the phases of a run."""
 
 import re
 import signal
@@ -19,69 +19,69 @@ from bertsmith.training.schedule import Budget, learning_rate_factor
 from bertsmith.training.settings import TrainConfig
 
 
-def shares(total: int, **changes) -> np.ndarray:
+def factors(total: int, **changes) -> np.ndarray:
     config = TrainConfig(steps=total, **changes)
     return np.array([learning_rate_factor(config, step, total) for step in range(total)])
 
 
-def test_linear_rises_and_falls_in_a_line() -> None:
-    rates = shares(100, warmup=0.1)
+def test_linear_schedule_warms_up_and_decays_linearly() -> None:
+    rates = factors(100, warmup=0.1)
     assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
     assert rates[10:] == pytest.approx(np.arange(90, 0, -1) / 90)
 
 
-def test_cosine_falls_as_half_a_cosine() -> None:
-    rates = shares(100, warmup=0.1, schedule="cosine")
+def test_cosine_schedule_decays_along_half_a_cosine() -> None:
+    rates = factors(100, warmup=0.1, schedule="cosine")
     assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
     assert rates[10:] == pytest.approx((1 + np.cos(np.pi * np.arange(90) / 90)) / 2)
     assert rates[55] == pytest.approx(0.5)
     assert rates[-1] < 0.001
 
 
-def test_stable_rises_stays_and_decays() -> None:
-    rates = shares(100, warmup=0.1, schedule="stable", decay=0.2)
+def test_stable_schedule_warms_up_stays_and_decays() -> None:
+    rates = factors(100, warmup=0.1, schedule="stable", decay=0.2)
     assert rates[:10] == pytest.approx(np.arange(1, 11) / 10)
     assert (rates[10:81] == 1).all()
     assert rates[80:] == pytest.approx(np.arange(20, 0, -1) / 20)
-    assert (shares(10, warmup=0, schedule="stable", decay=0) == 1).all()
+    assert (factors(10, warmup=0, schedule="stable", decay=0) == 1).all()
 
 
-def test_constant_stays() -> None:
-    assert shares(10, warmup=0.2, schedule="constant") == pytest.approx([0.5, *[1] * 9])
+def test_constant_schedule_stays_after_warmup() -> None:
+    assert factors(10, warmup=0.2, schedule="constant") == pytest.approx([0.5, *[1] * 9])
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "stable", "constant"])
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 0.8), (2, 0.5), (7, 0.01), (50, 0.0), (50, 0.8)])
-def test_rates_lie_between_0_and_1_and_no_step_is_wasted(schedule: str, steps: int, warmup: float) -> None:
-    rates = shares(steps, warmup=warmup, schedule=schedule, decay=0.2)
+def test_factors_are_above_0_and_at_most_1(schedule: str, steps: int, warmup: float) -> None:
+    rates = factors(steps, warmup=warmup, schedule=schedule, decay=0.2)
     assert (rates > 0).all()
     assert (rates <= 1).all()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "stable"])
-def test_by_the_clock_the_rate_ends_with_the_time(schedule: str) -> None:
+def test_learning_rate_reaches_zero_at_the_end_of_the_time(schedule: str) -> None:
     config = TrainConfig(hours=1, warmup=0.1, schedule=schedule)
     times = np.linspace(0, 3600, 3601)
     rates = np.array([learning_rate_factor(config, seconds, 3600.0) for seconds in times])
     assert rates.max() == 1
     assert rates[-1] == pytest.approx(0, abs=1e-9)
-    assert np.abs(np.diff(rates)).max() < 0.01  # a second moves it little
+    assert np.abs(np.diff(rates)).max() < 0.01  # no jump from one second to the next
     assert rates[180] == pytest.approx(0.5, abs=0.01)  # half of the warm-up
 
 
-def test_a_course_by_the_clock_counts_the_time_before() -> None:
+def test_time_budget_counts_the_time_before_a_resume() -> None:
     budget = Budget(None, 100.0, step=7, before=60.0)
     assert budget.done() == pytest.approx(60.0, abs=0.5)
     assert Budget(None, 100.0, before=130.0).done() == 100.0
     assert Budget(9, 0.0, step=7).done() == 7
 
 
-def test_epochs_take_the_place_of_a_recipes_steps(world: Path, tmp_path: Path) -> None:
-    """A recipe has a million steps, which would go before the epochs that a user sets."""
+def test_epochs_replace_the_steps_of_a_recipe(world: Path, tmp_path: Path) -> None:
+    """A recipe has a million steps, which would otherwise override the epochs that a user sets."""
     run, less = tmp_path / "run", settings("train.epochs=0.1", "data.long_length=null")
     config = settings("train.steps=1000000", "train.epochs=0.2", "data.long_length=null")
     assert (config.train.steps, config.train.epochs) == (None, 0.2)
-    assert settings("train.epochs=2", "train.steps=9").train.steps == 9  # what is set last
+    assert settings("train.epochs=2", "train.steps=9").train.steps == 9  # the last setting counts
     assert settings("train.steps=9", "train.epochs=null").train.steps == 9
     fast = override(recipe("speedrun"), ["train.steps=200"]).train
     assert (fast.hours, fast.num_steps(10**6)) == (None, 200)
@@ -106,7 +106,7 @@ def check_clock(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_a_run_ends_with_its_time(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_ends_when_its_time_is_over(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scores = pretrain(settings(*CLOCK), world / "shards", tmp_path / "run", device="cpu")
     assert "not identical to the bit" in capfd.readouterr().err
     assert scores["steps"] == runlog.read(tmp_path / "run")[-1]["step"] == 90
@@ -116,9 +116,7 @@ def test_a_run_ends_with_its_time(world: Path, tmp_path: Path, capfd: pytest.Cap
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_the_time_that_was_spent_survives_a_resume(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_elapsed_time_is_restored_on_resume(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, steps = tmp_path / "run", fit._Loop._step
 
     def signalled(self, *arguments) -> None:
@@ -137,7 +135,7 @@ def test_the_time_that_was_spent_survives_a_resume(
     check_clock(run)
 
 
-def test_a_run_by_the_clock_that_is_resumed_at_its_end_only_finishes(
+def test_timed_run_resumed_at_its_end_trains_no_step(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings("train.hours=1", "data.long_length=48")
@@ -154,51 +152,51 @@ def test_a_run_by_the_clock_that_is_resumed_at_its_end_only_finishes(
 PHASES = ["train.steps=10", "train.save_every=1", "train.keep=20", "data.long_length=48", "data.long_share=0.3"]
 
 
-def test_two_phases_are_one_run_and_resume_anywhere(world: Path, tmp_path: Path) -> None:
+def test_two_phases_share_one_schedule_and_resume_in_either(world: Path, tmp_path: Path) -> None:
     config = settings(*PHASES)
     pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
     records = [r for r in runlog.read(tmp_path / "whole") if "loss" in r]
     assert [r["max_length"] > 32 for r in records] == [False] * 7 + [True] * 3
     rates = [r["learning_rate"] for r in records]
-    assert rates == pytest.approx(1e-3 * np.array([1, *np.arange(9, 0, -1) / 9]))  # one schedule over both
-    for step in (6, 7, 8):  # before the border, on it, after it
+    assert rates == pytest.approx(1e-3 * np.array([1, *np.arange(9, 0, -1) / 9]))  # one schedule over both phases
+    for step in (6, 7, 8):  # before, at and after the end of the first phase
         resumed = cut(tmp_path / "whole", tmp_path / f"cut-{step}", step)
         pretrain(config, world / "shards", resumed, device="cpu", resume=True)
         assert weights(resumed) == weights(tmp_path / "whole"), step
 
 
-def test_a_phase_without_a_step_is_left_out_with_a_note(world: Path, tmp_path: Path, capfd) -> None:
+def test_phase_without_a_step_is_skipped_with_a_note(world: Path, tmp_path: Path, capfd) -> None:
     config = settings(*PHASES[1:], "train.steps=3")
     pretrain(config, world / "shards", tmp_path / "run", device="cpu")
     assert "3 steps are too few for the phase of 48 tokens" in capfd.readouterr().err
     assert all(r["max_length"] <= 32 for r in runlog.read(tmp_path / "run") if "loss" in r)
 
 
-def test_long_sequences_that_documents_do_not_fill_are_said(world: Path, tmp_path: Path, capfd) -> None:
+def test_note_reports_long_sequences_that_documents_do_not_fill(world: Path, tmp_path: Path, capfd) -> None:
     lines = [line for line in (world / "text.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
     (tmp_path / "short.txt").write_text("\n\n".join(lines[:200]), encoding="utf-8")
     build_corpus([tmp_path / "short.txt"], world / "tok", tmp_path / "short", workers=1)
-    for corpus, said in ((world / "shards", False), (tmp_path / "short", True)):
+    for corpus, expected in ((world / "shards", False), (tmp_path / "short", True)):
         pretrain(settings(*PHASES, "data.long_length=96"), corpus, tmp_path / f"run-{corpus.name}", device="cpu")
         noted = re.search(r"note: sequences of 96 tokens are (\d+)% full, since many", capfd.readouterr().err)
-        assert (noted is not None) == said
+        assert (noted is not None) == expected
         assert noted is None or int(noted[1]) < 60
 
 
-def test_a_note_names_positions_that_the_learning_rates_cannot_train(world: Path, tmp_path: Path, capfd) -> None:
-    """Ten steps, three of them long, at rates that fall to nought: 1e-3 times (3 + 2 + 1) / 9."""
+def test_note_reports_positions_that_the_learning_rates_cannot_train(world: Path, tmp_path: Path, capfd) -> None:
+    """Ten steps, three of them long, with learning rates that fall to zero: 1e-3 times (3 + 2 + 1) / 9."""
     rates = "the learning rates of the 3 steps with 48 tokens add up to 0.00067, and no weight moves further"
     cases = {(): True, ("train.learning_rate=0.2",): False, ("data.long_length=null",): False}
-    cases |= {("train.optimizer=lamb",): False}  # which moves a weight by its size
-    for number, (changes, said) in enumerate(cases.items()):
+    cases |= {("train.optimizer=lamb",): False}  # LAMB scales an update by the norm of the weight
+    for number, (changes, expected) in enumerate(cases.items()):
         run = tmp_path / str(number)
         pretrain(settings(*PHASES, *changes), world / "shards", run, device="cpu")
-        assert (rates in capfd.readouterr().err) == said
+        assert (rates in capfd.readouterr().err) == expected
     pretrain(settings(*PHASES), world / "shards", tmp_path / "on", model=run / "model", device="cpu")
-    assert rates not in capfd.readouterr().err  # of positions that were learnt elsewhere nothing is known
+    assert rates not in capfd.readouterr().err  # a given model may have trained its positions
 
 
-def test_long_sequences_are_evaluated_as_soon_as_there_are_any(
+def test_long_sequences_are_evaluated_once_their_phase_has_begun(
     world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = settings(*PHASES, "train.evaluate_every=2")
@@ -209,6 +207,6 @@ def test_long_sequences_are_evaluated_as_soon_as_there_are_any(
     assert "not learnt" not in capfd.readouterr().err
     monkeypatch.setattr("bertsmith.pretraining.checks.WORSE", scores["long_mlm_loss"] - scores["mlm_loss"] - 0.01)
     pretrain(config, world / "shards", tmp_path / "again", device="cpu")
-    said = capfd.readouterr().err
-    assert f"held-out sequences of 48 tokens have a loss of {scores['long_mlm_loss']:.2f}" in said
-    assert "Give them more steps (data.long_share" in said
+    err = capfd.readouterr().err
+    assert f"held-out sequences of 48 tokens have a loss of {scores['long_mlm_loss']:.2f}" in err
+    assert "Give them more steps (data.long_share" in err

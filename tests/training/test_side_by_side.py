@@ -1,4 +1,4 @@
-"""Runs side by side: all are made, an error ends the rest, nobody is left behind."""
+"""Parallel runs: all calls are made, an error stops the others, and no process is left running."""
 
 import os
 import signal
@@ -39,14 +39,14 @@ def test_all_calls_are_made_in_other_processes(tmp_path: Path) -> None:
     assert str(os.getpid()) not in {process for process, _ in found}
 
 
-def test_an_error_comes_out_and_ends_the_rest(tmp_path: Path) -> None:
+def test_error_is_raised_and_later_calls_are_not_started(tmp_path: Path) -> None:
     calls = [(tmp_path / "0", ""), *((tmp_path / str(i), "text") for i in range(1, 50))]
     with pytest.raises(UserError, match="nothing to write"):
         side_by_side(1, "writing", write, calls)
     assert len(list(tmp_path.iterdir())) < 49
 
 
-def test_an_error_stops_the_others(tmp_path: Path) -> None:
+def test_error_stops_running_calls(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(UserError, match="nothing to write"):
         side_by_side(2, "waiting", wait_or_fail, [(tmp_path / "child", True), (tmp_path / "child", False)])
@@ -58,8 +58,8 @@ def test_an_error_stops_the_others(tmp_path: Path) -> None:
     ("number", "to_all"),
     [(signal.SIGINT, True), pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow), (signal.SIGTERM, False)],
 )
-def test_a_signal_ends_all(number: signal.Signals, to_all: bool, tmp_path: Path) -> None:
-    """Ctrl-C comes to every process of a terminal, SIGTERM to the first one or, on a cluster, to all."""
+def test_signal_ends_all_processes(number: signal.Signals, to_all: bool, tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of a terminal; SIGTERM reaches the parent or, on a cluster, all processes."""
     code = (
         "from pathlib import Path; from tests.training.test_side_by_side import wait_for_ever; "
         "from bertsmith.training.side_by_side import side_by_side; "
@@ -69,15 +69,15 @@ def test_a_signal_ends_all(number: signal.Signals, to_all: bool, tmp_path: Path)
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as parent:
         assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
         (os.killpg if to_all else os.kill)(parent.pid, number)
-        _, said = parent.communicate(timeout=20)
-    assert said.splitlines()[-1].startswith("bertsmith.errors.Interrupted: stopped; runs that had begun are saved")
-    assert "leaked semaphore" not in said
-    assert said.count("Traceback") == 1
+        _, stderr = parent.communicate(timeout=20)
+    assert stderr.splitlines()[-1].startswith("bertsmith.errors.Interrupted: stopped; runs that had begun are saved")
+    assert "leaked semaphore" not in stderr
+    assert stderr.count("Traceback") == 1
     assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
 
 
 @pytest.mark.slow
-def test_who_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
+def test_killed_parent_leaves_no_child_running(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from tests.training.test_side_by_side import wait_for_ever; "
         "from bertsmith.training.side_by_side import side_by_side; "

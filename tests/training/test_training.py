@@ -1,4 +1,4 @@
-"""The loop: accumulation changes nothing, resuming changes nothing to the bit, the schedule and decay are right."""
+"""The training loop: gradient accumulation, dropout, weight decay, and resuming with identical bytes."""
 
 import dataclasses
 import gc
@@ -48,7 +48,7 @@ def weights(run: Path) -> bytes:
 
 
 def cut(whole: Path, to: Path, step: int) -> Path:
-    """A run as a kill after a step would have left it."""
+    """A copy of a run as a kill after the step would have left it."""
     shutil.copytree(whole, to)
     shutil.rmtree(to / "model")
     for path in checkpoint.checkpoints(to):
@@ -71,7 +71,7 @@ def task_model(dropout: float = 0.0) -> TaskModel:
 
 
 def train_step(model, optimizers, batches, config, step, steps) -> tuple[dict[str, float], float]:
-    """One step as the loop does it."""
+    """One step as the training loop takes it."""
     counts = {name: sum(b.counts[name] for b in batches) for name in batches[0].counts}
     outcome = gradients(model, batches, counts, config, step)
     update(optimizers, learning_rate_factor(config, step, steps))
@@ -91,17 +91,17 @@ def parameters_after(micro_batch_size: int, packed: bool = True) -> list[torch.T
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 5, 6])
-def test_accumulation_equals_the_large_batch(micro_batch_size: int) -> None:
+def test_gradient_accumulation_equals_the_large_batch(micro_batch_size: int) -> None:
     for one, many in zip(parameters_after(12), parameters_after(micro_batch_size), strict=True):
         torch.testing.assert_close(one, many, atol=1e-6, rtol=0)
 
 
-def test_packed_trains_like_padded() -> None:
+def test_packed_and_padded_batches_train_the_same_weights() -> None:
     for packed, padded in zip(parameters_after(12), parameters_after(12, packed=False), strict=True):
         torch.testing.assert_close(packed, padded, atol=1e-6, rtol=0)
 
 
-def test_losses_with_counts_of_their_own_do_not_depend_on_the_division(world: Path) -> None:
+def test_losses_do_not_depend_on_the_micro_batch_size(world: Path) -> None:
     from bertsmith.corpus.shards import Corpus
     from bertsmith.pretraining.loader import DataConfig, Loader
     from bertsmith.pretraining.segments import PairSource
@@ -122,7 +122,7 @@ def test_losses_with_counts_of_their_own_do_not_depend_on_the_division(world: Pa
         torch.testing.assert_close(one, many, atol=1e-6, rtol=0)
 
 
-def test_a_step_lowers_the_loss() -> None:
+def test_training_lowers_the_loss() -> None:
     model, config = task_model(), TrainConfig(steps=30, batch_size=12, learning_rate=3e-3, warmup=0.1)
     optimizer, batch = make_optimizers(model, config), [collate(examples(12), packed=True)]
     losses = [train_step(model, optimizer, batch, config, step, 30)[0]["task"] for step in range(30)]
@@ -132,7 +132,7 @@ def test_a_step_lowers_the_loss() -> None:
 def test_dropout_is_a_function_of_seed_step_and_micro_batch() -> None:
     def loss(seed: int, step: int) -> float:
         model, config = task_model(dropout=0.3), TrainConfig(steps=9, batch_size=4, seed=seed)
-        torch.rand(step)  # what was drawn before must not matter
+        torch.rand(step)  # earlier draws must not matter
         return train_step(model, make_optimizers(model, config), [collate(examples(4), packed=True)], config, step, 9)[
             0
         ]["task"]
@@ -142,7 +142,7 @@ def test_dropout_is_a_function_of_seed_step_and_micro_batch() -> None:
     assert loss(1, 2) != loss(2, 2)
 
 
-def test_every_micro_batch_of_a_step_drops_other_elements() -> None:
+def test_every_micro_batch_of_a_step_has_its_own_dropout_mask() -> None:
     config, drawn = TrainConfig(steps=9), []
     for number in (0, 1, 0):
         seed_dropout(config, 2, number)
@@ -150,7 +150,7 @@ def test_every_micro_batch_of_a_step_drops_other_elements() -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_no_decay_on_biases_and_norms() -> None:
+def test_biases_and_norms_have_no_weight_decay() -> None:
     model = task_model()
     groups = make_optimizers(model, TrainConfig(steps=1, weight_decay=0.01))[0].param_groups
     free = {id(p) for g in groups if g["weight_decay"] == 0 for p in g["params"]}
@@ -158,7 +158,7 @@ def test_no_decay_on_biases_and_norms() -> None:
         assert (id(parameter) in free) == (name.endswith("bias") or "norm" in name), name
 
 
-def test_resumed_pre_training_is_identical_to_the_bit(world: Path, tmp_path: Path) -> None:
+def test_resumed_pretraining_gives_identical_bytes(world: Path, tmp_path: Path) -> None:
     config = settings("train.steps=8", "train.save_every=3", "train.micro_batch_size=3", "train.keep=9")
     pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
     cut(tmp_path / "whole", tmp_path / "cut", 6)
@@ -170,7 +170,7 @@ def test_resumed_pre_training_is_identical_to_the_bit(world: Path, tmp_path: Pat
     assert losses[0] == losses[1]
 
 
-def test_resumed_fine_tuning_is_identical_to_the_bit(world: Path, tmp_path: Path) -> None:
+def test_resumed_fine_tuning_gives_identical_bytes(world: Path, tmp_path: Path) -> None:
     config = override(
         FinetuneConfig("classify"),
         ["train.epochs=2", "train.batch_size=8", "train.save_every=4", "train.keep=9", "data.max_length=32"],
@@ -194,13 +194,13 @@ def test_resume_refuses_other_settings_and_leaves_a_finished_run_alone(world: Pa
         pretrain(settings("train.steps=3"), world / "shards", tmp_path / "run", device="cpu", resume=True)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_one_another(world: Path, tmp_path: Path) -> None:
+def test_equal_seeds_give_identical_bytes_and_other_seeds_do_not(world: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         pretrain(settings("train.steps=2", f"train.seed={seed}"), world / "shards", tmp_path / name, device="cpu")
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
 
 
-def test_checkpoints_open_as_models_and_only_the_last_are_kept(world: Path, tmp_path: Path) -> None:
+def test_checkpoints_open_in_transformers_and_only_the_last_are_kept(world: Path, tmp_path: Path) -> None:
     from transformers import BertForPreTraining
 
     config = settings("train.steps=9", "train.save_every=2", "train.keep=2")
@@ -210,7 +210,7 @@ def test_checkpoints_open_as_models_and_only_the_last_are_kept(world: Path, tmp_
     BertForPreTraining.from_pretrained(kept[0])
 
 
-def test_a_run_folder_says_what_it_is(world: Path, tmp_path: Path) -> None:
+def test_run_folder_holds_configuration_and_metrics(world: Path, tmp_path: Path) -> None:
     pretrain(settings("train.steps=3", "train.evaluate_every=1"), world / "shards", tmp_path / "run", device="cpu")
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["recipe"] == "bert-tiny"
@@ -220,14 +220,14 @@ def test_a_run_folder_says_what_it_is(world: Path, tmp_path: Path) -> None:
     assert any("dev_mlm_loss" in r and "dev_nsp_accuracy" in r for r in records)
 
 
-def test_continued_pre_training_starts_from_the_weights(world: Path, tmp_path: Path) -> None:
+def test_continued_pretraining_starts_from_the_given_weights(world: Path, tmp_path: Path) -> None:
     config = settings("train.steps=1", "train.learning_rate=0")
     pretrain(config, world / "shards", tmp_path / "more", model=world / "run", device="cpu")
     before, after = (load_file(run / "model" / "model.safetensors") for run in (world / "run", tmp_path / "more"))
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_without_next_sentence_the_pair_head_is_gone(world: Path, tmp_path: Path) -> None:
+def test_without_next_sentence_there_is_no_pair_head(world: Path, tmp_path: Path) -> None:
     scores = pretrain(
         settings("train.steps=2", "objective.next_sentence=false"), world / "shards", tmp_path / "run", device="cpu"
     )
@@ -250,7 +250,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_learns_and_resumes_to_the_bit(optimizer: str, world: Path, tmp_path: Path) -> None:
+def test_every_optimizer_learns_and_resumes_with_identical_bytes(optimizer: str, world: Path, tmp_path: Path) -> None:
     config = settings(
         *OPTIMIZERS[optimizer],
         f"train.optimizer={optimizer}",
@@ -265,7 +265,7 @@ def test_every_optimizer_learns_and_resumes_to_the_bit(optimizer: str, world: Pa
 
 
 def test_lamb_follows_its_paper() -> None:
-    """Algorithm 2 of You et al. 2020 with φ(z) = z, against plain arithmetic; the rate changes from step to step."""
+    """Algorithm 2 of You et al. 2020 with φ(z) = z, against plain arithmetic; the learning rate varies."""
     draw = np.random.default_rng(0)
     matrix, bias = draw.normal(size=(3, 4)), draw.normal(size=4)
     config = TrainConfig(
@@ -293,7 +293,7 @@ def test_lamb_follows_its_paper() -> None:
     np.testing.assert_allclose(model.bias.detach().numpy(), bias, rtol=0, atol=1e-12)
 
 
-def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
+def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
     config = TrainConfig(steps=1, optimizer="muon", learning_rate=0.02, rest_learning_rate=3e-4)
     model = MaskedLM(Encoder(MODEL))
     muon, rest = make_optimizers(model, config)
@@ -308,8 +308,8 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest() -> None:
     assert {g["rate"] for g in rest.param_groups} == {3e-4}
 
 
-def test_how_the_work_is_done_may_change_on_resume_and_what_is_computed_may_not(world: Path, tmp_path: Path) -> None:
-    plain = ["train.steps=6", "model.hidden_dropout=0", "model.attention_dropout=0"]  # micro-batches draw dropout
+def test_resume_accepts_settings_that_keep_the_result_and_refuses_others(world: Path, tmp_path: Path) -> None:
+    plain = ["train.steps=6", "model.hidden_dropout=0", "model.attention_dropout=0"]  # dropout depends on micro-batches
     config = settings(*plain, "train.save_every=2", "train.keep=9")
     pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
     changed = ["micro_batch_size=3", "keep=1", "save_every=1", "save_minutes=1", "evaluate_every=2"]
@@ -332,28 +332,26 @@ def test_how_the_work_is_done_may_change_on_resume_and_what_is_computed_may_not(
         torch.testing.assert_close(value, after[name], atol=1e-5, rtol=0)
 
 
-def test_an_error_in_a_step_leaves_no_worker_behind(
-    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_in_a_step_stops_all_workers(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: object) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(fit, "gradients", broken)
     with pytest.raises(RuntimeError, match="broken") as found:
         pretrain(settings("train.workers=2"), world / "shards", tmp_path / "run", device="cpu")
-    assert not multiprocessing.active_children(), found  # whose traceback still holds all that the run had
+    assert not multiprocessing.active_children(), found  # the traceback still references the run
 
 
-def test_workers_leave_alone_what_the_first_process_holds(tmp_path: Path) -> None:
-    """A recorded step that a worker tidied up would ask for a GPU."""
-    at_home = os.getpid()
+def test_workers_do_not_finalise_objects_of_the_main_process(tmp_path: Path) -> None:
+    """A CUDA graph that a worker finalised would ask for a GPU."""
+    main_process = os.getpid()
 
     class Held:
         def __init__(self) -> None:
             self.itself = self
 
         def __del__(self) -> None:
-            (tmp_path / str(os.getpid() == at_home)).touch()
+            (tmp_path / str(os.getpid() == main_process)).touch()
 
     def make(step: int, share: float) -> list[Batch]:
         gc.collect()
