@@ -1,4 +1,4 @@
-"""All kinds of files give the same documents, bad ones clear errors; shards hold exactly the tokenised text."""
+"""All file formats give the same documents, bad files clear errors, and shards hold exactly the tokenised text."""
 
 import bz2
 import gzip
@@ -74,7 +74,7 @@ KINDS = {
 
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_gives_the_same_documents(tmp_path, kind, compression):
+def test_every_file_format_gives_the_same_documents(tmp_path, kind, compression):
     path = tmp_path / f"file{kind}{compression}"
     path.write_bytes(COMPRESS[compression](KINDS[kind](DOCUMENTS)))
     documents = Documents.of([path])
@@ -97,18 +97,18 @@ def test_every_kind_gives_the_same_documents(tmp_path, kind, compression):
         (b"\n \n", []),
     ],
 )
-def test_plain_text(tmp_path, content, expected):
+def test_blank_lines_separate_documents_of_plain_text(tmp_path, content, expected):
     (tmp_path / "a.txt").write_bytes(content)
     assert read(tmp_path / "a.txt") == expected
 
 
-def test_rows_with_marks_blank_lines_and_empty_texts(tmp_path):
+def test_byte_order_marks_blank_lines_and_empty_texts_are_skipped(tmp_path):
     content = '\ufeff{"text": "a\\r\\nb\\n\\nc"}\r\n\r\n{"text": "  "}\n{"body": "x", "text": "d"}'
     (tmp_path / "a.jsonl").write_text(content, encoding="utf-8", newline="")
     assert read(tmp_path / "a.jsonl") == [["a", "b", "c"], ["d"]]
 
 
-def test_another_field(tmp_path):
+def test_the_text_is_read_from_the_named_field(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
     pq.write_table(pa.table({"body": ["y", None, ""], "text": [1, 2, 3]}), tmp_path / "b.parquet")
     assert read(tmp_path / "a.jsonl", tmp_path / "b.parquet", field="body") == [["x"], ["y"]]
@@ -122,7 +122,7 @@ def test_folders_are_read_in_the_order_of_names(tmp_path):
     assert read(tmp_path / "b.txt", tmp_path / "sub") == [["b.txt"], ["sub/c.txt"]]
 
 
-def test_compressed_in_several_parts(tmp_path):
+def test_concatenated_compressed_parts_are_read(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n"))
     (tmp_path / "b.txt.zst").write_bytes(zstd(b"one\n") + zstd(b"two\n"))
     assert read(tmp_path) == [["one", "two"]] * 2
@@ -154,7 +154,7 @@ def test_no_warning_without_reason(tmp_path, tokenizer_folder, capsys):
     (tmp_path / "a.txt").write_bytes(as_text(DOCUMENTS))
     build_corpus([tmp_path / "a.txt"], tokenizer_folder, tmp_path / "out", workers=1)
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert all("[UNK]" in line for line in warnings)  # which this text of a few words does hold
+    assert all("[UNK]" in line for line in warnings)  # this short text has unknown tokens
 
 
 TABLE = as_parquet(DOCUMENTS)
@@ -170,7 +170,7 @@ BAD_FILES = [
     ("a.csv", b"text\na\n", "unknown kind of file '.csv'"),
     ("a.pdf.gz", gzip.compress(b"%PDF"), "unknown kind of file '.pdf'"),
     ("a.txt.gz", gzip.compress(LONG)[:-2000], "is damaged"),
-    ("a.txt.gz", gzip.compress(LONG)[:10] + b"\xff" * 20, "is damaged"),  # a good header, then nonsense
+    ("a.txt.gz", gzip.compress(LONG)[:10] + b"\xff" * 20, "is damaged"),  # a valid header, then invalid data
     ("a.txt.gz", b"not compressed", "is damaged"),
     ("a.txt.xz", lzma.compress(LONG)[:-500], "is damaged"),
     ("a.txt.xz", b"not compressed", "is damaged"),
@@ -192,21 +192,21 @@ def test_errors_name_the_file_and_the_reason(tmp_path, name, content, reason):
     assert reason in str(error.value)
 
 
-def test_missing_column(tmp_path):
+def test_a_missing_column_is_named(tmp_path):
     pq.write_table(pa.table({"body": ["a"], "id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"a\.parquet: no column 'text'; there is: body, id; choose with --field"):
         read(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("column", [[1, 2], [b"x", b"y"]])
-def test_column_without_text(tmp_path, column):
+def test_a_column_without_text_is_refused(tmp_path, column):
     pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"a\.parquet.*'text'"):
         read(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "[" * 100_000 + "]" * 100_000], ids=["digits", "depth"])
-def test_rows_that_python_cannot_hold(tmp_path, number):
+def test_too_long_numbers_and_too_deep_json_are_refused(tmp_path, number):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "a", "n": {number}}}\n')
     with pytest.raises(UserError, match=r"a\.jsonl, line 1: not valid JSON"):
         read(tmp_path / "a.jsonl")
@@ -224,7 +224,7 @@ def test_whole_surrogate_pairs_are_kept(tmp_path):
     assert read(tmp_path / "a.jsonl") == [["😀"]]
 
 
-def test_missing_inputs(tmp_path):
+def test_missing_inputs_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"no such file: .*nowhere"):
         Documents.of([tmp_path / "nowhere"])
     with pytest.raises(UserError, match="holds no files"):
@@ -248,7 +248,7 @@ AS_IT_IS = BuildConfig(CleanConfig(unicode="none", unwrap=False, duplicate_docum
 
 @pytest.fixture(scope="module")
 def small_parts():
-    """Small blocks, so that a short text gives several shards."""
+    """A corpus of small blocks, so that a short text gives several shards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK_BYTES", 40_000)
         yield
@@ -260,7 +260,7 @@ def corpus(tmp_path_factory, topics_file, tokenizer_folder, small_parts) -> Corp
     return build_corpus([topics_file], tokenizer_folder, folder, workers=1, config=AS_IT_IS)
 
 
-def test_workers_change_no_byte(tmp_path, corpus, topics_file, tokenizer_folder):
+def test_the_number_of_workers_does_not_change_the_bytes(tmp_path, corpus, topics_file, tokenizer_folder):
     other = build_corpus([topics_file], tokenizer_folder, tmp_path / "shards", workers=2, config=AS_IT_IS)
     names = sorted(f.name for f in corpus.folder.iterdir())
     assert len(corpus.shards) > 2
@@ -268,7 +268,7 @@ def test_workers_change_no_byte(tmp_path, corpus, topics_file, tokenizer_folder)
     assert [(corpus.folder / n).read_bytes() for n in names] == [(other.folder / n).read_bytes() for n in names]
 
 
-def test_the_same_shard_has_the_same_bytes(tmp_path):
+def test_packing_a_shard_is_deterministic(tmp_path):
     part = Tokens(np.arange(6), np.array([2, 3, 1]), np.array([1, 2]))
     assert len({pack_shard(part, 9, {"b": 1, "a": 2}, ReadErrors()) for _ in range(20)}) == 1
 
@@ -284,7 +284,7 @@ def test_shards_hold_the_text_tokenised_sentence_by_sentence(corpus, topics_file
         assert corpus.document_tokens[number] == len(tokens)
 
 
-def test_manifest_counts(corpus, tokenizer_folder):
+def test_the_manifest_counts_documents_sentences_and_tokens(corpus, tokenizer_folder):
     facts = corpus.manifest
     assert facts.tokenizer == Tokenizer.load(tokenizer_folder).hash == Tokenizer.load(corpus.folder).hash
     assert (facts.dtype, facts.vocab_size) == ("uint16", 1200)
@@ -307,14 +307,14 @@ def test_shards_are_safetensors(corpus):
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(5, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
-def test_the_smallest_type_that_holds_the_vocabulary(tmp_path, size, dtype):
+def test_token_dtype_is_the_smallest_that_fits_the_vocabulary(tmp_path, size, dtype):
     assert token_dtype(size) is dtype
     part = Tokens(np.array([0, size - 1], dtype=np.uint32), np.array([2]), np.array([1]))
     (tmp_path / "a.safetensors").write_bytes(pack_shard(part, size, {}, ReadErrors()))
     assert load_file(tmp_path / "a.safetensors")["tokens"].tolist() == [0, size - 1]
 
 
-def test_large_vocabulary(tmp_path):
+def test_a_large_vocabulary_is_stored_as_uint32(tmp_path):
     (tmp_path / "tok").mkdir()
     words = (f"w{i}" for i in range(70_000))
     (tmp_path / "tok" / "vocab.txt").write_text("\n".join([*WORDPIECE.special_tokens, *words]))
@@ -325,7 +325,7 @@ def test_large_vocabulary(tmp_path):
     assert corpus.document(0)[0].tolist() == [5, 70_004, 1, 65_541]
 
 
-def test_long_sentences_are_cut_without_loss(tmp_path, tokenizer_folder):
+def test_long_sentences_are_split_without_losing_tokens(tmp_path, tokenizer_folder):
     text = "the list of numbers " * 400 + "ends here"
     (tmp_path / "a.txt").write_text(f"A short one.\n{text}\nThe end.\n")
     corpus = build_corpus([tmp_path / "a.txt"], tokenizer_folder, tmp_path / "out", workers=1)
@@ -351,7 +351,7 @@ def copy(tmp_path, corpus) -> Path:
 
 
 @pytest.mark.parametrize("place", [0, 60, -1], ids=["length", "header", "data"])
-def test_a_flipped_byte_is_found(copy, place):
+def test_a_flipped_byte_is_detected(copy, place):
     content = bytearray((copy / "000001.safetensors").read_bytes())
     content[place] ^= 1
     (copy / "000001.safetensors").write_bytes(content)
@@ -359,7 +359,7 @@ def test_a_flipped_byte_is_found(copy, place):
         Corpus.open(copy).verify()
 
 
-def test_an_unharmed_corpus_passes(copy):
+def test_an_undamaged_corpus_passes_verification(copy):
     Corpus.open(copy).verify()
 
 
@@ -395,7 +395,7 @@ def test_a_damaged_manifest_is_refused(copy, change, reason):
         Corpus.open(copy)
 
 
-def test_a_folder_that_is_no_corpus(tmp_path):
+def test_a_folder_that_is_no_corpus_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"is not a corpus: no corpus\.json"):
         Corpus.open(tmp_path)
 
@@ -409,7 +409,7 @@ def test_another_tokenizer_is_refused(corpus):
 
 
 @pytest.mark.parametrize("second", ["broken.jsonl", "blank.txt", "unknown.csv"])
-def test_a_failed_build_leaves_nothing_behind(tmp_path, tokenizer_folder, topics_file, second):
+def test_a_failed_build_leaves_no_files(tmp_path, tokenizer_folder, topics_file, second):
     (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\nnot JSON\n')
     (tmp_path / "blank.txt").write_text("\n\n")
     (tmp_path / "unknown.csv").write_text("a,b\n")
@@ -420,7 +420,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path, tokenizer_folder, topics
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_out_that_is_not_empty_is_refused(tmp_path, tokenizer_folder, topics_file):
+def test_an_output_folder_that_is_not_empty_is_refused(tmp_path, tokenizer_folder, topics_file):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("keep me")
     (tmp_path / "file").write_text("keep me")
@@ -431,13 +431,13 @@ def test_out_that_is_not_empty_is_refused(tmp_path, tokenizer_folder, topics_fil
     assert (tmp_path / "out" / "mine").read_text() == (tmp_path / "file").read_text() == "keep me"
 
 
-def test_out_that_is_empty_is_filled(tmp_path, tokenizer_folder):
+def test_an_empty_output_folder_is_used(tmp_path, tokenizer_folder):
     (tmp_path / "a.txt").write_bytes(as_text(DOCUMENTS))
     (tmp_path / "out").mkdir()
     assert build_corpus([tmp_path / "a.txt"], tokenizer_folder, tmp_path / "out", workers=1).manifest.documents == 3
 
 
 @pytest.mark.parametrize("workers", [0, -1])
-def test_workers_out_of_range(tmp_path, tokenizer_folder, topics_file, workers):
+def test_a_number_of_workers_below_one_is_refused(tmp_path, tokenizer_folder, topics_file, workers):
     with pytest.raises(UserError, match=f"--workers {workers}: give a number of at least 1"):
         build_corpus([topics_file], tokenizer_folder, tmp_path / "out", workers=workers)

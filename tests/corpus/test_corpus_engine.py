@@ -1,4 +1,4 @@
-"""Corpus builds: resuming gives the same bytes, duplicates are dropped anywhere, errors name the bad input."""
+"""Corpus builds: a resumed build has identical bytes, duplicates are dropped, errors name the bad input."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def write_corpus(path: Path, documents: list[str]) -> Path:
     return path
 
 
-def test_stopped_and_started_again_is_the_same_to_the_byte(world, tmp_path, small_blocks, monkeypatch, capfd) -> None:
+def test_a_resumed_build_gives_identical_bytes(world, tmp_path, small_blocks, monkeypatch, capfd) -> None:
     whole = build_corpus([world / "text.txt"], world / "tok", tmp_path / "whole", workers=1)
     assert len(whole.shards) > 5
     done = []
@@ -66,7 +66,7 @@ def test_stopped_and_started_again_is_the_same_to_the_byte(world, tmp_path, smal
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
-def test_an_unfinished_corpus_is_not_continued_with_other_settings(world, tmp_path, small_blocks, monkeypatch) -> None:
+def test_an_unfinished_build_is_not_resumed_with_other_settings(world, tmp_path, small_blocks, monkeypatch) -> None:
     def stop(work):
         raise KeyboardInterrupt
 
@@ -131,7 +131,7 @@ def test_the_first_of_duplicates_is_kept_with_any_number_of_workers(world, tmp_p
     assert corpus.manifest.cleaning["dropped_paragraphs"] == 1
 
 
-def test_buckets_on_disk_find_the_same_as_a_set(tmp_path, monkeypatch) -> None:
+def test_buckets_on_disk_find_the_duplicates_that_a_set_finds(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(duplicates, "BUCKET_ITEMS", 50)
     rng = np.random.default_rng(0)
     blocks = [rng.integers(1, 300, size).astype(np.uint64) << np.uint64(55) for size in (100, 0, 170, 30)]
@@ -180,7 +180,7 @@ def test_every_copy_of_boilerplate_is_dropped(world, tmp_path) -> None:
     assert corpus.manifest.cleaning["dropped_paragraphs"] == 30
 
 
-def test_wrapped_lines_are_joined_before_sentences_are_split(world, tmp_path) -> None:
+def test_wrapped_lines_are_joined_before_sentence_splitting(world, tmp_path) -> None:
     words = "The quick brown fox jumps over the lazy dog and then it goes home again".split()
     lines = textwrap.wrap(" ".join(" ".join(words) + "." for _ in range(12)), 70)
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
@@ -195,7 +195,7 @@ def test_wrapped_lines_are_joined_before_sentences_are_split(world, tmp_path) ->
     assert counts[False] > 20
 
 
-def test_filters_by_length_and_script(world, tmp_path) -> None:
+def test_documents_are_filtered_by_length_and_script(world, tmp_path) -> None:
     write_corpus(
         tmp_path / "text.txt", ["Short.", "An English text that is long enough.", "한국어로 쓴 충분히 긴 문서이다."]
     )
@@ -208,7 +208,7 @@ def test_filters_by_length_and_script(world, tmp_path) -> None:
         CleanConfig(script="hangeul")
 
 
-def test_blocks_end_where_records_do_and_lose_nothing(tmp_path, small_blocks) -> None:
+def test_blocks_end_between_records_and_hold_all_bytes(tmp_path, small_blocks) -> None:
     rng = random.Random(3)
     documents = ["\n".join("x" * rng.randint(1, 400) for _ in range(rng.randint(1, 60))) for _ in range(80)]
     path = write_corpus(tmp_path / "a.txt", documents)
@@ -220,7 +220,7 @@ def test_blocks_end_where_records_do_and_lose_nothing(tmp_path, small_blocks) ->
     assert all(lines[b.first_line - 1] == b.data.split(b"\n")[0] for b in blocks)
 
 
-def test_a_document_without_end_is_cut_at_a_line(tmp_path, small_blocks) -> None:
+def test_a_too_long_document_is_split_between_lines(tmp_path, small_blocks) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one long line of text\n" * 30_000)
     blocks = list(sources.read_blocks(sources.find_sources([path]), "text", sources.Reading()))
@@ -228,7 +228,7 @@ def test_a_document_without_end_is_cut_at_a_line(tmp_path, small_blocks) -> None
     assert max(len(b.data) for b in blocks) <= 230_000
 
 
-def test_globs_folders_and_urls(world, tmp_path, monkeypatch) -> None:
+def test_globs_folders_and_urls_are_read(world, tmp_path, monkeypatch) -> None:
     import fsspec
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
@@ -248,7 +248,7 @@ def test_globs_folders_and_urls(world, tmp_path, monkeypatch) -> None:
     assert not memory.exists("/corpora/one/build.json")
 
 
-def test_a_full_disk_or_a_forbidden_folder_is_an_error(world, tmp_path, monkeypatch) -> None:
+def test_a_full_disk_is_an_error_and_the_build_can_be_repeated(world, tmp_path, monkeypatch) -> None:
     from bertsmith.corpus.store import Store
 
     def full(self, name, data):
@@ -264,7 +264,7 @@ def test_a_full_disk_or_a_forbidden_folder_is_an_error(world, tmp_path, monkeypa
     build_corpus([world / "text.txt"], world / "tok", tmp_path / "out", workers=1)
 
 
-def test_a_flipped_byte_of_a_large_corpus_is_found_while_it_is_used(world, tmp_path, monkeypatch) -> None:
+def test_a_flipped_byte_of_a_large_corpus_is_detected_in_the_background(world, tmp_path, monkeypatch) -> None:
     shutil.copytree(world / "shards", tmp_path / "shards")
     monkeypatch.setattr(shards, "VERIFY_AT_ONCE", 0)
     data = bytearray((tmp_path / "shards" / "000000.safetensors").read_bytes())
@@ -279,7 +279,7 @@ def test_a_flipped_byte_of_a_large_corpus_is_found_while_it_is_used(world, tmp_p
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_the_build_ends_with_the_same_bytes(world, tmp_path) -> None:
+def test_a_build_killed_at_random_moments_ends_with_identical_bytes(world, tmp_path) -> None:
     text = (world / "text.txt").read_text()
     parts = [f"Copy number {i}.\n" + text.replace("object", f"object{i}") for i in range(24)]
     write_corpus(tmp_path / "text.txt", parts)
@@ -310,14 +310,14 @@ def test_killed_at_random_moments_the_build_ends_with_the_same_bytes(world, tmp_
 
 
 @pytest.mark.slow
-def test_ray_gives_the_same_bytes(world, tmp_path, small_blocks) -> None:
+def test_ray_gives_identical_bytes(world, tmp_path, small_blocks) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
     build_corpus([world / "text.txt"], world / "tok", tmp_path / "local", workers=1)
     build_corpus([world / "text.txt"], world / "tok", tmp_path / "ray", workers=2, engine="ray")
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
-def test_a_file_that_vanishes_is_named(tmp_path) -> None:
+def test_a_deleted_file_is_named_or_skipped(tmp_path) -> None:
     paths = [write_corpus(tmp_path / name, ["Some text."]) for name in ("a.txt", "b.txt")]
     found = sources.find_sources(paths)
     paths[0].unlink()

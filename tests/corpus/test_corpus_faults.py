@@ -1,4 +1,4 @@
-"""Damage before a build is resumed, damaged corpus files, truncated shards, and workers without a main process."""
+"""Damage to unfinished builds and to corpus files, truncated shards, and workers whose main process was killed."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def stopped(tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
-    """A build that was stopped after three shards, its command, and the bytes of the same build without a stop."""
+    """A build stopped after three shards, a function that resumes it, and the bytes of an uninterrupted build."""
     monkeypatch.setattr(sources, "BLOCK_BYTES", 1 << 16)
     monkeypatch.setattr(building, "BLOCK_BYTES", 1 << 16)
     call = {"inputs": [world / "text.txt"], "tokenizer": world / "tok", "workers": 1}
@@ -61,7 +61,7 @@ def test_a_flipped_byte_in_an_unfinished_build_is_repaired(stopped, name: str, p
     assert content(folder) == whole
 
 
-def test_damage_after_writing_is_found_before_the_manifest_is_written(stopped, monkeypatch) -> None:
+def test_damage_after_writing_is_detected_before_the_manifest_is_written(stopped, monkeypatch) -> None:
     folder, resume, _ = stopped
     real = building._tokenise
 
@@ -89,12 +89,12 @@ def corpus(tmp_path: Path, world: Path) -> Path:
     return tmp_path / "c"
 
 
-def test_a_finished_corpus_has_no_seals_left(corpus: Path) -> None:
+def test_a_finished_corpus_has_no_temporary_files(corpus: Path) -> None:
     assert not [name for name in content(corpus) if name.endswith((".sha256", ".hashes", ".drops"))]
 
 
 @pytest.mark.parametrize("place", [-1, -2, 3, 30])
-def test_flipped_lengths_are_refused(corpus: Path, place: int) -> None:
+def test_damaged_document_lengths_are_refused(corpus: Path, place: int) -> None:
     flip(corpus / LENGTHS, place)
     with pytest.raises(UserError, match=r"documents\.lengths does not match its checksum"):
         Corpus.open(corpus)
@@ -124,7 +124,7 @@ def test_a_damaged_manifest_is_a_one_line_error(corpus: Path, damaged: bytes) ->
     assert "\n" not in str(error.value)
 
 
-def test_a_shard_that_is_truncated_while_in_use_is_an_error(corpus: Path, monkeypatch) -> None:
+def test_a_shard_truncated_while_in_use_is_an_error(corpus: Path, monkeypatch) -> None:
     monkeypatch.setattr(shards, "CHECK_EVERY", 0.0)
     opened = Corpus.open(corpus)
     before = opened.document(0)[0].tolist()
@@ -138,7 +138,7 @@ def test_a_shard_that_is_truncated_while_in_use_is_an_error(corpus: Path, monkey
     assert opened.document(0)[0].tolist() == before
 
 
-def test_the_share_of_unknown_tokens_is_counted_and_warned_of(tmp_path: Path, world: Path, capfd) -> None:
+def test_a_high_share_of_unknown_tokens_gives_a_warning(tmp_path: Path, world: Path, capfd) -> None:
     (tmp_path / "a.txt").write_text("The list of Жук and names.\n" * 3 + "\n" + "plain words\n", encoding="utf-8")
     corpus = build_corpus([tmp_path / "a.txt"], world / "tok", tmp_path / "out", workers=1)
     tokens = np.concatenate([shard.tokens for shard in corpus.shards])

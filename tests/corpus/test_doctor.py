@@ -93,7 +93,7 @@ FAULTS = [
 ]
 
 
-def test_clean_text_has_no_fault(tmp_path, words_tokenizer):
+def test_clean_text_has_no_problem(tmp_path, words_tokenizer):
     findings = look(tmp_path, clean_documents(), tokenizer=words_tokenizer)
     assert {name for name, finding in findings.items() if finding.severity != "ok"} <= {"padding_512"}
     assert set(findings) == set(LIMITS)
@@ -101,7 +101,7 @@ def test_clean_text_has_no_fault(tmp_path, words_tokenizer):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_of_raw_text_is_found(tmp_path, name):
+def test_each_problem_of_raw_text_is_found(tmp_path, name):
     finding = look(tmp_path, faulty(name))[name]
     assert finding.severity != "ok"
     assert re.search(r"\d", finding.sentence)
@@ -112,13 +112,13 @@ def test_each_fault_of_raw_text_is_found(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [n for n in FAULTS if n not in RAW_ONLY | {"scripts"}])
-def test_each_fault_of_a_corpus_folder_is_found(tmp_path, words_tokenizer, name):
+def test_each_problem_of_a_corpus_folder_is_found(tmp_path, words_tokenizer, name):
     findings = by_name(examine([build(tmp_path, faulty(name), words_tokenizer)]))
     assert findings[name].severity != "ok"
     assert not RAW_ONLY & set(findings)
 
 
-def test_a_clean_corpus_folder_has_no_fault(tmp_path, words_tokenizer):
+def test_a_clean_corpus_folder_has_no_problem(tmp_path, words_tokenizer):
     diagnosis = examine([build(tmp_path, clean_documents(), words_tokenizer)])
     assert {f.name for f in diagnosis.findings if f.severity != "ok"} <= {"padding_512"}
     assert diagnosis.facts["documents"] == diagnosis.facts["all_documents"] == 120
@@ -126,12 +126,12 @@ def test_a_clean_corpus_folder_has_no_fault(tmp_path, words_tokenizer):
     assert diagnosis.left_out
 
 
-def test_figures_are_exact(tmp_path):
+def test_reported_shares_are_exact(tmp_path):
     findings = look(tmp_path, faulty("duplicate_documents"))
     assert findings["duplicate_documents"].value == pytest.approx(40 / 160)
     assert findings["duplicate_documents"].severity == "problem"
     assert "25.0 %" in findings["duplicate_documents"].sentence
-    assert findings["duplicate_paragraphs"].value == 0  # those of duplicate documents do not count again
+    assert findings["duplicate_paragraphs"].value == 0  # paragraphs of duplicate documents are not counted again
     findings = look(tmp_path, faulty("one_sentence"))
     assert findings["one_sentence"].value == pytest.approx(100 / 220)
     findings = look(tmp_path, faulty("boilerplate"))
@@ -146,7 +146,7 @@ def test_the_options_named_in_fixes_exist(tmp_path):
             assert override(BuildConfig(), [change])
 
 
-def test_everything_in_one_document(tmp_path, words_tokenizer):
+def test_text_without_document_boundaries_is_a_problem(tmp_path, words_tokenizer):
     one = [[line for d in clean_documents() for line in d]]
     findings = look(tmp_path, one, tokenizer=words_tokenizer)
     assert findings["document_boundaries"].severity == "problem"
@@ -159,24 +159,24 @@ def test_everything_in_one_document(tmp_path, words_tokenizer):
     assert findings["document_boundaries"].severity == "problem"
 
 
-def test_documents_on_one_line_each_are_fine(tmp_path):
+def test_documents_of_one_line_are_no_problem(tmp_path):
     findings = look(tmp_path, [[" ".join(d * 2)] for d in clean_documents()])
     assert findings["document_boundaries"].severity == "ok"
 
 
-def test_long_documents(tmp_path, monkeypatch):
+def test_a_long_document_gives_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr("bertsmith.corpus.doctor.findings.LONG_DOCUMENT", 50_000)
     long = [p for d in clean_documents(100, seed=3) for p in d]
     assert look(tmp_path, [*clean_documents(), long])["long_documents"].severity == "warning"
 
 
-def test_invalid_utf8_and_bad_records(tmp_path):
+def test_invalid_utf8_and_bad_records_are_found(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(write(path, clean_documents()).read_bytes().replace(b"Music", b"Mus\xffic"))
     findings = by_name(examine([path]))
     assert findings["invalid_utf8"].severity != "ok"
     assert "line" in findings["invalid_utf8"].examples[0]
-    assert findings["replacement_characters"].severity == "ok"  # they came in now, not before
+    assert findings["replacement_characters"].severity == "ok"  # only characters already in the text count
     rows = [json.dumps({"text": "\n".join(d)}) for d in clean_documents()]
     (tmp_path / "rows.jsonl").write_text("\n".join([*rows[:50], "{broken", *rows[50:]]))
     findings = by_name(examine([tmp_path / "rows.jsonl"]))
@@ -194,14 +194,14 @@ def test_unknown_words_are_named(tmp_path, words_tokenizer):
     assert "tokenizer train" in finding.fix
 
 
-def test_a_vocabulary_of_letters_has_many_tokens_a_word(tmp_path):
+def test_many_tokens_per_word_are_a_problem(tmp_path):
     train_wordpiece([" ".join(WORDS)] * 2, 70, min_count=100).save(tmp_path / "letters")
     findings = look(tmp_path, clean_documents(), tokenizer=tmp_path / "letters")
     assert findings["tokens_per_word"].severity == "problem"
 
 
-def test_words_and_their_pieces_are_counted(tmp_path):
-    """Punctuation counts neither as a word nor as a piece of one; every token but a continuation begins a word."""
+def test_tokens_per_word_are_counted_without_punctuation(tmp_path):
+    """Punctuation is neither a word nor a piece of one; every other token but a continuation begins a word."""
     documents = [[f"Dogs bark at dogs, {i}!", f"The dog {i} barks."] for i in range(60)]
     tokenizer = train_wordpiece([" ".join(d) for d in documents], 160, min_count=40)
     tokenizer.save(tmp_path / "tok")
@@ -216,7 +216,7 @@ def test_words_and_their_pieces_are_counted(tmp_path):
     assert by_name(diagnosis)["tokens_per_word"].value == pytest.approx(len(of_words) / words)
 
 
-def test_labels_out_of_balance(tmp_path, words_tokenizer):
+def test_unbalanced_next_sentence_labels_are_a_problem(tmp_path, words_tokenizer):
     """A document of a single token has no next segment."""
     rng = random.Random(0)
     balanced = by_name(examine([build(tmp_path, clean_documents(), words_tokenizer)]))["next_sentence"]
@@ -228,14 +228,14 @@ def test_labels_out_of_balance(tmp_path, words_tokenizer):
     assert findings["padding_128"].severity == "warning"
 
 
-def test_padding_is_what_packing_saves(tmp_path, words_tokenizer):
+def test_padding_is_computed_from_the_lengths_of_pairs(tmp_path, words_tokenizer):
     diagnosis = examine([build(tmp_path, clean_documents(), words_tokenizer)])
     pairs = diagnosis.facts["pairs"]["128"]
     assert pairs["padding"] == pytest.approx(1 - (pairs["first"] + pairs["second"] + 3) / 128)
     assert by_name(diagnosis)["padding_128"].value == pairs["padding"]
 
 
-def test_real_text_has_no_duplicates_that_are_a_problem(world):
+def test_real_text_has_no_problem_with_duplicates(world):
     findings = by_name(examine([world / "text.txt"], tokenizer=world / "tok"))
     for name in ("duplicate_documents", "duplicate_paragraphs", "boilerplate", "unknown_tokens", "next_sentence"):
         assert findings[name].severity != "problem", findings[name]
@@ -280,7 +280,7 @@ def test_the_sample_is_spread_evenly(tmp_path, monkeypatch):
     assert not any(b.skipped for b in [Sample(find_sources(paths), "text", sample.total)] if list(b))
 
 
-def test_a_sample_of_a_corpus_folder_is_whole_shards(tmp_path, words_tokenizer, monkeypatch):
+def test_a_large_corpus_folder_is_sampled_by_shards(tmp_path, words_tokenizer, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK_BYTES", 8192)
     folder = build(tmp_path, clean_documents(300), words_tokenizer)
     facts = examine([folder], sample_bytes=40_000).facts
@@ -288,7 +288,7 @@ def test_a_sample_of_a_corpus_folder_is_whole_shards(tmp_path, words_tokenizer, 
     assert 0 < facts["tokens"] <= 15_000 < facts["all_tokens"]
 
 
-def test_spread_keeps_within_its_limit_and_reaches_the_end():
+def test_spread_keeps_its_limit_and_covers_the_end():
     spread = Spread(1000)
     for number in range(5000):
         spread.add([f"{number:010}"])
@@ -299,7 +299,7 @@ def test_spread_keeps_within_its_limit_and_reaches_the_end():
     assert numbers[-1] > 4800
 
 
-def test_the_page_is_self_contained_and_has_the_figures(tmp_path, words_tokenizer):
+def test_the_page_is_self_contained_and_has_the_plots(tmp_path, words_tokenizer):
     documents = [["<b>fine</b> & dandy", *d] for d in faulty("duplicate_documents")]
     diagnosis = examine([write(tmp_path / "text.txt", documents)], tokenizer=words_tokenizer)
     write_report(diagnosis, tmp_path / "page.html")
@@ -312,7 +312,7 @@ def test_the_page_is_self_contained_and_has_the_figures(tmp_path, words_tokenize
     assert "<b>fine" not in html
 
 
-def test_a_diagnosis_is_json_and_lines(tmp_path, words_tokenizer):
+def test_a_diagnosis_is_printed_as_json_and_as_lines(tmp_path, words_tokenizer):
     diagnosis = examine([write(tmp_path / "text.txt", faulty("duplicate_documents"))], tokenizer=words_tokenizer)
     values = json.loads(json.dumps(to_dict(diagnosis)))
     assert values["facts"]["documents"] == 160
@@ -333,7 +333,7 @@ def test_histogram_counts_everything():
         assert len(found.counts) == len(found.edges) <= 13
 
 
-def test_user_errors(tmp_path, words_tokenizer, tokenizer_folder):
+def test_bad_inputs_are_refused_with_the_reason(tmp_path, words_tokenizer, tokenizer_folder):
     path = write(tmp_path / "text.txt", clean_documents(4))
     corpus = build(tmp_path, clean_documents(4), words_tokenizer)
     with pytest.raises(UserError, match="no such file"):
@@ -351,20 +351,20 @@ def test_user_errors(tmp_path, words_tokenizer, tokenizer_folder):
         examine([tmp_path / "blank.txt"])
 
 
-def test_imports_without_torch():
+def test_the_doctor_does_not_import_torch():
     code = (
         "import sys, bertsmith.corpus.doctor.examination; sys.exit(not {'torch', 'matplotlib'}.isdisjoint(sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_fix_for_duplicates_is_not_a_setting_that_is_on(tmp_path, words_tokenizer):
+def test_the_fix_for_duplicates_does_not_name_an_active_setting(tmp_path, words_tokenizer):
     finding = look(tmp_path, faulty("duplicate_paragraphs"))["duplicate_paragraphs"]
     assert finding.fix == "nothing: corpus build drops them by default (clean.duplicate_paragraphs=true)"
     raw = build(tmp_path, faulty("duplicate_paragraphs"), words_tokenizer)
     assert "--set clean.duplicate_paragraphs=true" in by_name(examine([raw]))["duplicate_paragraphs"].fix
     long = "The green river and the small house and the long story of the north and the music of the world."
-    documents = [[f"{p} {long} {long}" for p in d] for d in clean_documents()]  # repeated, in paragraphs that differ
+    documents = [[f"{p} {long} {long}" for p in d] for d in clean_documents()]  # repeated in different paragraphs
     build_corpus([write(tmp_path / "b.txt", documents)], words_tokenizer, tmp_path / "cleaned", workers=1)
     finding = by_name(examine([tmp_path / "cleaned"]))["duplicate_paragraphs"]
     assert finding.severity != "ok"
@@ -372,7 +372,7 @@ def test_the_fix_for_duplicates_is_not_a_setting_that_is_on(tmp_path, words_toke
     assert "duplicate_paragraphs=true" not in finding.fix
 
 
-def test_short_sentences_may_repeat(tmp_path, words_tokenizer):
+def test_repeated_short_sentences_are_no_duplicates(tmp_path, words_tokenizer):
     """A short sentence that occurs in many documents is not a duplicate paragraph."""
     refrain = "The people of the small green house by the river tell a long story."
     assert 50 <= len(refrain) < 100

@@ -1,4 +1,4 @@
-"""Large texts are sampled evenly, rare syllables stay and rare symbols go, the report is right, new words are added."""
+"""Large texts are sampled evenly, rare syllables are kept, rare symbols dropped, coverage is right, words are added."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import FILES, Tokenizer, train_wordpiece
 
 ENGLISH = [line.strip() for text in topics.values() for line in text.splitlines() if line.strip()]
-SYMBOLS = "☃★♞漢字पЖ"  # each once, in a text of hundreds of thousands of characters
+SYMBOLS = "☃★♞漢字पЖ"  # each occurs once in hundreds of thousands of characters
 RARE_SYLLABLES = "꿹뷁쀍"
 
 
@@ -52,7 +52,7 @@ def test_every_ascii_character_that_occurs_has_a_piece() -> None:
     assert {"7", "##7", "~", "j", "##z"} <= set(entries)
 
 
-def test_of_too_many_characters_the_most_frequent_are_kept() -> None:
+def test_the_most_frequent_of_too_many_characters_are_kept() -> None:
     many = [chr(0xAC00 + i) * (2000 - i) for i in range(0, 2000, 10)]
     entries = train_wordpiece(many, 200).backend.get_vocab()
     assert "가" in entries
@@ -60,7 +60,7 @@ def test_of_too_many_characters_the_most_frequent_are_kept() -> None:
     assert len(entries) <= 200
 
 
-# Sampling and what is held out
+# Sampling and held-out documents
 
 
 def write(path: Path, documents: list[str]) -> Path:
@@ -85,7 +85,7 @@ def test_a_large_text_is_sampled_with_a_note(tmp_path, small_sample, capsys) -> 
     assert "학" in made[0].tokenizer.backend.get_vocab()
 
 
-def test_a_small_text_is_used_whole(tmp_path, capsys) -> None:
+def test_a_small_text_is_used_completely(tmp_path, capsys) -> None:
     made = train_tokenizer([write(tmp_path / "a.txt", ENGLISH[:500])], tmp_path / "tok", vocab_size=300)
     assert made.sampled == ""
     assert made.coverage is None
@@ -152,7 +152,7 @@ def small() -> Tokenizer:
     return Tokenizer(backend, True)
 
 
-def test_coverage_counts(small) -> None:
+def test_coverage_counts_words_tokens_and_unknowns(small) -> None:
     report = coverage(small, ["Unable cat. dog", "ab able ab Dog dog dog", ""])
     assert (report.words, report.tokens) == (10, 13)
     assert report.tokens_per_word == 1.3
@@ -161,7 +161,7 @@ def test_coverage_counts(small) -> None:
     assert report.unknown_words == (("dog", 3), ("Dog", 1))
 
 
-def test_coverage_of_nothing(small) -> None:
+def test_coverage_of_empty_text(small) -> None:
     report = coverage(small, [])
     assert (report.words, report.tokens, report.tokens_per_word, report.unk_share) == (0, 0, 0, 0)
     assert report.longest_words == report.unknown_words == ()
@@ -180,7 +180,7 @@ def test_coverage_does_not_depend_on_batches_and_keeps_the_ten_longest(tokenizer
 
 
 @pytest.mark.parametrize("module", ["bertsmith.corpus.coverage", "bertsmith.corpus.vocabulary", "bertsmith.extend"])
-def test_no_torch(module) -> None:
+def test_vocabulary_modules_do_not_import_torch(module) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent.parent, timeout=60)
 
@@ -196,7 +196,7 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode([text])[0]
 
 
-def test_new_words_come_after_the_old_ones(tokenizer_folder, tmp_path, capsys) -> None:
+def test_new_words_get_ids_after_the_old_ones(tokenizer_folder, tmp_path, capsys) -> None:
     old = Tokenizer.load(tokenizer_folder)
     facts = extend(tokenizer_folder, tmp_path / "out", words=WORDS)
     new = Tokenizer.load(tmp_path / "out")
@@ -238,7 +238,7 @@ def test_added_tokens_keep_their_ids(tokenizer_folder, tmp_path) -> None:
     assert after.backend.get_added_tokens_decoder().keys() == before.backend.get_added_tokens_decoder().keys()
 
 
-def test_the_most_useful_words_of_a_text(tokenizer_folder, tmp_path) -> None:
+def test_the_words_that_save_most_tokens_are_added(tokenizer_folder, tmp_path) -> None:
     lines = ["Tachycardia tachycardia."] * 6 + ["pericarditis"] * 5 + ["endocarditis"] * 4 + ["the list 😀 😀"] * 50
     facts = extend(tokenizer_folder, tmp_path / "out", texts=[write(tmp_path / "a.txt", lines)], words=["xylophone"])
     assert facts["words"][0] == "xylophone"
@@ -249,9 +249,7 @@ def test_the_most_useful_words_of_a_text(tokenizer_folder, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlm+nsp", "mlm", "single", "encoder"])
-def test_a_model_is_extended_and_transformers_gives_the_same_answers(
-    tokenizer_folder, tmp_path, kind, one_thread
-) -> None:
+def test_an_extended_model_has_the_same_outputs_in_transformers(tokenizer_folder, tmp_path, kind, one_thread) -> None:
     import transformers
 
     tokenizer = Tokenizer.load(tokenizer_folder)
@@ -286,7 +284,7 @@ def test_new_rows_start_from_the_mean_of_the_old_pieces(tokenizer_folder, tmp_pa
     for name in changed:
         assert torch.equal(new[name][: tokenizer.vocab_size], old[name])
         for row, word in enumerate(NEW, tokenizer.vocab_size):
-            assert len(ids(tokenizer, word)) > 1 or word == "부정맥"  # which is unknown
+            assert len(ids(tokenizer, word)) > 1 or word == "부정맥"  # [UNK] in the old vocabulary
             torch.testing.assert_close(new[name][row], old[name][ids(tokenizer, word)].mean(0))
 
 
@@ -330,13 +328,13 @@ def test_a_model_with_too_few_rows_is_refused(tokenizer_folder, tmp_path) -> Non
         ({"texts": [__file__.replace("test_vocabulary.py", "test_doctor.py")]}, "unknown kind of file"),
     ],
 )
-def test_what_cannot_be_added(tokenizer_folder, tmp_path, options, message) -> None:
+def test_words_that_cannot_be_added_are_refused(tokenizer_folder, tmp_path, options, message) -> None:
     with pytest.raises(UserError, match=message):
         extend(tokenizer_folder, tmp_path / "out", **options)
     assert not list(tmp_path.iterdir())
 
 
-def test_other_refusals(tokenizer_folder, tmp_path) -> None:
+def test_bad_count_and_folders_are_refused(tokenizer_folder, tmp_path) -> None:
     text = write(tmp_path / "a.txt", ["pericarditis"] * 5)
     with pytest.raises(UserError, match="--count 0 is too small"):
         extend(tokenizer_folder, tmp_path / "out", texts=[text], count=0)
@@ -356,7 +354,7 @@ def test_other_tokenizers_are_refused_with_the_reason(tmp_path) -> None:
         extend(tmp_path / "unigram", tmp_path / "out", words=NEW)
 
 
-def test_words_from_a_file(tmp_path) -> None:
+def test_words_are_read_from_a_file(tmp_path) -> None:
     (tmp_path / "words.txt").write_text("\ufeffone\n\n  two \r\n세단어\n", encoding="utf-8")
     assert read_words(tmp_path / "words.txt") == ["one", "two", "세단어"]
     (tmp_path / "empty.txt").write_text("\n")

@@ -1,4 +1,4 @@
-"""Articles become prose and nothing else, whatever their wikitext holds; broken wikitext neither raises nor is slow."""
+"""Only the prose of articles is kept, whatever their markup; malformed wikitext neither raises nor takes long."""
 
 import random
 import time
@@ -13,8 +13,8 @@ HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version
   <namespaces><namespace key="0" /><namespace key="6">파일</namespace></namespaces>
   </siteinfo>
 """
-SPEED_TARGET = 1e6  # bytes of wikitext a second and core
-SLOW_MACHINE = 4  # other work runs beside the tests
+SPEED_TARGET = 1e6  # bytes of wikitext per second and core
+SLOW_MACHINE = 4  # the machine may be shared with other work
 
 
 def page(
@@ -41,7 +41,7 @@ def documents(*pages: str) -> list[list[str]]:
     return list(page_documents("".join(pages).encode()))
 
 
-# One element of wikitext a case: what stands before the arrow becomes what stands after it.
+# One element of wikitext per case: the markup and the text that is kept.
 ELEMENTS = {
     "template": ("The mill {{formatnum|12}}stands.", "The mill stands."),
     "template over lines": (
@@ -139,7 +139,7 @@ ELEMENTS = {
 
 
 @pytest.mark.parametrize(("text", "expected"), ELEMENTS.values(), ids=ELEMENTS)
-def test_an_element_of_wikitext(text: str, expected: str) -> None:
+def test_each_element_of_wikitext_becomes_prose(text: str, expected: str) -> None:
     assert documents(page(text)) == [expected.split("\n")]
 
 
@@ -152,7 +152,7 @@ def test_sections_of_sources_are_dropped(name: str) -> None:
     assert wikitext_paragraphs(text) == ["Kept.", "Kept again."]
 
 
-def test_an_article_in_two_languages() -> None:
+def test_articles_in_english_and_korean_become_prose() -> None:
     english = """{{Short description|Town}}
 {{Infobox town
 | name = Riverton
@@ -200,7 +200,7 @@ The ''first'' mill{{efn|A note with [[link]].}} was built in 1801.
     ]
 
 
-def test_only_articles() -> None:
+def test_only_articles_are_kept() -> None:
     block = [
         page("#REDIRECT [[A]]"),
         page("A redirect by its element.", head='\n    <redirect title="A" />'),
@@ -219,7 +219,7 @@ def test_only_articles() -> None:
     assert documents(*block) == [["Kept."]]
 
 
-def test_blocks_with_and_without_header_and_footer() -> None:
+def test_header_and_footer_of_a_dump_are_optional() -> None:
     pages = [page(f"Page {n}.") for n in range(3)]
     expected = [[f"Page {n}."] for n in range(3)]
     assert documents(HEADER, *pages, "</mediawiki>") == documents(*pages) == expected
@@ -227,7 +227,7 @@ def test_blocks_with_and_without_header_and_footer() -> None:
     assert documents(pages[0], "<page><title>cut") == expected[:1]
 
 
-def test_the_newest_revision_and_its_main_text() -> None:
+def test_the_main_text_of_the_newest_revision_is_read() -> None:
     old, new = page("Old."), page("New.", attributes="")
     revision = new[new.index("<revision>") : new.index("</revision>")]
     more = revision + "<content><role>extra</role><text>Slot.</text></content></revision>"
@@ -242,7 +242,7 @@ def test_entities_are_decoded_once_and_never_resolved() -> None:
     assert documents(bomb, raw) == [['&b; &f; x "y" AB R&D <ref> z']]
 
 
-def test_bytes_that_are_not_utf8() -> None:
+def test_bytes_that_are_not_utf8_are_replaced() -> None:
     assert list(page_documents(page("A @ B.").encode().replace(b"@", b"\xff"))) == [["A \ufffd B."]]
 
 
@@ -265,7 +265,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("text", "expected"), MALFORMED.values(), ids=MALFORMED)
-def test_malformed_wikitext(text: str, expected: list[str]) -> None:
+def test_malformed_wikitext_keeps_the_prose(text: str, expected: list[str]) -> None:
     assert wikitext_paragraphs(text) == expected
 
 
@@ -302,13 +302,13 @@ def seconds(text: str) -> float:
 
 
 @pytest.mark.parametrize("piece", ["{{", "[["])
-def test_a_megabyte_of_openings_is_quick(piece: str) -> None:
+def test_a_megabyte_of_opening_brackets_takes_little_time(piece: str) -> None:
     assert seconds(piece * 500_000) < 2
 
 
 @pytest.mark.parametrize("piece", HARD)
-def test_marks_without_end_take_linear_time(piece: str) -> None:
-    assert seconds(piece * (300_000 // len(piece))) < 2  # in quadratic time it would be minutes
+def test_unclosed_markup_takes_linear_time(piece: str) -> None:
+    assert seconds(piece * (300_000 // len(piece))) < 2  # quadratic time would be minutes
 
 
 NESTED = [("{{", "}}"), ("[[a|", "]]"), ("[[File:a|", "]]"), ("\n{|", "\n|}"), ("<ul>", "</ul>"), ("{{a|[[", "]]}}")]
@@ -321,7 +321,7 @@ def test_deep_nesting_takes_linear_time(opening: str, closing: str) -> None:
 
 
 def made_up_article(rng: random.Random, size: int) -> str:
-    """Wikitext as full of markup as an article's."""
+    """Wikitext with as much markup as an article."""
     words = "the old mill of a town on river was built by many people near stone road 마을은 강가에 있다".split()
     reference = "<ref name=a>{{cite|url=http://a.org|title=Some title|date={{date|1801}}|by=[[A B|A]]}}</ref>"
     parts = ["{{Infobox\n" + "".join(f"| f{n} = {{{{val|{n}|u=[[km]]}}}}\n" for n in range(30)) + "}}\n"]
@@ -331,7 +331,7 @@ def made_up_article(rng: random.Random, size: int) -> str:
     return "".join(parts)
 
 
-def test_speed_on_articles() -> None:
+def test_articles_are_read_at_the_target_speed() -> None:
     rng = random.Random(0)
     block = "".join(page(made_up_article(rng, 20_000)) for _ in range(50)).encode()
     started = time.process_time()
@@ -363,7 +363,7 @@ River
 """
 
 
-def test_the_output_of_wikiextractor() -> None:
+def test_the_output_of_wikiextractor_is_read() -> None:
     expected = [
         ["The mill stands here. 1 < 2.", "Second paragraph."],
         ["오래된 물레방아이다."],

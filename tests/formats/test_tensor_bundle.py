@@ -12,7 +12,7 @@ from bertsmith.formats import sorted_table
 from bertsmith.formats.tensor_bundle import NUMBERS, data_file, index_file, read_index, read_tensor, write_bundle
 
 for library in ("google_crc32c", "cramjam"):
-    pytest.importorskip(library, reason="the extra tf1 is not installed")
+    pytest.importorskip(library, reason="of the extra tf1")
 ARRAYS = {
     "bert/a": np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5,
     "bert/ab": np.array([1.5, -2.0], np.float64),

@@ -24,7 +24,7 @@ from bertsmith.formats.tf1_convert import guess_lowercase, hf_to_tf1, tf1_to_hf
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
 for library in ("google_crc32c", "cramjam"):
-    pytest.importorskip(library, reason="the extra tf1 is not installed")
+    pytest.importorskip(library, reason="of the extra tf1")
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = {  # the configuration of the released uncased_L-12_H-768_A-12, smaller
     "attention_probs_dropout_prob": 0.1,

@@ -42,13 +42,13 @@ def objective_of(loader: Loader, direction: str = "both") -> Objective:
     objective = randomise(build_objective(Encoder(config), OBJECTIVE[direction])).train()
     with torch.no_grad():
         objective.get_submodule(objective.token_head).decoder.bias[loader.tokenizer.id(".")] += (
-            3.0  # so that some guesses are right
+            3.0  # some predictions are right
         )
     return objective
 
 
 def plain_scores(objective: Objective, loader: Loader, indices: np.ndarray) -> dict[str, float]:
-    """The same scores, computed one sequence and one word at a time."""
+    """The expected scores, computed one sequence and one token at a time."""
     name = objective.token_loss
     losses, right, pairs = [], [], []
     for index in indices:
@@ -78,23 +78,23 @@ def test_scores_equal_a_plain_recomputation(world: Path, direction: str, monkeyp
     assert 0 < found["mlm_accuracy" if direction == "both" else "lm_accuracy"] < 100
 
 
-def test_a_large_part_is_evaluated_on_a_fixed_sample_of_different_sequences(world: Path, monkeypatch) -> None:
+def test_large_held_out_data_is_evaluated_on_a_fixed_sample(world: Path, monkeypatch) -> None:
     monkeypatch.setattr(held_out, "SEQUENCES", 12)
     monkeypatch.setattr(held_out, "AT_ONCE", 5 * LENGTH)
     loader = loader_of(world, np.arange(20))
-    objective, asked = objective_of(loader), []
+    objective, calls = objective_of(loader), []
     real = Loader.batch
-    monkeypatch.setattr(Loader, "batch", lambda self, e, i: asked.append((e.tolist(), i.tolist())) or real(self, e, i))
+    monkeypatch.setattr(Loader, "batch", lambda self, e, i: calls.append((e.tolist(), i.tolist())) or real(self, e, i))
     first, second = (held_out.evaluate(objective, loader, []) for _ in range(2))
     assert first == second
-    assert asked[:3] == asked[3:]
-    indices = [i for _, part in asked[:3] for i in part]
-    assert {e for epochs, _ in asked for e in epochs} == {0}
-    assert len(set(indices)) == 12 < max(indices)  # not the first ones alone
+    assert calls[:3] == calls[3:]
+    indices = [i for _, part in calls[:3] for i in part]
+    assert {e for epochs, _ in calls for e in epochs} == {0}
+    assert len(set(indices)) == 12 < max(indices)  # not only the first ones
     assert first["mlm_loss"] == pytest.approx(plain_scores(objective, loader, np.array(indices))["mlm_loss"], rel=1e-4)
 
 
-def test_words_in_samples_are_the_likeliest_with_their_probabilities(world: Path) -> None:
+def test_samples_show_the_likeliest_words_with_their_probabilities(world: Path) -> None:
     loader = loader_of(world, np.array([3, 7]))
     objective, tokenizer = objective_of(loader), loader.tokenizer
     samples = held_out.choose_samples(Corpus.open(world / "shards"), np.array([3, 7]), tokenizer)
@@ -115,8 +115,8 @@ def test_words_in_samples_are_the_likeliest_with_their_probabilities(world: Path
             assert [chance for _, chance in guesses] == pytest.approx([row[i].item() for i in best], abs=1e-4)
 
 
-def test_a_run_is_evaluated_on_the_documents_that_it_does_not_learn(world: Path, tmp_path: Path, monkeypatch) -> None:
-    """The samples and the second phase are held out too; training reads none of them."""
+def test_a_run_is_evaluated_on_documents_that_are_not_trained_on(world: Path, tmp_path: Path, monkeypatch) -> None:
+    """Samples and the second phase use held-out documents too; training reads none of them."""
     evaluated, learnt, samples = [], [], []
 
     def evaluate(objective, loader, given, dtype):

@@ -26,7 +26,7 @@ UNITS = ["token", "word", "span"]
 
 
 def sequences(count: int, inner: float = 0.3, low: int = 5, high: int = 65, seed: int = 0):
-    """Random packed `[CLS] A [SEP] B [SEP]` in which a share of tokens are continuations; lengths and keys."""
+    """Random packed `[CLS] A [SEP] B [SEP]` with a share of continuation tokens, their lengths and keys."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(low, high, size=count)
     rows = []
@@ -52,7 +52,7 @@ def words_of(data):
 
 
 def words_by_hand(tokens, lengths) -> list[list[int]]:
-    """The positions of each word, found one token after the other."""
+    """The positions of each word, found token by token."""
     words: list[list[int]] = []
     firsts, open_word = set((np.cumsum(lengths) - lengths).tolist()), False
     for position, token in enumerate(tokens.tolist()):
@@ -100,11 +100,11 @@ def test_masks_of_single_tokens_have_not_changed(policy, expected):
     assert hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()[:16] == expected
 
 
-# What holds for every unit
+# Properties of every unit
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_masks_depend_on_the_key_alone(data, unit):
+def test_masks_depend_only_on_the_key(data, unit):
     tokens, lengths, keys = data
     starts = np.cumsum(lengths) - lengths
     whole = masks(data, unit)
@@ -120,7 +120,7 @@ def test_masks_depend_on_the_key_alone(data, unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_targets_stand_where_the_positions_say(data, unit):
+def test_targets_are_the_original_tokens_at_the_masked_positions(data, unit):
     tokens = data[0]
     found = masks(data, unit)
     assert (np.diff(found.positions) > 0).all()
@@ -132,7 +132,7 @@ def test_targets_stand_where_the_positions_say(data, unit):
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("inner", [0.0, 0.3, 0.9])
-def test_the_budget_is_kept(unit, inner):
+def test_the_number_of_masked_tokens_is_within_the_budget(unit, inner):
     data = sequences(500, inner)
     found, wanted = counts(data, masks(data, unit)), budgets(data)
     if unit == "word":
@@ -143,13 +143,13 @@ def test_the_budget_is_kept(unit, inner):
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.5, 0.99])
-def test_spans_at_other_rates(data, rate):
+def test_words_and_spans_keep_the_budget_at_other_rates(data, rate):
     assert counts(data, masks(data, "span", rate=rate)) == budgets(data, rate)
     assert all(np.array(counts(data, masks(data, "word", rate=rate))) <= budgets(data, rate))
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_shares_of_masked_random_and_kept_tokens(data, unit):
+def test_shares_of_masked_random_and_kept_tokens_are_right(data, unit):
     data = sequences(8000)
     found = masks(data, unit)
     now = found.tokens[found.positions]
@@ -161,8 +161,8 @@ def test_shares_of_masked_random_and_kept_tokens(data, unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_sequences_of_five_tokens(unit):
-    """One token is masked, each of the two alike, also where truncation has left the rest of a word."""
+def test_one_token_of_the_shortest_sequences_is_masked(unit):
+    """Both tokens are masked with equal probability, also where truncation has cut the beginning of a word."""
     keys, lengths = draws.key(3, np.arange(3000)), np.full(3000, 5)
     for row in ([2, 10, 3, 20, 3], [2, 80, 3, 90, 3]):
         found = masks((np.tile(row, 3000), lengths, keys), unit)
@@ -171,7 +171,7 @@ def test_sequences_of_five_tokens(unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_text_of_special_tokens_only(unit):
+def test_no_special_token_is_masked_in_text_without_other_tokens(unit):
     tokens = np.array([2, 1, 1, 3, 1, 3, 2, 50, 3, 1, 3])
     found = masks((tokens, np.array([6, 5]), draws.key(1, np.arange(2))), unit)
     assert found.positions.tolist() == [7]
@@ -179,7 +179,7 @@ def test_text_of_special_tokens_only(unit):
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_korean_words_of_many_pieces(unit, tokenizer_folder):
+def test_korean_words_of_many_pieces_are_masked_within_the_budget(unit, tokenizer_folder):
     """Words of many pieces, from a real vocabulary."""
     tokenizer = Tokenizer.load(tokenizer_folder)
     vocabulary = Vocabulary.of(tokenizer)
@@ -200,7 +200,7 @@ def test_korean_words_of_many_pieces(unit, tokenizer_folder):
         assert per_row.tolist() == wanted
 
 
-def test_continuations_of_a_tokenizer(tmp_path):
+def test_continuation_tokens_are_read_from_the_tokenizer(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n##b\n[CLS]\n[SEP]\n[MASK]\na\n#\n##c\n")
     assert np.flatnonzero(Tokenizer.load(tmp_path).is_marked).tolist() == [2, 8]
 
@@ -209,21 +209,21 @@ def test_continuations_of_a_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize("inner", [0.0, 0.3, 0.9, 1.0])
-def test_words_are_found(inner):
+def test_words_equal_those_found_token_by_token(inner):
     data = sequences(300, inner)
     words = words_of(data)
     assert [list(range(a, b)) for a, b in zip(words.begin, words.end, strict=True)] == words_by_hand(*data[:2])
     assert np.array_equal(words.owner, owners(data[1])[words.begin])
 
 
-def test_a_word_does_not_cross_a_border():
+def test_a_word_does_not_cross_special_tokens_or_sequences():
     tokens = np.array([2, 70, 71, 10, 72, 3, 73, 11, 3, 74, 12, 75])  # the second sequence begins with 74
     words = find_words(VOCABULARY.is_special[tokens], VOCABULARY.continues(tokens), np.repeat([0, 1], [9, 3]))
     assert list(zip(words.begin, words.end, strict=True)) == [(1, 3), (3, 5), (6, 7), (7, 8), (9, 10), (10, 12)]
 
 
 def released(words: list[list[int]], budget: int) -> list[int]:
-    """The choice of the released code, given the words in their drawn order; it may choose nothing."""
+    """The selection of the released code, given the words in their drawn order; it may be empty."""
     chosen: list[int] = []
     for word in words:
         if len(chosen) >= budget:
@@ -278,7 +278,7 @@ def spans_of(data, rate: float = 0.15):
 
 
 @pytest.mark.parametrize("inner", [0.0, 0.3, 0.9])
-def test_spans_are_whole_words_but_for_the_last(inner):
+def test_all_spans_but_the_last_are_whole_words(inner):
     data = sequences(600, inner)
     words, spans = words_by_hand(*data[:2]), spans_of(data)
     begins, ends = {w[0]: w for w in words}, {w[-1] + 1 for w in words}
@@ -295,25 +295,26 @@ def test_spans_are_whole_words_but_for_the_last(inner):
     assert chosen.max() == 1, "no overlap"
     assert chosen.sum() == sum(budgets(data))
     whose = owners(data[1])
-    for word in words:  # where a word was cut, no other that was left would have fitted
+    for word in words:  # a word was cut only if no remaining word fitted
         size = cut.get(int(whose[word[0]]))
         assert size is None or chosen[word].any() or len(word) > size
     assert bool(cut) == (inner > 0)
 
 
-def test_the_lengths_of_spans_are_geometric():
-    """Of long sequences the first five spans of ten words at most are never cut: 50 tokens of a budget of 77."""
+def test_span_lengths_are_geometric():
+    """The first five spans of a long sequence are never cut: at most 50 tokens of a budget of 77."""
     data = sequences(1500, 0.0, 512, 513)
     spans = spans_of(data)
     lengths = (spans.end - spans.begin)[spans.number < 5]
     assert len(lengths) == 5 * 1500
     shares = 0.8 ** np.arange(10) / (0.8 ** np.arange(10)).sum()
     found = np.bincount(lengths, minlength=11)[1:]
-    assert ((found - len(lengths) * shares) ** 2 / (len(lengths) * shares)).sum() < 27.9  # 99.9 % at 9 degrees
+    # 27.9 is the 99.9 % quantile at 9 degrees of freedom.
+    assert ((found - len(lengths) * shares) ** 2 / (len(lengths) * shares)).sum() < 27.9
     assert abs(lengths.mean() - 3.8) < 0.12, "the paper's mean"
 
 
-def test_lengths_are_counted_in_words():
+def test_span_lengths_are_counted_in_words():
     data = sequences(600, 0.5, 512, 513)
     words, spans = words_of(data), spans_of(data)
     early = spans.number < 2
@@ -324,15 +325,15 @@ def test_lengths_are_counted_in_words():
 @pytest.mark.parametrize(
     ("span_p", "span_max", "mean"), [(1.0, 10, 1.0), (0.2, 1, 1.0), (0.5, 3, 11 / 7), (1e-9, 5, 3.0)]
 )
-def test_other_distributions_of_span_lengths(span_p, span_max, mean):
+def test_span_lengths_follow_span_p_and_span_max(span_p, span_max, mean):
     lengths = span_lengths(draws.uniform(1, np.arange(20_000)), MaskPolicy(span_p=span_p, span_max=span_max))
     assert lengths.min() >= 1
     assert lengths.max() <= span_max
     assert abs(lengths.mean() - mean) < 0.05
 
 
-def test_spans_start_at_any_word_alike():
-    """The first span of each sequence: every start that leaves room for its length."""
+def test_spans_start_at_every_word_with_equal_probability():
+    """The first span of each sequence may start wherever its length fits."""
     tokens, keys = np.array([2, *range(10, 40), 3, *range(10, 26), 3]), draws.key(5, np.arange(15_000))
     data = np.tile(tokens, 15_000), np.full(15_000, len(tokens)), keys
     spans = spans_of(data, rate=0.25)
@@ -359,7 +360,7 @@ def test_the_tokens_of_a_span_share_one_draw(data):
     assert same_random == 0, "random tokens are drawn for each token"
 
 
-def test_spans_leave_longer_runs_than_words(data):
+def test_masked_spans_form_longer_runs_than_masked_words(data):
     """Neighbours are masked together far more often than by chance."""
     together = {unit: np.mean(np.diff(masks(data, unit).positions) == 1) for unit in UNITS}
     assert together["token"] < together["word"] < together["span"]
@@ -375,6 +376,6 @@ def test_spans_leave_longer_runs_than_words(data):
         ({"span_max": 0}, r"data\.masking\.span_max must be at least 1, not 0"),
     ],
 )
-def test_policies_out_of_range(values, reason):
+def test_policies_out_of_range_are_refused(values, reason):
     with pytest.raises(UserError, match=reason):
         MaskPolicy(**values)

@@ -1,4 +1,4 @@
-"""All ranks choose one size of micro-batch, and a resumed run keeps it: another one would draw other dropout masks."""
+"""All ranks use one micro-batch size, and a resumed run keeps it, since another would draw other dropout masks."""
 
 import shutil
 from dataclasses import replace
@@ -46,17 +46,17 @@ def test_a_resumed_run_keeps_its_micro_batches(world: Path, tmp_path: Path, monk
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "model")
     shutil.rmtree(cut / "checkpoints" / "step-00000006")
-    room(monkeypatch, 1e6)  # where the whole batch would fit
+    room(monkeypatch, 1e6)  # here the complete batch would fit
     pretrain(settings(*DROPOUT), world / "shards", cut, device="cpu", resume=True)
     assert sizes(cut) == sizes(whole)
     assert weights(cut) == weights(whole)
     other = tmp_path / "other"
     pretrain(settings(*DROPOUT), world / "shards", other, device="cpu")
     assert sizes(other) == {"32": 32}
-    assert weights(other) != weights(whole)  # the size does matter
+    assert weights(other) != weights(whole)  # another size gives other weights
 
 
-def test_a_size_that_is_set_or_a_smaller_memory_overrides_the_stored_size(
+def test_a_configured_size_or_less_memory_overrides_the_stored_size(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config, run = settings(*DROPOUT), tmp_path / "run"
@@ -73,7 +73,7 @@ def test_a_size_that_is_set_or_a_smaller_memory_overrides_the_stored_size(
     assert "the run was started with 16 sequences of 32 tokens at once, which do not fit here" in capfd.readouterr().err
 
 
-def test_the_process_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(*DROPOUT)
     plan = memory.MicroBatches(config.model, config.train, torch.device("cpu"), 32, 0.15)
     room(monkeypatch, 1e6)
@@ -92,7 +92,7 @@ main()
 
 
 @pytest.mark.slow
-def test_processes_with_unequal_memory_have_the_weights_of_one(world: Path, tmp_path: Path, monkeypatch) -> None:
+def test_ranks_with_unequal_memory_train_the_weights_of_one_process(world: Path, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "unequal.py").write_text(UNEQUAL)
     changes = [*TINY, *DROPOUT, "train.learning_rate=1e-3", "data.max_length=32"]
     finish(torchrun(command(world, tmp_path / "two", changes), program=(str(tmp_path / "unequal.py"),)))
@@ -103,7 +103,7 @@ def test_processes_with_unequal_memory_have_the_weights_of_one(world: Path, tmp_
     assert all(torch.allclose(value, two[name], atol=1e-5) for name, value in one.items())
 
 
-# --- ids that the tables have no row for
+# --- ids outside the embedding tables
 
 
 def encoder(**changes: int) -> Encoder:
@@ -129,7 +129,7 @@ def test_ids_out_of_range_are_refused(tokens: list[int], segments: list[int], me
         encoder()(bad)
 
 
-def test_the_largest_id() -> None:
+def test_largest_id_of_empty_and_negative_arrays() -> None:
     assert largest_id(np.array([3, 7, 0], dtype=np.uint16)) == 7
     assert largest_id(np.zeros(0)) == 0
     assert largest_id(np.array([3, -1], dtype=np.int32)) > 2**60
@@ -152,7 +152,9 @@ def test_pairs_need_a_model_with_two_segments(world: Path, tmp_path: Path) -> No
     assert not (tmp_path / "two").exists()
 
 
-def test_a_damaged_shard_is_refused_before_the_model_sees_it(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_ids_beyond_the_vocabulary_are_refused_by_the_loader(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus, tokenizer = Corpus.open(world / "shards"), Tokenizer.load(world / "shards")
     config = settings("data.max_length=32").data
     documents, _ = split_documents(corpus.manifest.documents, 0.0)

@@ -31,7 +31,7 @@ QUICK += ["data.long_length=null"]
 NO_PAIRS = MaskedLMConfig(next_sentence=False)
 
 
-def test_recipes_set_the_section() -> None:
+def test_recipes_set_the_objective() -> None:
     found = {recipe(name).objective for name in RECIPES}
     assert found == {MaskedLMConfig(), NO_PAIRS, CausalLMConfig()}
     assert recipe("bert-tiny-no-nsp").objective == recipe("quickstart").objective == NO_PAIRS
@@ -39,7 +39,7 @@ def test_recipes_set_the_section() -> None:
     assert {kinds.objective_class(config).__name__ for config in found} == {"MaskedLM", "CausalLM"}
 
 
-def test_set_switches_the_kind_or_a_field() -> None:
+def test_set_changes_the_kind_or_a_field() -> None:
     bert = recipe("bert-tiny")
     assert override(bert, ["objective.next_sentence=false"]).objective == NO_PAIRS
     one_way = override(bert, ["objective.kind=causal-lm", "model.direction=left-to-right"])
@@ -67,14 +67,14 @@ def test_set_switches_the_kind_or_a_field() -> None:
         ("bert-tiny-no-nsp", "model.direction=right-to-left", "set objective.kind=causal-lm, or model.direction=both"),
     ],
 )
-def test_settings_that_do_not_belong_together_name_the_fix(name: str, change: str, words: str) -> None:
+def test_contradictory_settings_are_refused_with_the_fix(name: str, change: str, words: str) -> None:
     with pytest.raises(UserError) as error:
         override(recipe(name), [change])
     assert words in str(error.value)
 
 
 def older(config: PretrainConfig) -> dict[str, Any]:
-    """The plain configuration as versions before the section `objective` wrote it."""
+    """The configuration as versions before the section `objective` wrote it."""
     values = to_dict(config)
     objective = values.pop("objective")
     return {**values, "next_sentence": objective.get("next_sentence", False)}
@@ -94,7 +94,7 @@ def test_configurations_of_older_versions_are_read(name: str, tmp_path: Path) ->
 
 
 def unfinished(run: Path, to: Path) -> Path:
-    """A copy of a run as it was after its last checkpoint but one."""
+    """Copy a run to its state after the last checkpoint but one."""
     shutil.copytree(run, to)
     shutil.rmtree(to / "model")
     shutil.rmtree(max((to / "checkpoints").iterdir()))
@@ -118,7 +118,7 @@ def test_a_run_of_an_older_version_is_resumed_and_reported(name: str, world: Pat
         pretrain(other, world / "shards", run, device="cpu", resume=True)
 
 
-def test_a_model_of_the_other_direction_is_refused_as_a_start(world: Path, tmp_path: Path) -> None:
+def test_starting_from_a_model_of_another_direction_is_refused(world: Path, tmp_path: Path) -> None:
     config = override(recipe("bert-tiny-left-to-right"), QUICK)
     with pytest.raises(UserError, match=r"set model\.direction=left-to-right"):
         pretrain(config, world / "shards", tmp_path / "run", model=world / "run", device="cpu")
@@ -167,8 +167,8 @@ class Twins(Objective):
         return outputs
 
 
-def test_a_made_up_objective_is_a_row_and_a_module(world: Path, tmp_path: Path, monkeypatch) -> None:
-    """It is configured, trained, evaluated, saved in two folders and resumed to the bit."""
+def test_a_made_up_objective_needs_one_row_and_one_module(world: Path, tmp_path: Path, monkeypatch) -> None:
+    """It is configured, trained, evaluated, saved in two folders, and resumed bit-identically."""
     monkeypatch.setitem(kinds.OBJECTIVES, "twins", Twins)
     monkeypatch.setattr(settings, "ObjectiveConfig", MaskedLMConfig | TwinsConfig)
     config = override(recipe("bert-tiny"), [*QUICK, "objective.kind=twins", "objective.second_layers=3"])

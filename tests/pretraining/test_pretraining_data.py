@@ -1,4 +1,4 @@
-"""Draws are sound, segment pairs and masks are as in the paper, a step's data depends on nothing but the step."""
+"""Draws are uniform, segment pairs and masks are as in the paper, and the data of a step depends only on the step."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,21 +33,21 @@ def test_permute_is_a_permutation(size):
     assert np.array_equal(np.sort(draws.permute(np.arange(size), size, 3, 1)), np.arange(size))
 
 
-def test_permute_depends_on_the_key_alone():
+def test_permute_depends_only_on_the_key():
     whole = draws.permute(np.arange(1000), 1000, 3, 1)
     assert [int(draws.permute(i, 1000, 3, 1)) for i in range(0, 1000, 97)] == whole[::97].tolist()
     for key in [(3, 2), (4, 1), (1, 3)]:
         assert (draws.permute(np.arange(1000), 1000, *key) == whole).mean() < 0.02
 
 
-def test_permute_leaves_no_pattern():
+def test_permute_does_not_keep_neighbours():
     moved = draws.permute(np.arange(10_000), 10_000, 5)
     assert abs(np.corrcoef(np.arange(10_000), moved)[0, 1]) < 0.05
     assert np.mean(np.diff(moved) == 1) < 0.01
 
 
 def chi_square(counts: np.ndarray) -> float:
-    """How many standard deviations the statistic lies from what chance gives."""
+    """The distance of the statistic from its expectation, in standard deviations."""
     expected, freedom = counts.sum() / counts.size, counts.size - 1
     return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
 
@@ -69,43 +69,43 @@ def test_streams_are_independent(one, other):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 1000])
-def test_below_is_in_range_and_even(limit):
+def test_below_is_in_range_and_uniform(limit):
     numbers = draws.below(limit, 3, np.arange(50_000))
     assert numbers.min() == 0
     assert numbers.max() == limit - 1
     assert limit == 1 or abs(chi_square(np.bincount(numbers, minlength=limit))) < 6
 
 
-def test_below_takes_a_limit_for_each():
+def test_below_takes_one_limit_per_element():
     limits = np.arange(1, 2000)
     numbers = draws.below(limits, 3, limits)
     assert (numbers >= 0).all()
     assert (numbers < limits).all()
 
 
-def test_large_parts_make_a_difference():
+def test_all_bits_of_a_key_part_count():
     assert len({int(draws.key(1, part)) for part in (1, 2**32 + 1, 2**33 + 1, 2**63 + 1)}) == 4
 
 
-def test_keys_stay_what_they_are():
-    """A run that a later version resumes gets the same data; keys are the same one by one and vectorised."""
+def test_keys_have_not_changed():
+    """A run resumed by a later version gets the same data; single and vectorised keys are equal."""
     parts = [0, 1, 2**32 - 1, 2**32 + 1, 2**63 + 1]
     expected = [3086681396, 2085254608, 2146738012, 2232188005, 1536619631]
     assert draws.key(3, np.array(parts, dtype=np.uint64), 7).tolist() == expected
     assert [int(draws.key(3, part, 7)) for part in parts] == expected
 
 
-def test_torch_seeds():
+def test_torch_seeds_are_distinct_and_in_range():
     seeds = [draws.seed(1, step) for step in range(1000)]
     assert len(set(seeds)) == 1000
     assert all(0 <= s < 2**63 for s in seeds)
 
 
-# Segment pairs, on corpora in which every token is a number of its own, so that it tells where it comes from
+# Segment pairs, on corpora in which every token has its own id, which shows its origin
 
 
 def corpus_of(folder: Path, documents: list[list[int]]) -> Corpus:
-    """A corpus of documents given by the lengths of their sentences; its tokens are numbered through."""
+    """A corpus of documents given by the lengths of their sentences; its tokens are numbered consecutively."""
     store, begin = Store(str(folder)), FIRST
     vocab_size = FIRST + sum(map(sum, documents))
     middle = len(documents) // 2
@@ -131,7 +131,7 @@ def drawn(source: PairSource, epochs: int = 1) -> list[Pair]:
 
 
 def documents_of(corpus: Corpus, tokens) -> np.ndarray:
-    """The document that each token comes from."""
+    """The document of each token."""
     return np.searchsorted(np.cumsum(corpus.document_tokens), np.asarray(tokens, dtype=np.int64) - FIRST, side="right")
 
 
@@ -173,12 +173,12 @@ def test_pairs_are_a_pure_function(source, pairs):
     assert same(source_of(source.corpus).pairs(epochs[:100], indices[:100]), alone)
 
 
-def test_another_seed_gives_other_pairs(corpus, pairs):
+def test_another_seed_gives_different_pairs(corpus, pairs):
     others = drawn(source_of(corpus, seed=1), 1)
     assert sum(same([a], [b]) for a, b in zip(others, pairs, strict=False)) < 0.1 * len(others)
 
 
-def test_chunks_are_counted_by_tokens(source):
+def test_the_number_of_chunks_follows_from_the_tokens(source):
     assert len(source) == sum(-(-int(n) // 61) for n in source.corpus.document_tokens)
 
 
@@ -187,7 +187,7 @@ def test_labels_are_balanced(pairs):
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(len(pairs))
 
 
-def test_segments_are_contiguous_fit_and_are_not_empty(pairs):
+def test_segments_are_contiguous_not_empty_and_fit_the_length(pairs):
     for pair in pairs:
         assert min(len(pair.first), len(pair.second)) > 0
         assert len(pair.first) + len(pair.second) + 3 <= 64
@@ -206,7 +206,7 @@ def test_the_next_segment_follows_in_the_same_document(corpus, pairs):
     assert (gaps == 0).any()
 
 
-def test_text_that_fits_is_not_touched(tmp_path):
+def test_text_that_fits_is_not_truncated(tmp_path):
     corpus = corpus_of(tmp_path, [[5, 7, 9]] * 50)
     for pair in drawn(source_of(corpus, short_share=0.0), 4):
         assert len(pair.first) in (5, 12)
@@ -223,14 +223,14 @@ def test_the_random_segment_is_from_another_document(corpus, pairs):
     assert set(drawn_from) == set(range(corpus.manifest.documents)), "every document is drawn from"
 
 
-def test_every_document_is_reached_in_every_epoch(corpus, source, pairs):
+def test_every_epoch_reads_every_document(corpus, source, pairs):
     size = len(source)
     for epoch in range(6):
         reached = {int(documents_of(corpus, p.first)[0]) for p in pairs[epoch * size : (epoch + 1) * size]}
         assert reached == set(range(corpus.manifest.documents))
 
 
-def test_another_epoch_gives_other_chunks(tmp_path):
+def test_another_epoch_gives_different_chunks(tmp_path):
     source = source_of(corpus_of(tmp_path, [[5] * 400] * 3))
     starts = [[int(p.first[0]) for p in source.pairs(np.full(len(source), e), np.arange(len(source)))] for e in (0, 1)]
     assert np.mean(np.array(starts[0]) == np.array(starts[1])) < 0.2
@@ -238,7 +238,7 @@ def test_another_epoch_gives_other_chunks(tmp_path):
 
 @pytest.fixture(scope="module")
 def long_pairs(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
-    """Pairs of documents so long that their ends hardly matter."""
+    """Pairs of documents so long that their ends have little effect."""
     return drawn(source_of(corpus_of(tmp_path_factory.mktemp("long"), [[7, 3, 12, 1] * 1500] * 3), max_length=43), 3)
 
 
@@ -252,34 +252,34 @@ def test_a_tenth_of_the_sequences_is_short(long_pairs):
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_the_share_of_short_sequences(tmp_path, share):
+def test_short_share_sets_the_share_of_short_sequences(tmp_path, share):
     source = source_of(corpus_of(tmp_path, [[4] * 3000] * 2), short_share=share)
     lengths = [len(p.first) + len(p.second) for p in drawn(source) if p.is_next]
     assert (np.mean(np.array(lengths) == 61) > 0.95) == (share == 0.0)
 
 
 @pytest.mark.parametrize("length", [2, 9, 60, 300])
-def test_single_sentences_are_balanced(tmp_path, length):
+def test_labels_of_single_sentences_are_balanced(tmp_path, length):
     found = drawn(source_of(corpus_of(tmp_path, [[length]] * 100)), 12)
     assert abs(np.mean([p.is_next for p in found]) - 0.5) < 4 * 0.5 / np.sqrt(len(found))
     assert all(min(len(p.first), len(p.second)) > 0 for p in found)
     assert all(is_contiguous(p.first) and is_contiguous(p.second) for p in found)
 
 
-def test_single_tokens_have_no_next(tmp_path):
+def test_documents_of_one_token_have_no_next_segment(tmp_path):
     found = drawn(source_of(corpus_of(tmp_path, [[1]] * 20)), 3)
     assert all(len(p.first) == len(p.second) == 1 and not p.is_next for p in found)
 
 
 @pytest.mark.parametrize("max_length", [5, 6, 16, 512])
-def test_any_length_works(corpus, max_length):
+def test_pairs_fit_any_maximum_length(corpus, max_length):
     for pair in drawn(source_of(corpus, max_length)):
         assert min(len(pair.first), len(pair.second)) > 0
         assert len(pair.first) + len(pair.second) + 3 <= max_length
 
 
-def test_the_label_does_not_show_in_where_segments_begin_and_end(corpus, pairs):
-    """Both kinds of second segments are sentences cut by the same rule, else the label is read off the cuts."""
+def test_segment_boundaries_do_not_reveal_the_label(corpus, pairs):
+    """Both kinds of second segments are cut by the same rule; otherwise the cuts would reveal the label."""
     sentences = np.concatenate([np.diff(shard.sentences) for shard in corpus.shards])
     bounds = FIRST + np.cumsum([0, *sentences])
     shares = {}
@@ -290,7 +290,7 @@ def test_the_label_does_not_show_in_where_segments_begin_and_end(corpus, pairs):
     assert np.abs(np.subtract(shares[True], shares[False])).max() < 0.15
 
 
-def test_the_label_does_not_show_in_the_lengths(long_pairs):
+def test_segment_lengths_do_not_reveal_the_label(long_pairs):
     lengths = {
         k: np.mean([(len(p.first), len(p.second)) for p in long_pairs if p.is_next == k], 0) for k in (True, False)
     }
@@ -310,7 +310,7 @@ def test_the_end_of_a_document_is_read_as_often_as_its_beginning(tmp_path, chunk
 
 
 def one_at_a_time(first: int, second: int, limit: int) -> tuple[int, int]:
-    """The released code's loop: drop a token from the longer one, from the second where they are equal."""
+    """The released code's loop: drop a token from the longer segment, from the second if both are equal."""
     while first + second > limit:
         if first > second:
             first -= 1
@@ -329,7 +329,7 @@ def test_truncation_gives_the_lengths_of_dropping_one_at_a_time(limit):
             assert is_contiguous(found[1])
 
 
-def test_truncation_takes_from_front_and_back_alike():
+def test_truncation_drops_from_front_and_back_equally_often():
     rng = np.random.default_rng(0)
     front = np.zeros(2)
     for _ in range(2000):
@@ -339,8 +339,8 @@ def test_truncation_takes_from_front_and_back_alike():
     assert (np.abs(front / 40_000 - 0.5) < 4 * 0.5 / np.sqrt(40_000)).all()
 
 
-def test_both_segments_are_cut_by_draws_of_their_own():
-    """With the same draws for both, the first would lose as many tokens at its front as the second."""
+def test_both_segments_are_truncated_by_independent_draws():
+    """With the same draws both segments would lose the same number of tokens at the front."""
     fronts = []
     for coins in np.random.default_rng(5).integers(0, 2**62, 2000).tolist():
         first, second = truncate(np.arange(40), np.arange(40), 40, coins)  # each loses 20
@@ -348,8 +348,8 @@ def test_both_segments_are_cut_by_draws_of_their_own():
     assert abs(np.corrcoef(np.array(fronts).T)[0, 1]) < 0.1
 
 
-def test_truncation_in_pairs_takes_from_front_and_back_alike(tmp_path):
-    """A document of one sentence: all that is missing was taken by truncation."""
+def test_truncation_of_pairs_drops_from_front_and_back_equally_often(tmp_path):
+    """Documents have one sentence, so that all missing tokens were truncated."""
     found = [p for p in drawn(source_of(corpus_of(tmp_path, [[300]] * 60), short_share=0.0), 4) if p.is_next]
     front = sum(int(p.first[0] - FIRST) % 300 for p in found)
     back = sum(299 - int(p.second[-1] - FIRST) % 300 for p in found)
@@ -397,25 +397,25 @@ def masked(unmasked):
     return mask_tokens(*unmasked, MaskPolicy(), VOCABULARY)
 
 
-def test_exactly_the_share_of_each_sequence(unmasked, masked):
+def test_the_number_of_masked_tokens_of_each_sequence_is_exact(unmasked, masked):
     owner = np.repeat(np.arange(2000), unmasked[1])
     counts = np.bincount(owner[masked.positions], minlength=2000)
     assert counts.tolist() == [max(1, round(0.15 * int(n))) for n in unmasked[1]]
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.4, 0.99])
-def test_other_masking_rates(unmasked, rate):
+def test_other_masking_rates_are_exact(unmasked, rate):
     tokens, lengths, keys = unmasked
     found = mask_tokens(tokens, lengths, keys, MaskPolicy(rate=rate), VOCABULARY)
     counts = np.bincount(np.repeat(np.arange(2000), lengths)[found.positions], minlength=2000)
     assert counts.tolist() == [min(max(1, round(rate * int(n))), int(n) - 3) for n in lengths]
 
 
-def test_special_tokens_are_never_chosen(unmasked, masked):
+def test_special_tokens_are_never_masked(unmasked, masked):
     assert not np.isin(unmasked[0][masked.positions], range(5)).any()
 
 
-def test_unknown_words_and_text_of_special_tokens_only():
+def test_unknown_tokens_are_never_masked():
     tokens = np.array([2, 1, 1, 3, 1, 3, 2, 50, 3, 1, 3])
     found = mask_tokens(tokens, np.array([6, 5]), draws.key(1, np.arange(2)), MaskPolicy(), VOCABULARY)
     assert found.positions.tolist() == [7]
@@ -435,13 +435,13 @@ def test_eight_of_ten_masked_one_random_one_kept(unmasked, masked):
     count = len(now)
     share_masked, share_kept = np.mean(now == 4), np.mean(now == masked.targets)
     assert abs(share_masked - 0.8) < 4 * 0.4 / np.sqrt(count)
-    assert abs(share_kept - (0.1 + 0.1 / 95)) < 4 * 0.3 / np.sqrt(count)  # a random token may be the same again
+    assert abs(share_kept - (0.1 + 0.1 / 95)) < 4 * 0.3 / np.sqrt(count)  # a random token may equal the original
     random = now[(now != 4) & (now != masked.targets)]
     assert random.min() >= FIRST
     assert abs(chi_square(np.bincount(random, minlength=100)[FIRST:])) < 6
 
 
-def test_every_place_is_chosen_alike(unmasked):
+def test_every_position_is_masked_with_equal_probability(unmasked):
     tokens, lengths, keys = np.arange(FIRST, 45), np.full(1, 40), draws.key(5, np.arange(4000))
     many = mask_tokens(np.tile(tokens, 4000), np.repeat(lengths, 4000), keys, MaskPolicy(), VOCABULARY)
     assert abs(chi_square(np.bincount(many.positions % 40, minlength=40))) < 6
@@ -480,7 +480,7 @@ def test_masks_do_not_depend_on_the_other_sequences(unmasked):
         ({"random_share": -0.1}, "must be at least 0 and at most 1"),
     ],
 )
-def test_policies_out_of_range(values, reason):
+def test_policies_out_of_range_are_refused(values, reason):
     with pytest.raises(UserError, match=reason):
         MaskPolicy(**values)
 
@@ -490,7 +490,7 @@ def test_policies_out_of_range(values, reason):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Tokenizer:
-    """As many words as the corpus has tokens."""
+    """A tokenizer with as many entries as the corpus has tokens."""
     folder = tmp_path_factory.mktemp("words")
     words = [f"w{i}" for i in range(corpus.manifest.vocab_size - FIRST)]
     (folder / "vocab.txt").write_text("\n".join([*WORDPIECE.special_tokens, *words]))
@@ -503,7 +503,7 @@ def loader(source: PairSource, tokenizer: Tokenizer) -> Loader:
 
 
 def rows(batch) -> list[list]:
-    """Each sequence of a batch: tokens, segments, positions, what is to be found at each place, and the label."""
+    """Each sequence of a batch: tokens, segments, positions, the target of each masked position, and the label."""
     targets = torch.full_like(batch.tokens, -1)
     batch.layout.flat(targets)[batch.labels["masked"]] = batch.labels["targets"]
     real = batch.layout.pad(torch.ones_like(batch.tokens)).bool()
@@ -515,7 +515,7 @@ def all_rows(batches) -> list[list]:
     return [row for batch in batches for row in rows(batch)]
 
 
-def test_batches_hold_the_pairs(loader, source, tokenizer):
+def test_batches_hold_the_pairs_of_the_source(loader, source, tokenizer):
     epochs, indices = np.zeros(20, dtype=np.int64), np.arange(20)
     batch = loader.batch(epochs, indices)
     original = batch.tokens.clone()
@@ -531,7 +531,7 @@ def test_batches_hold_the_pairs(loader, source, tokenizer):
     assert batch.num_tokens == len(expected)
 
 
-def test_packed_and_padded_are_the_same(loader):
+def test_packed_and_padded_batches_hold_the_same_sequences(loader):
     packed = loader.step(3, 24, 8)
     padded = replace(loader, packed=False).step(3, 24, 8)
     assert all_rows(packed) == all_rows(padded)
@@ -543,7 +543,7 @@ def test_packed_and_padded_are_the_same(loader):
         assert a.num_tokens == b.num_tokens == int(b.layout.mask.sum())
 
 
-def test_a_step_is_a_pure_function(loader, corpus, tokenizer):
+def test_the_data_of_a_step_is_reproducible(loader, corpus, tokenizer):
     before = [all_rows(loader.step(n, 16, 16)) for n in range(6)]
     again = Loader.of(source_of(corpus), tokenizer, loader.config)
     assert [all_rows(again.step(n, 16, 16)) for n in reversed(range(6))] == before[::-1]
@@ -551,15 +551,15 @@ def test_a_step_is_a_pure_function(loader, corpus, tokenizer):
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 5, 8, 16, 100])
-def test_micro_batches_change_nothing(loader, micro_batch_size):
+def test_the_micro_batch_size_does_not_change_the_data(loader, micro_batch_size):
     assert all_rows(loader.step(2, 16, micro_batch_size)) == all_rows(loader.step(2, 16, 16))
 
 
-def test_steps_divide_the_samples_alike(loader):
+def test_the_batch_size_does_not_change_the_order_of_samples(loader):
     assert all_rows(loader.step(1, 12, 12)) == all_rows(loader.step(2, 6, 6) + loader.step(3, 6, 6))
 
 
-def test_every_chunk_comes_once_an_epoch(loader, monkeypatch):
+def test_every_chunk_is_read_once_per_epoch(loader, monkeypatch):
     monkeypatch.setattr(Loader, "batch", lambda self, epochs, indices: (epochs, indices))
     size, orders = len(loader.source), []
     batches = [b for step in range(-(-3 * size // 7)) for b in loader.step(step, 7, 4)]
@@ -572,7 +572,7 @@ def test_every_chunk_comes_once_an_epoch(loader, monkeypatch):
     assert (orders[0] == np.arange(size)).mean() < 0.05
 
 
-def test_batches_say_which_chunks_they_hold(loader):
+def test_batches_hold_the_indices_of_their_chunks(loader):
     epochs, indices = np.zeros(5, dtype=np.int64), np.array([4, 1, 9, 3, 11])
     assert loader.batch(epochs, indices).to(torch.device("cpu")).indices.tolist() == indices.tolist()
     assert lay_out(np.arange(4), np.zeros(4), np.array([4]), packed=True).indices is None
@@ -605,7 +605,7 @@ def test_ranks_divide_the_micro_batches_of_a_step(loader, monkeypatch, ranks, ba
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
-def test_split_for_rank(ranks):
+def test_split_for_rank_pads_with_idle_items(ranks):
     items = list("abcdefg")
     shares = [split_for_rank(items, rank, ranks) for rank in range(ranks)]
     assert {len(own) for own in shares} == {-(-7 // ranks)}
@@ -615,7 +615,7 @@ def test_split_for_rank(ranks):
 
 
 @pytest.mark.parametrize(("copies", "repeats"), [(2, [True, False, True, False]), (0, [True, False, False, False])])
-def test_copies(loader, copies, repeats):
+def test_the_number_of_copies_sets_when_data_repeats(loader, copies, repeats):
     config = replace(loader.config, copies=copies)
     found = [rows(replace(loader, config=config).batch(np.full(30, e), np.arange(30))) for e in range(4)]
     assert [epoch == found[0] for epoch in found] == repeats
@@ -636,8 +636,8 @@ class SameText:
 
 
 @pytest.mark.parametrize(("copies", "repeats"), [(3, [3, 6, 9]), (1, range(1, 10)), (0, [])])
-def test_the_same_text_is_masked_otherwise_in_another_epoch(loader, copies, repeats):
-    """As often as there are copies; without copies never twice alike. And no two sequences are masked alike."""
+def test_the_same_text_is_masked_differently_in_each_copy(loader, copies, repeats):
+    """Masks repeat after the number of copies, or never without copies, and differ between sequences."""
     objective = MaskedLMConfig(next_sentence=False)
     found = replace(loader, source=SameText(), objective=objective, config=replace(loader.config, copies=copies))
     masks = [found.batch(np.full(4, epoch), np.arange(4)).labels["masked"].tolist() for epoch in range(10)]
@@ -646,7 +646,7 @@ def test_the_same_text_is_masked_otherwise_in_another_epoch(loader, copies, repe
     assert len({tuple(row) for row in places.tolist()}) == 4
 
 
-def test_copies_come_in_another_order(loader):
+def test_copies_are_read_in_another_order(loader):
     found = replace(loader, config=replace(loader.config, copies=1))
     size = len(loader.source)
     first, second = (all_rows(found.step(epoch, size, 100)) for epoch in (0, 1))
@@ -667,12 +667,12 @@ def test_copies_come_in_another_order(loader):
         ({"pairs": "sop"}, r"data\.pairs must be one of next, order, full, not 'sop'"),
     ],
 )
-def test_settings_out_of_range(values, reason):
+def test_settings_out_of_range_are_refused(values, reason):
     with pytest.raises(UserError, match=reason):
         DataConfig(**values)
 
 
-def test_settings_at_the_edge():
+def test_settings_at_the_limits_are_accepted():
     for values in ({"short_share": 0.0}, {"short_share": 1.0}, {"copies": 0}, {"max_length": 5}, {"held_out": 0.0}):
         DataConfig(**values)
 
@@ -680,7 +680,7 @@ def test_settings_at_the_edge():
 @pytest.mark.parametrize(
     ("count", "held_out", "size"), [(1000, 0.01, 10), (1000, 0.25, 250), (50, 0.01, 2), (4, 0.9, 2)]
 )
-def test_split_documents(count, held_out, size):
+def test_split_documents_is_a_reproducible_partition(count, held_out, size):
     training, held = split_documents(count, held_out, 1)
     assert len(held) == size
     assert np.array_equal(np.sort(np.concatenate([training, held])), np.arange(count))
@@ -690,12 +690,12 @@ def test_split_documents(count, held_out, size):
     assert count < 50 or not np.array_equal(held, split_documents(count, held_out, 2)[1])
 
 
-def test_split_documents_without_holding_out():
+def test_split_documents_may_hold_out_none():
     training, held = split_documents(10, 0.0)
     assert training.tolist() == list(range(10))
     assert held.tolist() == []
 
 
-def test_too_few_documents_to_split():
+def test_too_few_documents_to_split_are_refused():
     with pytest.raises(UserError, match="3 documents cannot be divided"):
         split_documents(3, 0.1)

@@ -28,7 +28,7 @@ def digest(*arrays) -> str:
 
 
 def tokenizer_for(corpus: Corpus, folder: Path) -> Tokenizer:
-    """As many words as the corpus has tokens."""
+    """A tokenizer with as many entries as the corpus has tokens."""
     words = [f"w{i}" for i in range(corpus.manifest.vocab_size - FIRST)]
     (folder / "vocab.txt").write_text("\n".join([*WORDPIECE.special_tokens, *words]))
     return Tokenizer.load(folder)
@@ -51,7 +51,7 @@ def sentence_starts(corpus: Corpus) -> np.ndarray:
     return FIRST + np.cumsum([0, *sentences])
 
 
-# What was there before
+# Next-sentence pairs
 
 
 def test_next_sentence_pairs_have_not_changed(corpus):
@@ -69,7 +69,7 @@ def test_batches_of_next_sentence_pairs_have_not_changed(corpus, tokenizer):
     assert digest(*columns) == "627b30a68e43e1c5"
 
 
-def test_the_kind_picks_the_source(corpus):
+def test_the_kind_selects_the_source(corpus):
     documents = np.arange(corpus.manifest.documents)
     chosen = {kind: segment_source(kind, corpus, documents, 48, 0.2, 3) for kind in ("next", "order", "full")}
     assert chosen["next"].kind == "next"
@@ -87,12 +87,12 @@ def ordered(corpus) -> list[Pair]:
     return drawn(source_of(corpus, 48, kind="order"), 12)
 
 
-def test_order_is_a_fair_coin(ordered):
+def test_order_labels_are_balanced(ordered):
     share = np.mean([p.is_next for p in ordered])
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(len(ordered))
 
 
-def test_both_segments_stand_side_by_side_in_one_document(corpus, ordered):
+def test_ordered_segments_are_adjacent_in_one_document(corpus, ordered):
     for pair in ordered:
         first, second = (pair.first, pair.second) if pair.is_next else (pair.second, pair.first)
         assert len(first) > 0
@@ -104,7 +104,7 @@ def test_both_segments_stand_side_by_side_in_one_document(corpus, ordered):
         assert len(set(documents_of(corpus, [*first, *second]))) == 1
 
 
-def test_text_that_fits_is_all_there(tmp_path):
+def test_ordered_text_that_fits_is_not_truncated(tmp_path):
     corpus = corpus_of(tmp_path, [[5, 7, 9]] * 40)
     found = drawn(source_of(corpus, 64, kind="order", short_share=0.0), 4)
     for pair in found:
@@ -114,27 +114,27 @@ def test_text_that_fits_is_all_there(tmp_path):
     assert {(len(p.first), p.is_next) for p in found} == {(5, True), (12, True), (16, False), (9, False)}
 
 
-def test_every_document_but_those_of_one_token_is_reached(corpus, ordered):
+def test_every_document_of_more_than_one_token_is_read(corpus, ordered):
     reached = {int(documents_of(corpus, p.first)[0]) for p in ordered}
     assert reached == set(np.flatnonzero(corpus.document_tokens > 1).tolist())
     assert len(reached) < corpus.manifest.documents
 
 
 @pytest.mark.parametrize("length", [2, 9, 60, 300])
-def test_a_single_sentence_is_divided_inside(tmp_path, length):
+def test_a_single_sentence_is_split_into_two_segments(tmp_path, length):
     found = drawn(source_of(corpus_of(tmp_path, [[length]] * 100), kind="order"), 12)
     assert abs(np.mean([p.is_next for p in found]) - 0.5) < 4 * 0.5 / np.sqrt(len(found))
     assert all(min(len(p.first), len(p.second)) > 0 for p in found)
     assert all((p.first[0] < p.second[0]) == p.is_next for p in found)
 
 
-def test_a_last_sentence_of_one_token_is_not_alone(tmp_path):
+def test_a_last_sentence_of_one_token_gives_no_empty_segment(tmp_path):
     found = drawn(source_of(corpus_of(tmp_path, [[60, 1], [61, 1, 1], [1, 1]] * 20), kind="order"), 6)
     assert all(min(len(p.first), len(p.second)) > 0 for p in found)
     assert abs(np.mean([p.is_next for p in found]) - 0.5) < 4 * 0.5 / np.sqrt(len(found))
 
 
-def test_order_needs_one_document_of_two_tokens(tmp_path):
+def test_order_needs_a_document_of_two_tokens(tmp_path):
     corpus = corpus_of(tmp_path, [[1], [4, 4]])
     assert len(drawn(PairSource(corpus, np.array([1]), 16, kind="order"))) == 1
     with pytest.raises(UserError, match="no document of two or more tokens"):
@@ -144,13 +144,13 @@ def test_order_needs_one_document_of_two_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("max_length", [5, 6, 16, 512])
-def test_order_at_any_length(corpus, max_length):
+def test_ordered_pairs_fit_any_maximum_length(corpus, max_length):
     for pair in drawn(source_of(corpus, max_length, kind="order")):
         assert min(len(pair.first), len(pair.second)) > 0
         assert len(pair.first) + len(pair.second) + 3 <= max_length
 
 
-def test_order_is_a_pure_function(corpus, ordered):
+def test_ordered_pairs_are_reproducible(corpus, ordered):
     source = source_of(corpus, 48, kind="order")
     picked = np.random.default_rng(1).permutation(len(ordered))[:200]
     epochs, indices = np.divmod(picked, len(source))
@@ -159,8 +159,8 @@ def test_order_is_a_pure_function(corpus, ordered):
 
 
 @pytest.mark.parametrize(("documents", "sentences"), [(4000, 1), (3000, 4), (800, 60)])
-def test_the_order_does_not_show_in_the_lengths(tmp_path, documents, sentences):
-    """A classifier that sees the lengths alone, trained on some documents, is near chance on the others."""
+def test_segment_lengths_do_not_reveal_the_order(tmp_path, documents, sentences):
+    """A classifier on the lengths, trained on some documents, is near chance on the others."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 1 + sentences, size=documents)
     corpus = corpus_of(tmp_path, [rng.integers(2, 30, size=n).tolist() for n in sizes])
@@ -186,7 +186,7 @@ def all_samples(source: FullSource, epochs: int = 1) -> list[Sample]:
 
 
 def size_of(sample: Sample) -> int:
-    """The tokens of a sequence, special ones included."""
+    """The number of tokens of a sequence, including special tokens."""
     return 1 + sum(len(part) + 1 for part in sample.parts)
 
 
@@ -199,7 +199,7 @@ def test_full_sentences_have_one_segment_and_no_label(full):
     assert all(set(s.segments) == {0} and len(s.segments) == len(s.parts) and s.label is None for s in full)
 
 
-def test_parts_are_stretches_of_documents_that_follow_one_another(corpus, full):
+def test_parts_are_contiguous_and_from_consecutive_documents(corpus, full):
     count = corpus.manifest.documents
     ends = FIRST + np.cumsum(corpus.document_tokens)
     crossings = 0
@@ -224,11 +224,11 @@ def test_sequences_are_full(full):
     assert sizes.mean() > 0.98 * 64
 
 
-def test_sequences_begin_with_a_sentence(corpus, full):
+def test_sequences_begin_at_a_sentence(corpus, full):
     assert np.isin([s.parts[0][0] for s in full], sentence_starts(corpus)).all()
 
 
-def test_a_last_sentence_with_almost_no_room_is_left_out(tmp_path):
+def test_a_last_sentence_is_dropped_if_too_little_of_it_fits(tmp_path):
     source = full_of(corpus_of(tmp_path, [[20] * 300, [20] * 300]), 62 + 2)
     inside = [s for s in all_samples(source) if len(s.parts) == 1]
     assert {size_of(s) for s in inside} == {62}, "three sentences of 20; two tokens of a fourth would fit"
@@ -258,7 +258,7 @@ def test_the_epoch_shifts_the_chunks(full):
     assert len(np.unique(begins[:, size // 2])) > 3
 
 
-def test_sentences_longer_than_a_sequence_are_read_to_their_end(tmp_path):
+def test_sentences_longer_than_a_sequence_are_read_completely(tmp_path):
     source = full_of(corpus_of(tmp_path, [[500], [3, 499], [400, 2]]))
     seen = np.zeros(1404, dtype=int)
     for sample in all_samples(source, 50):
@@ -269,7 +269,7 @@ def test_sentences_longer_than_a_sequence_are_read_to_their_end(tmp_path):
 
 
 @pytest.mark.parametrize("documents", [[[40]], [[3, 4], [5], [2, 2, 2]], [[62]], [[1], [1]]], ids=str)
-def test_no_token_comes_twice_in_a_sequence_of_a_tiny_corpus(tmp_path, documents):
+def test_no_token_of_a_tiny_corpus_is_repeated_in_a_sequence(tmp_path, documents):
     source = FullSource(corpus_of(tmp_path, [*documents, [1]]), np.arange(len(documents)), 64)
     for sample in all_samples(source, 20):
         tokens = np.concatenate(sample.parts)
@@ -277,7 +277,7 @@ def test_no_token_comes_twice_in_a_sequence_of_a_tiny_corpus(tmp_path, documents
         assert size_of(sample) <= 64
 
 
-def test_short_documents_fill_sequences_together(tmp_path):
+def test_short_documents_are_packed_into_full_sequences(tmp_path):
     source = full_of(corpus_of(tmp_path, [[4]] * 500), 128)
     sizes = [size_of(s) for s in all_samples(source, 3)]
     assert min(sizes) >= 0.95 * 128
@@ -285,13 +285,13 @@ def test_short_documents_fill_sequences_together(tmp_path):
 
 
 @pytest.mark.parametrize("max_length", [5, 6, 16, 512])
-def test_full_sentences_at_any_length(corpus, max_length):
+def test_full_sentences_fit_any_maximum_length(corpus, max_length):
     sizes = np.array([size_of(s) for s in all_samples(full_of(corpus, max_length))])
     assert sizes.max() <= max_length
     assert sizes.min() >= 0.95 * (max_length - 2) + 1
 
 
-def test_full_sentences_are_a_pure_function(corpus, full):
+def test_full_sentences_are_reproducible(corpus, full):
     source = full_of(corpus)
     picked = np.random.default_rng(1).permutation(len(full))[:200]
     again = source.samples(*np.divmod(picked, len(source)))
@@ -299,7 +299,7 @@ def test_full_sentences_are_a_pure_function(corpus, full):
         assert [p.tolist() for p in one.parts] == [p.tolist() for p in full[i].parts]
 
 
-def test_full_sentences_of_some_documents(corpus):
+def test_full_sentences_use_only_the_given_documents(corpus):
     chosen = np.array([7, 11, 30])
     found = all_samples(FullSource(corpus, chosen, 32), 3)
     assert {int(d) for s in found for p in s.parts for d in documents_of(corpus, p)} == set(chosen.tolist())
@@ -331,8 +331,8 @@ def test_batches_of_full_sentences(corpus, tokenizer, packed):
 
 
 @pytest.mark.parametrize("kind", ["next", "order", "full"])
-def test_batches_in_another_frame(corpus, kind):
-    """`<s> a </s></s> b </s>`: room is left for all special tokens, and there is one segment."""
+def test_batches_have_the_special_tokens_of_another_frame(corpus, kind):
+    """`<s> a </s></s> b </s>` fits the maximum length with all special tokens and has one segment."""
     words = [f"w{i}" for i in range(corpus.manifest.vocab_size - FIRST)]
     vocab = {token: number for number, token in enumerate([*ROBERTA.special_tokens, *words])}
     tokenizer = Tokenizer(Backend(models.WordLevel(vocab, unk_token="<unk>")), False, frame=ROBERTA)
@@ -361,7 +361,7 @@ def test_batches_of_ordered_pairs(corpus, tokenizer):
 
 
 @pytest.mark.parametrize(("pairs", "unit"), [("order", "word"), ("full", "span")])
-def test_a_run_with_another_kind(world, tmp_path, pairs, unit):
+def test_a_run_trains_with_another_kind_of_segments(world, tmp_path, pairs, unit):
     from bertsmith.config import override
     from bertsmith.pretraining.run import pretrain
     from bertsmith.recipes import recipe

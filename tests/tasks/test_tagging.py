@@ -228,8 +228,8 @@ def test_naver_s_format_is_scored_by_entities(tmp_path: Path, name: str) -> None
     assert head.labels == ("O", "B-LOC", "B-PER", "I-LOC")
     answers = [{"tags": ["B-PER", "O", "B-LOC", "O"]}, {"tags": ["O", "B-PER"]}]
     scores = tagging.score(task, rows, answers, head, Limits())
-    ratio = (2 / 3) / (5 / 6)  # two of three entities, five of six words
-    assert scores["f1"] / scores["accuracy"] == pytest.approx(ratio)
+    # Two of three entities and five of six words are right.
+    assert scores["f1"] / scores["accuracy"] == pytest.approx((2 / 3) / (5 / 6))
 
 
 def test_quotation_marks_in_a_tag_file_are_words(tmp_path: Path) -> None:

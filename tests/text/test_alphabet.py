@@ -42,8 +42,8 @@ def test_a_korean_vocabulary_has_all_syllables_of_the_standard() -> None:
     assert not set(SYLLABLES) & pieces(train_wordpiece(["the cat sat"] * 50, 12_000))
 
 
-def test_rare_ideographs_give_way_to_syllables_and_jamo() -> None:
-    """Half of a small vocabulary has no room for all characters: those that are parts of words come first."""
+def test_syllables_and_jamo_are_preferred_to_rare_ideographs() -> None:
+    """Half of a small vocabulary cannot hold all characters: those that are parts of words come first."""
     hanja = [chr(0x4E00 + i) for i in range(1500)]
     texts = [*PLAIN * 4, *hanja, *SYLLABLES[:600], "“인용” 大學 大學" * 50]
     entries = pieces(train_wordpiece(texts, 3000))
@@ -64,15 +64,15 @@ def test_small_vocabularies_keep_the_characters_of_their_text(size: int) -> None
 # Long words
 
 
-def test_the_time_for_long_words_is_linear_and_other_words_are_unchanged() -> None:
+def test_training_with_long_words_takes_linear_time_and_keeps_other_words() -> None:
     blob = base64.b64encode(random.Random(1).randbytes(60_000)).decode().replace("+", "a").replace("/", "b")
     start = time.process_time()
     with_blob = train_wordpiece([*["some plain words here"] * 50, blob], 2000)
-    assert time.process_time() - start < 3  # it took the square of 80,000 characters
+    assert time.process_time() - start < 3  # quadratic time in 80,000 characters would be longer
     assert {"some", "plain", "words", "here"} <= pieces(with_blob)
 
 
-def test_words_of_common_length_are_not_cut() -> None:
+def test_words_up_to_the_maximum_length_are_not_cut() -> None:
     word = "".join(random.Random(2).choices("abcdefgh", k=MAX_WORD))
     assert pieces(train_wordpiece([word] * 5, 2000)) & {word, f"##{word[1:]}", word[:-1]}
 

@@ -42,9 +42,7 @@ ENGLISH = "The film was good, and the actors were too.\n\nA second document.\n\n
     ],
     ids=lambda value: value if value.isascii() and len(value) < 20 else "",
 )
-def test_the_encoding_is_guessed_and_read_when_it_is_named(
-    tmp_path: Path, text: str, encoding: str, guess: str
-) -> None:
+def test_the_encoding_is_guessed_and_read_with_the_option(tmp_path: Path, text: str, encoding: str, guess: str) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes((text * 3).encode(encoding))
     assert guess_encoding(path.read_bytes()) == guess
@@ -56,7 +54,7 @@ def test_the_encoding_is_guessed_and_read_when_it_is_named(
     assert documents.read_errors.warnings() == []
 
 
-def test_every_command_refuses_and_takes_the_encoding(tmp_path: Path, capfd) -> None:
+def test_every_command_refuses_other_encodings_and_takes_the_option(tmp_path: Path, capfd) -> None:
     path = tmp_path / "ko.txt.gz"
     path.write_bytes(gzip.compress((KOREAN * 50).encode("cp949")))
     with pytest.raises(UserError, match="CP949"):
@@ -76,7 +74,7 @@ def test_every_command_refuses_and_takes_the_encoding(tmp_path: Path, capfd) -> 
     assert "warning" not in capfd.readouterr().err
 
 
-def test_a_few_invalid_characters_are_damage_and_not_another_encoding(tmp_path: Path) -> None:
+def test_a_few_invalid_characters_are_replaced_and_not_taken_for_an_encoding(tmp_path: Path) -> None:
     text = (ENGLISH * 200).encode()
     (tmp_path / "a.txt").write_bytes(text + b"\xff" * 8)
     (tmp_path / "b.txt").write_bytes(text + b"\xff" * (len(text) // 1000 + 9))

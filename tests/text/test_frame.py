@@ -1,4 +1,4 @@
-"""Frames put special tokens and segment numbers where `transformers` does, for one sequence and for many at once."""
+"""Frames place special tokens and segment numbers as `transformers` does, for one sequence and for many at once."""
 
 import ast
 import re
@@ -44,7 +44,7 @@ def names(tokenizer: Tokenizer, ids: np.ndarray) -> str:
         ("gpt", "_start_ the fox _extract_", "_start_ the fox _delimiter_ jumps _extract_", [0] * 6),
     ],
 )
-def test_each_frame_written_out(frame, single, pair, segments):
+def test_each_frame_places_its_special_tokens(frame, single, pair, segments):
     tokenizer = tokenizer_of(FRAMES[frame])
     first, second = tokenizer.encode(["the fox", "jumps"])
     assert names(tokenizer, tokenizer.joiner.join(first).tokens) == single
@@ -54,7 +54,7 @@ def test_each_frame_written_out(frame, single, pair, segments):
 
 
 @pytest.mark.parametrize("texts", TEXTS)
-def test_bert_of_transformers_frames_texts_alike(texts, tmp_path):
+def test_special_tokens_equal_those_of_bert_in_transformers(texts, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDPIECE.special_tokens, *WORDS]))
     theirs = transformers.BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"))(*texts)
     ours = Tokenizer.load(tmp_path)
@@ -64,7 +64,7 @@ def test_bert_of_transformers_frames_texts_alike(texts, tmp_path):
 
 
 @pytest.mark.parametrize("texts", TEXTS)
-def test_roberta_of_transformers_frames_texts_alike(texts):
+def test_special_tokens_equal_those_of_roberta_in_transformers(texts):
     ours = tokenizer_of(ROBERTA)
     backend = Backend.from_str(ours.backend.to_str())
     ends = [("</s>", ours.id("</s>")), ("<s>", ours.id("<s>"))]
@@ -76,7 +76,7 @@ def test_roberta_of_transformers_frames_texts_alike(texts):
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-def test_the_template_for_the_library_is_the_same_rule(frame):
+def test_the_template_of_saved_tokenizers_gives_the_same_sequence(frame):
     """`arrange`, from which saved tokenizers get their template, and `join` give the same sequence."""
     tokenizer = tokenizer_of(FRAMES[frame])
     for texts in (["the"], ["the", "fox"], ["the", "fox", "jumps"]):
@@ -88,7 +88,7 @@ def test_the_template_for_the_library_is_the_same_rule(frame):
 
 @pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize("counts", [[1], [2], [1, 2, 1, 3, 2, 5], [2] * 40])
-def test_many_sequences_at_once_are_those_joined_one_by_one(frame, counts):
+def test_join_many_equals_joining_one_by_one(frame, counts):
     joiner = tokenizer_of(FRAMES[frame]).joiner
     rows = random_parts(counts)
     parts = [part for row in rows for part in row]
@@ -103,8 +103,8 @@ def test_many_sequences_at_once_are_those_joined_one_by_one(frame, counts):
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-def test_tokens_of_a_part_are_found_again_where_it_begins(frame):
-    """Token i of a part is at `begins` of the part + i, so that its offsets can be carried along."""
+def test_begins_holds_the_first_position_of_each_part(frame):
+    """Token i of a part is at its `begins` + i, which maps its offsets."""
     joiner = tokenizer_of(FRAMES[frame]).joiner
     for row in random_parts([1, 2, 2, 3]):
         joined = joiner.join(*row)
@@ -113,22 +113,22 @@ def test_tokens_of_a_part_are_found_again_where_it_begins(frame):
         assert len(joined.tokens) == joiner.frame.size(len(row)) + sum(map(len, row))
 
 
-def test_parts_may_have_segment_numbers_of_their_own():
-    """Documents of one sequence (full sentences) are parts of a single segment."""
+def test_segment_numbers_may_be_given():
+    """The documents of one sequence of full sentences are parts of a single segment."""
     joiner = tokenizer_of(WORDPIECE).joiner
     joined = joiner.join_many(np.arange(10, 16), [2, 1, 3], [2, 1], segments=[0, 0, 0])
     assert joined.segments.tolist() == [0] * 11
     assert joiner.join_many(np.arange(10, 16), [2, 1, 3], [2, 1]).segments.sum() == 2
 
 
-def test_the_type_of_the_tokens_is_kept():
+def test_join_many_keeps_the_dtype():
     joiner = tokenizer_of(WORDPIECE).joiner
     assert joiner.join_many(np.arange(3, dtype=np.int32), [3], [1]).tokens.dtype == np.int32
     assert joiner.join([]).tokens.dtype == joiner.join(np.arange(3, dtype=np.uint16)).tokens.dtype == np.int64
 
 
 @pytest.mark.parametrize(("frame", "sizes"), [("wordpiece", [2, 3, 4]), ("roberta", [2, 4, 6]), ("gpt", [2, 3, 4])])
-def test_how_many_special_tokens_a_sequence_has(frame, sizes):
+def test_the_number_of_special_tokens_of_a_sequence(frame, sizes):
     assert [FRAMES[frame].size(parts) for parts in (1, 2, 3)] == sizes
 
 
@@ -148,7 +148,7 @@ def test_special_tokens_and_their_ids():
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-def test_the_places_of_special_tokens(frame):
+def test_special_tokens_are_marked(frame):
     tokenizer = tokenizer_of(FRAMES[frame])
     first, second = tokenizer.encode(["the fox", "brown"])
     ids = tokenizer.joiner.join(first, [tokenizer.unknown_id, *second]).tokens
@@ -157,8 +157,8 @@ def test_the_places_of_special_tokens(frame):
     assert tokenizer.is_special[ids].sum() == sum(around) + 1
 
 
-def test_other_names_in_the_settings_are_those_of_the_frame(tmp_path):
-    """A folder that calls its tokens `<s>` and `</s>` keeps BERT's layout."""
+def test_special_token_names_of_the_settings_are_used_by_the_frame(tmp_path):
+    """A folder whose special tokens are named `<s>` and `</s>` keeps BERT's layout."""
     renamed = {"[CLS]": "<s>", "[SEP]": "</s>"}
     entries = [renamed.get(token, token) for token in (*WORDPIECE.special_tokens, *WORDS)]
     (tmp_path / "vocab.txt").write_text("\n".join(entries))
@@ -182,7 +182,7 @@ UNFRAMED = {
 
 
 @pytest.mark.parametrize("frame", FRAMES)
-def test_pieces_of_words_are_recognised(frame):
+def test_continuation_pieces_are_recognised(frame):
     marker, tokens = FRAMES[frame].word_marker, UNFRAMED[frame]
     marked = np.array([marker.marks(token) for token in tokens])
     assert marker.continues(marked).tolist() == [False, True, False, False, True]
@@ -198,14 +198,14 @@ def test_special_tokens_belong_to_no_word(frame):
     vocab = {token: number for number, token in enumerate([*chosen.special_tokens, *tokens])}
     tokenizer = Tokenizer(Backend(models.WordLevel(vocab, unk_token=chosen.unknown)), False, frame=chosen)
     ids = [vocab[token] for token in tokens]
-    joined = tokenizer.joiner.join(ids[1:4], ids[4:])  # truncation has taken the beginning of the first word
+    joined = tokenizer.joiner.join(ids[1:4], ids[4:])  # truncation has cut the beginning of the first word
     found = tokenizer.continues(joined.tokens)
     assert found.sum() == 0
     both = tokenizer.joiner.join(ids)
     assert (np.flatnonzero(tokenizer.continues(both.tokens)) - both.begins[0]).tolist() == [1, 4]
 
 
-def test_a_marker_at_the_beginning_of_words_of_unigram():
+def test_unigram_marks_the_beginning_of_words():
     marker = WordMarker("▁", "first")
     marked = np.array([marker.marks(token) for token in ["▁a", "▁", "fox"]])
     assert marker.continues(marked).tolist() == [False, False, True]
@@ -216,7 +216,7 @@ def test_a_marker_at_the_beginning_of_words_of_unigram():
 
 PACKAGE = Path(__file__).parents[2] / "bertsmith"
 TOKEN = r"\[(?:CLS|SEP|MASK|PAD|UNK)\]|</?s>|</w>|<(?:mask|pad|unk)>|##|Ġ|▁"
-ALONE = re.compile(rf"\s*(?:{TOKEN})\s*")  # among other words it is a message or a docstring
+ALONE = re.compile(rf"\s*(?:{TOKEN})\s*")  # with other words it is a message or a docstring
 QUOTED = re.compile(rf"""["']\s*(?:{TOKEN})\s*["']""")
 
 
@@ -248,5 +248,5 @@ def test_only_the_frame_names_special_tokens():
         ('x = "## Heading"', 0),
     ],
 )
-def test_what_counts_as_a_literal(code, count):
+def test_literals_are_found(code, count):
     assert len(literals(code, "a.py")) == count

@@ -1,4 +1,4 @@
-"""Offsets never split a letter of several characters: jamo, accents, vowel signs, emoji sequences."""
+"""Offsets never split a grapheme of several characters: jamo, accents, vowel signs, emoji sequences."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ TEXTS = {
 
 @pytest.fixture(scope="module", params=["uncased", "cased", "jamo", "pieces"])
 def tokenizer(request) -> Tokenizer:
-    """Whole words as entries, Hangul as jamo, and single letters as entries."""
+    """Tokenizers with words, with jamo, and with single letters as entries."""
     options = {"cased": request.param == "cased", "jamo": request.param == "jamo"}
     return train_wordpiece([*TEXTS.values()] * 4, 120 if request.param == "pieces" else 500, **options)
 
@@ -48,7 +48,7 @@ def test_decomposed_text_has_the_same_letters_as_composed_text(tokenizer: Tokeni
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 @pytest.mark.parametrize("name", TEXTS)
-def test_no_token_is_cut_inside_a_letter(tokenizer: Tokenizer, name: str, form: str) -> None:
+def test_no_token_boundary_is_inside_a_letter(tokenizer: Tokenizer, name: str, form: str) -> None:
     text = unicodedata.normalize(form, TEXTS[name])
     for begin, end in tokenizer.encode_aligned([text])[0].offsets:
         for place in (begin, end):

@@ -1,4 +1,4 @@
-"""NUL characters and lone surrogates of any input are replaced and counted, with a note and without a traceback."""
+"""NUL characters and lone surrogates of any input are replaced and counted with a note."""
 
 import json
 import os
@@ -21,7 +21,7 @@ BAD = "a\0list\ud83d of\udcff 😀 items"
 GOOD = "a\ufffdlist\ufffd of\ufffd 😀 items"
 
 
-def test_every_bad_character_keeps_its_place() -> None:
+def test_every_bad_character_is_replaced_in_place() -> None:
     assert safe_text(BAD) == GOOD
     for text in ("plain", "안녕 😀", ""):
         assert safe_text(text) is text or safe_text(text) == text
@@ -38,14 +38,14 @@ def test_nested_values_are_made_safe_and_counted(capfd) -> None:
     assert not capfd.readouterr().err
 
 
-def test_tokens_are_those_of_the_text_without_them(world: Path) -> None:
+def test_bad_characters_give_no_tokens(world: Path) -> None:
     tokenizer = Tokenizer.load(world / "tok")
     assert tokenizer.encode([BAD]) == tokenizer.encode(["alist of 😀 items"])
     assert [e.ids for e in tokenizer.encode_aligned([BAD])] == tokenizer.encode([GOOD])
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.txt"])
-def test_rows(tmp_path: Path, capfd, name: str) -> None:
+def test_rows_are_made_safe_with_a_note(tmp_path: Path, capfd, name: str) -> None:
     rows = [{"text": "first", "label": "x"}, {"text": BAD, "label": "y\0"}]
     content = {
         "rows.jsonl": "\n".join(map(json.dumps, rows)),
@@ -60,13 +60,13 @@ def test_rows(tmp_path: Path, capfd, name: str) -> None:
     assert f"the first in {tmp_path / name}, " in stderr
 
 
-def test_words_with_tags(tmp_path: Path, capfd) -> None:
+def test_words_with_tags_are_made_safe(tmp_path: Path, capfd) -> None:
     (tmp_path / "a.conll").write_text("first O\na\0b O\n\n", encoding="utf-8")
     assert [row.parts for row in read_conll(tmp_path / "a.conll", labelled=True)] == [("first", "a\ufffdb")]
     assert "replaced 1 character that" in capfd.readouterr().err
 
 
-def test_a_corpus(tmp_path: Path, world: Path, capfd) -> None:
+def test_a_corpus_is_made_safe_with_a_note(tmp_path: Path, world: Path, capfd) -> None:
     (tmp_path / "a.txt").write_bytes(b"a list\n\na\0list of items\n")
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": BAD}) + "\n")
     documents = Documents.of([tmp_path])
@@ -77,7 +77,7 @@ def test_a_corpus(tmp_path: Path, world: Path, capfd) -> None:
     assert f"the first in {tmp_path / 'a.txt'}" in stderr
 
 
-def test_texts_in_python(world: Path, capfd) -> None:
+def test_texts_given_from_python_are_made_safe(world: Path, capfd) -> None:
     predictor = Predictor.load(world / "run")
     masked = "the [MASK] of a\0 list"
     assert predictor.fill(masked) == predictor.fill("the [MASK] of a list")
@@ -104,7 +104,7 @@ def test_a_path_that_is_not_utf8_is_named(tmp_path: Path, monkeypatch, capfd) ->
     assert capfd.readouterr().err == "error: no such file: /\\udcff/nowhere\n"
 
 
-def test_words_for_a_vocabulary(world: Path, tmp_path: Path, capfd) -> None:
+def test_words_for_a_vocabulary_are_made_safe(world: Path, tmp_path: Path, capfd) -> None:
     facts = extend(world / "tok", tmp_path / "out", words=["mono\ud83dtonic", "isoto\0pic"])
     assert facts["words"] == ["monotonic", "isotopic"]
     assert "replaced 2 characters" in (stderr := capfd.readouterr().err)

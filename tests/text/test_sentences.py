@@ -1,4 +1,4 @@
-"""Sentences are split as in hand-checked English and Korean; no text is lost; wrapped lines become paragraphs."""
+"""Sentences are split as in annotated English and Korean; no text is lost; wrapped lines become paragraphs."""
 
 import random
 import subprocess
@@ -14,7 +14,7 @@ CASES = Path(__file__).parent / "sentences"
 
 
 def read_cases(language):
-    """Marked paragraphs, written for this project: `‖` marks the end of a sentence, between spaces if there is one."""
+    """Annotated paragraphs, written for this project: `‖`, or ` ‖ ` for a space, marks the end of a sentence."""
     lines = (CASES / f"{language}.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -37,7 +37,7 @@ def boundaries(sentences):
 
 
 def score(language):
-    """Precision, recall and F1 of the boundaries of a file of cases."""
+    """Precision, recall and F1 of the sentence boundaries in a file of cases."""
     found = right = true = 0
     for marked in read_cases(language):
         got, expected = boundaries(split_sentences(plain(marked))), boundaries(marked.split("‖"))
@@ -46,14 +46,14 @@ def score(language):
 
 
 @pytest.mark.parametrize("language", ["english", "korean"])
-def test_boundaries(language):
+def test_f1_of_sentence_boundaries(language):
     assert len(read_cases(language)) >= 110
     precision, recall, f1 = score(language)
     assert f1 >= 0.95, f"precision {precision:.3f}, recall {recall:.3f}, F1 {f1:.3f}"
 
 
 @pytest.mark.parametrize("language", ["english", "korean"])
-def test_a_sentence_is_one_sentence(language):
+def test_single_sentences_are_not_split(language):
     sentences = [s for marked in read_cases(language) for s in split_sentences(plain(marked))]
     assert [s for s in sentences if split_sentences(s) != [s]] == []
 
@@ -83,10 +83,11 @@ def test_no_text_is_lost(seed):
     "text", [". ", "A. ", "(A. ", '다. "', "다.”라 ", "… 가", "'. A", "“A! ", "1. 2. ", "。", "요~ ", "[.", "\n"]
 )
 def test_time_is_linear(text):
-    assert squeezed("".join(split_sentences(text * 20_000))) == squeezed(text * 20_000)  # no minutes, by the time limit
+    # Quadratic time would exceed the time limit of a test.
+    assert squeezed("".join(split_sentences(text * 20_000))) == squeezed(text * 20_000)
 
 
-def test_lines_of_a_paragraph():
+def test_a_blank_line_ends_a_sentence_and_a_line_break_does_not():
     assert split_sentences("A heading\n\nThe first line\ngoes on. The next.") == [
         "A heading",
         "The first line\ngoes on.",
@@ -94,7 +95,7 @@ def test_lines_of_a_paragraph():
     ]
 
 
-def test_text_without_capitals():
+def test_text_without_capitals_is_split():
     text = 'he came at 5 p.m. and left. who knows why? we don\'t. mr. smith e.g. said no. "why?" she asked.'
     assert split_sentences(text) == [
         "he came at 5 p.m. and left.",
@@ -119,7 +120,7 @@ def test_long_quotations_are_split():
     assert len(split_sentences(f"그는 “{quotation}”라고 말했다.")) > 10
 
 
-def test_imports_nothing_heavy():
+def test_sentences_does_not_import_torch_numpy_or_tokenizers():
     heavy = ("torch", "numpy", "tokenizers")
     code = f"import sys, bertsmith.text.sentences; sys.exit(any(m in sys.modules for m in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -159,12 +160,12 @@ def test_unwrap_joins_the_lines_of_a_paragraph(width, between):
 
 
 @pytest.mark.parametrize("width", [34, 40, 45])
-def test_unwrap_korean(width):
+def test_unwrap_joins_korean_lines(width):
     assert [line for line in unwrap(wrapped(KOREAN, width)) if line] == KOREAN
 
 
 @pytest.mark.parametrize("width", [68, 76, 84])
-def test_unwrap_korean_wrapped_by_columns(width):
+def test_unwrap_joins_korean_lines_wrapped_by_columns(width):
     lines = []
     for paragraph in KOREAN:
         lines.append("")
@@ -178,12 +179,12 @@ def test_unwrap_korean_wrapped_by_columns(width):
     assert [line for line in unwrap(lines) if line] == KOREAN
 
 
-def test_unwrap_paragraphs_with_indented_first_lines():
+def test_unwrap_splits_paragraphs_at_indented_lines():
     lines = [line for p in ENGLISH for line in textwrap.wrap(p, 72, initial_indent="    ")]
     assert [line.strip() for line in unwrap(lines)] == ENGLISH
 
 
-def test_unwrap_repairs_words():
+def test_unwrap_joins_hyphenated_words():
     body = [
         "The old administration was replaced in the spring, and a new adminis-",
         "tration came to power with promises that nobody in the city had be-",
@@ -250,7 +251,7 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("kind", LEFT_ALONE)
-def test_unwrap_does_not_change(kind):
+def test_unwrap_keeps_text_that_is_not_wrapped(kind):
     assert unwrap(LEFT_ALONE[kind]) == LEFT_ALONE[kind]
 
 

@@ -76,14 +76,14 @@ def test_training_is_deterministic(case):
 
 
 @pytest.mark.parametrize("size", [300, 1000, 1777])
-def test_the_size_is_reached(bilingual, size):
+def test_the_vocabulary_size_is_reached(bilingual, size):
     trained = train_wordpiece(bilingual, size)
     assert trained.vocab_size == size
     assert len(trained.backend.get_vocab()) == size
 
 
 @pytest.mark.parametrize("size", [10, 11, 17, 40, 100, 513])
-def test_the_size_is_never_exceeded(size):
+def test_the_vocabulary_size_is_never_exceeded(size):
     syllables = "".join(chr(c) for c in range(0xAC00, 0xAC00 + 2000))  # more characters than entries
     assert train_wordpiece([syllables, KOREAN, "some words and some more words"] * 3, size).vocab_size <= size
 
@@ -100,7 +100,7 @@ def test_every_character_inside_a_word_has_a_piece(uncased):
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_uncased_keeps_hangul_whole(uncased, form):
+def test_uncased_does_not_decompose_hangul(uncased, form):
     found = tokens(uncased, unicodedata.normalize(form, "한국어는 좋다"))
     assert "".join(found).replace("##", "") == "한국어는좋다"
     assert not JAMO.search("".join(found))
@@ -117,7 +117,7 @@ def test_jamo_is_the_original_normalisation(text):
     assert normalizer(jamo=True).normalize_str(text) == plain.normalize_str(text)
 
 
-def test_jamo_vocabulary(bilingual):
+def test_a_jamo_vocabulary_decomposes_hangul(bilingual):
     found = tokens(train_wordpiece(bilingual, 800, jamo=True), "한국어는 좋다")
     assert "".join(found).replace("##", "") == unicodedata.normalize("NFD", "한국어는좋다")
 
@@ -137,7 +137,7 @@ def test_cased_reads_decomposed_text_as_composed(cased, text):
     assert tokens(cased, unicodedata.normalize("NFD", text)) == tokens(cased, text)
 
 
-def test_cased_training_on_decomposed_text():
+def test_cased_training_on_decomposed_text_has_no_unknown_tokens():
     trained = train_wordpiece([unicodedata.normalize("NFD", KOREAN)] * 20, 400, cased=True)
     assert "[UNK]" not in tokens(trained, unicodedata.normalize("NFD", "우리는 오늘 학교에 간다."))
 
@@ -154,7 +154,7 @@ def test_unknown_characters_are_unknown(uncased, character):
     assert tokens(uncased, f"list {character} list") == ["list", "[UNK]", "list"]
 
 
-def test_decode(uncased):
+def test_decode_restores_the_text(uncased):
     assert uncased.decode(uncased.encode(["the length of a list"], special=True)[0]) == "the length of a list"
 
 
@@ -175,13 +175,13 @@ def test_saved_folder_loads_back(uncased, tmp_path):
     assert lines == [again.token(i) for i in range(again.vocab_size)]
 
 
-def test_another_vocabulary_and_another_normalisation_have_another_hash(bilingual):
+def test_vocabulary_and_normalisation_change_the_hash(bilingual):
     texts = bilingual[:300]
     others = [train_wordpiece(texts, 200), train_wordpiece(texts, 201), train_wordpiece(texts, 200, cased=True)]
     assert len({t.hash for t in others}) == 3
 
 
-def test_vocab_txt_alone_is_the_released_form(uncased, tmp_path):
+def test_vocab_txt_alone_is_read_as_the_released_format(uncased, tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(uncased.token(i) for i in range(uncased.vocab_size)), "utf-8")
     released = Tokenizer.load(tmp_path)
     english = [t for t in TEXTS[2:] if "word" not in t]
@@ -193,7 +193,7 @@ def test_vocab_txt_alone_is_the_released_form(uncased, tmp_path):
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_whether_texts_are_lower_cased_is_what_tokenizer_json_does(case, request, tmp_path):
+def test_lower_casing_is_decided_by_tokenizer_json(case, request, tmp_path):
     tokenizer = request.getfixturevalue(case)
     tokenizer.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": not tokenizer.lowercase}))
@@ -243,37 +243,37 @@ def test_transformers_knows_the_special_tokens(reference):
     assert reference.model_max_length == 512
 
 
-def test_missing_folder(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no such folder: .*nowhere"):
         Tokenizer.load(tmp_path / "nowhere")
 
 
-def test_folder_without_tokenizer(tmp_path):
+def test_a_folder_without_tokenizer_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"no tokenizer\.json and no vocab\.txt"):
         Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"model": 3}', "[]"])
-def test_broken_tokenizer_json(tmp_path, content):
+def test_a_broken_tokenizer_json_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer file"):
         Tokenizer.load(tmp_path)
 
 
-def test_broken_tokenizer_config(uncased, tmp_path):
+def test_a_broken_tokenizer_config_is_refused(uncased, tmp_path):
     uncased.save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": tru')
     with pytest.raises(UserError, match=r"tokenizer_config\.json is not valid JSON"):
         Tokenizer.load(tmp_path)
 
 
-def test_vocab_txt_without_mask(tmp_path):
+def test_a_vocab_txt_without_mask_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     with pytest.raises(UserError, match=r"lacks \[MASK\]"):
         Tokenizer.load(tmp_path)
 
 
-def test_tokenizer_json_without_mask(uncased, tmp_path):
+def test_a_tokenizer_json_without_mask_is_refused(uncased, tmp_path):
     values = json.loads(uncased.backend.to_str())
     values["added_tokens"] = [t for t in values["added_tokens"] if t["content"] != "[MASK]"]
     del values["model"]["vocab"]["[MASK]"]
@@ -282,30 +282,30 @@ def test_tokenizer_json_without_mask(uncased, tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_vocab_txt_that_is_not_utf8(tmp_path):
+def test_a_vocab_txt_that_is_not_utf8_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_bytes("\n".join(WORDPIECE.special_tokens).encode() + b"\ncaf\xe9\n")
     with pytest.raises(UserError, match=r"vocab\.txt"):
         Tokenizer.load(tmp_path)
 
 
-def test_missing_token(uncased):
+def test_the_id_of_a_missing_token_is_an_error(uncased):
     with pytest.raises(UserError, match="'nosuchtoken' is not in the vocabulary"):
         uncased.id("nosuchtoken")
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" \t\n"], ["\u200b\u0000\ufffd"]])
-def test_text_without_words(texts):
+def test_training_on_text_without_words_is_refused(texts):
     with pytest.raises(UserError, match="no words"):
         train_wordpiece(texts, 100)
 
 
 @pytest.mark.parametrize("size", [-1, 0, 5, 9])
-def test_vocabulary_size_too_small(size):
+def test_a_too_small_vocabulary_size_is_refused(size):
     with pytest.raises(UserError, match=f"--vocab-size {size} is too small"):
         train_wordpiece(["some words"], size)
 
 
-def test_files_to_a_folder(tmp_path, capsys):
+def test_a_tokenizer_is_trained_from_files_to_a_folder(tmp_path, capsys):
     (tmp_path / "a.txt").write_text(KOREAN, encoding="utf-8")
     made = train_tokenizer([tmp_path / "a.txt"], tmp_path / "tok", vocab_size=5000).tokenizer
     assert Tokenizer.load(tmp_path / "tok").hash == made.hash
@@ -313,14 +313,14 @@ def test_files_to_a_folder(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("content", "size"), [(" \n\n", 100), ("some words\n", 3)])
-def test_failed_training_leaves_nothing_behind(tmp_path, content, size):
+def test_failed_training_leaves_no_files(tmp_path, content, size):
     (tmp_path / "a.txt").write_text(content)
     with pytest.raises(UserError):
         train_tokenizer([tmp_path / "a.txt"], tmp_path / "tok", vocab_size=size)
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-# A bar stands where one sentence ends and the next begins.
+# A bar marks the boundary between two sentences.
 ENGLISH = [
     "The cat sat on the mat.",
     "The cat sat on the mat. |The dog ran.",
@@ -394,12 +394,12 @@ EAST_ASIAN = [
 
 
 @pytest.mark.parametrize("marked", ENGLISH + EAST_ASIAN)
-def test_sentences(marked):
+def test_sentences_are_split_at_the_bars(marked):
     assert split_sentences(marked.replace("|", "")) == [s.strip() for s in marked.split("|")]
 
 
 @pytest.mark.parametrize("paragraph", ["", " ", "\n\t"])
-def test_no_sentences(paragraph):
+def test_blank_paragraphs_have_no_sentences(paragraph):
     assert split_sentences(paragraph) == []
 
 
@@ -408,21 +408,21 @@ def test_no_sentences(paragraph):
     [
         'He said "yes". |Then he left.',  # a straight quote before the full stop
         "They call it 'home'. |It is not.",
-        "The cat sat . |The dog ran .",  # text that is tokenised already
+        "The cat sat . |The dog ran .",  # text that is already tokenised
         "He said no. |Then he left.",  # `no` is an abbreviation before a number only
         "We sat. |They lay in the sun. |It was modern art. |Nothing more.",  # words that are also abbreviations
         "J.K. Rowling and T.S. Eliot wrote. |We read.",  # initials without spaces
         "He came—Mr. Smith saw him.",
         "2024. 5. 10. 서울에서 열렸다. |모두 왔다.",  # a Korean date
         "가. 사업 개요",  # the letter of a list item
-        "何！？|そうか。",  # two marks, one end
+        "何！？|そうか。",  # two marks at one sentence end
     ],
 )
-def test_sentences_in_harder_places(marked):
+def test_sentences_are_split_in_harder_cases(marked):
     assert split_sentences(marked.replace("|", "")) == [s.strip() for s in marked.split("|")]
 
 
-def test_sentences_lose_no_text(bilingual):
+def test_splitting_sentences_loses_no_text(bilingual):
     for paragraph in bilingual[::10]:
         assert "".join("".join(split_sentences(paragraph)).split()) == "".join(paragraph.split())
 

@@ -17,7 +17,7 @@ TEXTS = ["Der Hund und die Katze sind in Berlin. 영화가 정말 재미있다",
 
 
 def reopened(tokenizer: Tokenizer, folder: Path, **settings: object) -> Tokenizer:
-    """The same vocabulary, opened with other settings."""
+    """The same vocabulary, loaded with other settings."""
     tokenizer.save(folder)
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -30,7 +30,7 @@ def warning(tokenizer: Tokenizer, texts: list[str]) -> str | None:
     return unknowns.warning("the rows")
 
 
-def test_no_warning_where_the_vocabulary_fits() -> None:
+def test_no_warning_if_the_vocabulary_fits() -> None:
     for cased in (True, False):
         assert warning(train_wordpiece(TEXTS, 300, cased=cased), TEXTS) is None
 
@@ -43,13 +43,13 @@ def test_no_warning_where_the_vocabulary_fits() -> None:
         (False, {"do_lower_case": False}, "keeps capitals, but its vocabulary has none"),
     ],
 )
-def test_the_cause_is_named(tmp_path: Path, cased: bool, settings: dict, cause: str) -> None:
+def test_the_warning_names_the_cause(tmp_path: Path, cased: bool, settings: dict, cause: str) -> None:
     sentence = warning(reopened(train_wordpiece(TEXTS, 300, cased=cased), tmp_path, **settings), TEXTS)
     assert sentence is not None
     assert cause in sentence
 
 
-def test_another_script(tmp_path: Path) -> None:
+def test_the_warning_depends_on_the_share_of_unknown_tokens(tmp_path: Path) -> None:
     tokenizer = train_wordpiece(TEXTS, 300)
     unknowns = Unknowns(tokenizer)
     unknowns.add(tokenizer.joiner.join([tokenizer.unknown_id], [7, 8, 9]).tokens)
@@ -60,12 +60,14 @@ def test_another_script(tmp_path: Path) -> None:
     assert unknowns.warning("the rows") is None
 
 
-def test_fine_tuning_and_answers_report_it(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fine_tuning_and_prediction_warn_of_unknown_tokens(
+    world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Half of the training rows are in a script that the vocabulary does not have."""
     foreign = [("Ж" * 3, "x"), ("the list", "y")] * 6
     config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
     scores = finetune(config, world / "run", foreign, tmp_path / "run", device="cpu")
-    assert scores["unknown_percent"] == pytest.approx(100 / 3, abs=0.01)  # one token of three
+    assert scores["unknown_percent"] == pytest.approx(100 / 3, abs=0.01)  # one of three tokens
     stderr = " ".join(capfd.readouterr().err.split())
     assert "warning: 33.3 % of the tokens of the training rows are [UNK]: the vocabulary does not fit" in stderr
     (tmp_path / "texts.csv").write_text("text,label\n" + "the list,x\n" * 30 + "ЖЖЖ,x\n" * 20)
