@@ -31,7 +31,7 @@ from bertsmith.training.settings import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Step 1: the encoder, in fields that are there.
+# Step 1: the encoder, in existing fields.
 ENCODER = EncoderConfig(
     hidden_size=32,
     num_layers=3,
@@ -113,14 +113,14 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(made_up: None, world: Path, tmp_path: Path) -> Path:
-    """A pre-trained pebble."""
+    """A pre-trained run of the made-up family."""
     scores = bertsmith.pretrain(recipe("pebble"), world / "shards", tmp_path / "run", device="cpu")
     guess = np.log(bertsmith.Tokenizer.load(tmp_path / "run" / "model").vocab_size)
     assert scores["mlm_loss"] < 0.9 * guess
     return tmp_path / "run"
 
 
-def test_it_is_pre_trained_saved_as_its_table_says_and_read_back(run: Path) -> None:
+def test_family_is_pretrained_saved_by_its_table_and_read_back(run: Path) -> None:
     folder = run / "model"
     values, saved = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     assert values["model_type"] == "pebble"
@@ -134,7 +134,7 @@ def test_it_is_pre_trained_saved_as_its_table_says_and_read_back(run: Path) -> N
     assert reaches == [(None, None), (8, 8), (8, 8)]
 
 
-def test_it_resumes_to_the_bit(made_up: None, world: Path, tmp_path: Path) -> None:
+def test_resumed_run_gives_identical_bytes(made_up: None, world: Path, tmp_path: Path) -> None:
     config = override(recipe("pebble"), ["train.steps=6", "train.save_every=3", "train.keep=9"])
     bertsmith.pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
     cut = unfinished(tmp_path / "whole", tmp_path / "cut")
@@ -143,7 +143,7 @@ def test_it_resumes_to_the_bit(made_up: None, world: Path, tmp_path: Path) -> No
     assert resumed.read_bytes() == whole.read_bytes()
 
 
-def test_it_fills_classifies_and_embeds(run: Path, tmp_path: Path) -> None:
+def test_family_fills_masks_classifies_and_embeds(run: Path, tmp_path: Path) -> None:
     assert len(bertsmith.fill(run, "the [MASK] is here", device="cpu")[0]) > 1
     draw = random.Random(1)
     rows = [(word, word == "file") for word in draw.choices(["file", "list"], k=120)]
@@ -160,6 +160,6 @@ def test_it_fills_classifies_and_embeds(run: Path, tmp_path: Path) -> None:
     assert np.asarray(vectors).shape == (2, 32)
 
 
-def test_another_value_of_a_field_is_refused_with_the_table_s_reason(made_up: None) -> None:
+def test_refused_value_of_a_field_gives_the_reason_of_the_table(made_up: None) -> None:
     with pytest.raises(UserError, match=r"model\.positions=learned: pebbles roll.*; set model\.positions=rotary"):
         override(recipe("pebble"), ["model.positions=learned"])

@@ -1,4 +1,4 @@
-"""The import rules of docs/design.md hold, and what should start without torch does."""
+"""The import rules of docs/design.md hold, and modules that need no torch are imported without it."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# A room is a folder or a module at the top; `corpus/doctor` stands above the rest of its folder.
+# A part is a folder or a top-level module; `corpus/doctor` is in a higher layer than the rest of its folder.
 LAYERS = [
     {"errors", "config", "folders", "progress", "draws", "batch"},
     {"text", "model"},
@@ -21,7 +21,7 @@ LAYERS = [
     {"pages", "paper", "demo"},
     {"cli", "commands", "__main__", "__init__"},
 ]
-# Inside a layer, who may import whom; everything else goes down only.
+# The imports that are allowed inside a layer; all others go to a lower layer.
 SAME_LAYER = {
     ("config", "errors"),
     ("config", "folders"),
@@ -38,26 +38,26 @@ FORBIDDEN = {("training", part) for part in ("model", "corpus", "rows", "tasks",
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 UNSAFE = {"torch.load", "torch.save", "eval", "exec", "np.load"}
 COMPARES = ROOT / "bertsmith" / "verify.py"  # may import transformers, inside a function: parity is measured against it
-OLD_WEIGHTS = ROOT / "bertsmith" / "formats" / "weights.py"  # reads `pytorch_model.bin`, and only tensors of it
+OLD_WEIGHTS = ROOT / "bertsmith" / "formats" / "weights.py"  # reads only the tensors of `pytorch_model.bin`
 FILES = sorted((ROOT / "bertsmith").rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
-    """The module that a file is."""
+    """The name of the module in a file."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 MODULES = {name_of(path): path for path in FILES}
 
 
-def room_of(module: str) -> str:
-    """The room that a module stands in."""
+def part_of(module: str) -> str:
+    """The part that a module belongs to."""
     parts = module.split(".")[1:]
     return "/".join(parts[:2]) if "/".join(parts[:2]) in LEVEL else parts[0] if parts else "__init__"
 
 
 def imports(path: Path) -> set[str]:
-    """Every module of the package that a file imports, also inside functions and for type checkers alone."""
+    """Every module of the package that a file imports, also inside functions and for type checkers only."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def imports(path: Path) -> set[str]:
     return found & set(MODULES)
 
 
-def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+def import_cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     """The groups of modules that import one another, directly or through others."""
     reached = {name: set(others) for name, others in edges.items()}
     for middle in edges:
@@ -80,15 +80,15 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
     )  # type: ignore[return-value, arg-type]
 
 
-def test_the_design_shows_this_table() -> None:
+def test_design_page_shows_the_table_of_layers() -> None:
     lines = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").splitlines()
     for level, names in enumerate(LAYERS):
         (shown,) = [line.split() for line in lines if line.startswith(f"{level}  ")]
         assert names - {"__main__", "__init__"} <= set(shown)
 
 
-def test_the_design_names_every_file() -> None:
-    """A new file gets its line in the tree of docs/design.md."""
+def test_design_page_names_every_file() -> None:
+    """A new file needs a line in the tree of docs/design.md."""
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     tree = re.search(r"```\nbertsmith/\n(.*?)```", design, re.S)
     assert tree is not None
@@ -98,31 +98,31 @@ def test_the_design_names_every_file() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_arrow_points_up(path: Path) -> None:
-    own = room_of(name_of(path)) if path.parent.name != "bertsmith" else path.stem
+def test_imports_go_to_lower_layers_only(path: Path) -> None:
+    own = part_of(name_of(path)) if path.parent.name != "bertsmith" else path.stem
     assert own in LEVEL, f"{own} has no place in the table of layers"
     for module in imports(path):
-        edge = own, other = own, room_of(module)
+        edge = own, other = own, part_of(module)
         assert edge not in FORBIDDEN, f"{path}: {own} must not import {module}"
         below = other == own or LEVEL[other] < LEVEL[own]
         assert below or edge in SAME_LAYER, f"{path} imports {module}, which stands above it"
 
 
-def test_no_circle_of_imports_not_even_inside_a_folder() -> None:
+def test_no_import_cycles_even_inside_a_folder() -> None:
     edges = {name: imports(path) - {name, "bertsmith"} for name, path in MODULES.items() if name != "bertsmith"}
-    assert circles({**edges, "bertsmith.errors": {"bertsmith.batch"}, "bertsmith.batch": {"bertsmith.errors"}})
-    assert circles(edges) == []
+    assert import_cycles({**edges, "bertsmith.errors": {"bertsmith.batch"}, "bertsmith.batch": {"bertsmith.errors"}})
+    assert import_cycles(edges) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_package_never_imports_transformers_and_never_unpickles(path: Path) -> None:
+def test_package_never_imports_transformers_and_never_unpickles(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     names = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     names |= {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
     allowed = {"transformers"} if path == COMPARES else set()
     assert not names & ({"transformers", "sentence_transformers", "pickle", "cloudpickle", "dill", "joblib"} - allowed)
-    at_the_top = {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names}
-    assert "transformers" not in at_the_top | {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}
+    top_level = {a.name for n in tree.body if isinstance(n, ast.Import) for a in n.names}
+    assert "transformers" not in top_level | {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in UNSAFE]
     if path == OLD_WEIGHTS:
         assert [ast.unparse(call.func) for call in calls] == ["torch.load"]
@@ -130,13 +130,13 @@ def test_the_package_never_imports_transformers_and_never_unpickles(path: Path) 
     else:
         assert not calls
     mentions = [n for n in ast.walk(tree) if isinstance(n, (ast.Attribute, ast.Name)) and ast.unparse(n) in UNSAFE]
-    assert len(mentions) == len(calls)  # nor under another name
+    assert len(mentions) == len(calls)  # not under another name either
     from_torch = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "torch"]
     assert not {a.name for n in from_torch for a in n.names} & {"load", "save"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_are_short_and_their_names_say_something(path: Path) -> None:
+def test_files_are_short_and_have_specific_names(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
     assert path.stem not in {"utils", "util", "common", "helpers", "misc", "base", "manager"}
 
@@ -159,6 +159,6 @@ def test_files_are_short_and_their_names_say_something(path: Path) -> None:
         "bertsmith.tasks.squad_scores",
     ],
 )
-def test_imports_without_torch(module: str) -> None:
+def test_module_is_imported_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)

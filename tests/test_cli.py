@@ -1,4 +1,4 @@
-"""The commands: their forms, their output, and a one-line error with exit code 2 for whatever a user can get wrong."""
+"""The commands: their options and output, and a one-line error with exit code 2 for every mistake of a user."""
 
 import json
 import os
@@ -35,8 +35,8 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("world", "farewell"), [("1", "farewell\n"), ("2", "")])
-def test_under_torchrun_a_command_skips_the_cleanup_of_the_interpreter(world: str, farewell: str) -> None:
-    """What runs at an interpreter's end, threads among it, could abort a process whose work is done."""
+def test_command_under_torchrun_skips_the_cleanup_of_the_interpreter(world: str, farewell: str) -> None:
+    """The cleanup of the interpreter and its threads could abort a process whose work is done."""
     code = "import atexit; atexit.register(print, 'farewell'); from bertsmith.cli import main; main()"
     for argument, expected in (("recipes", 0), ("recipe", 2)):
         done = subprocess.run(
@@ -49,7 +49,7 @@ def test_under_torchrun_a_command_skips_the_cleanup_of_the_interpreter(world: st
         assert ("farewell" in done.stdout) == bool(farewell)
 
 
-def test_an_out_of_memory_error_is_one_line(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_error_is_one_line(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         where = "GPU 0 has a total capacity of 139.80 GiB of which 1.06 GiB is free."
         raise torch.OutOfMemoryError(
@@ -97,7 +97,7 @@ def test_help_has_an_example_and_fits_the_terminal(run_command, command: str, mo
     assert not [line for line in out.splitlines() if len(line) > 80]
 
 
-def test_a_long_example_is_wrapped_between_its_arguments() -> None:
+def test_long_example_is_wrapped_between_its_arguments() -> None:
     def command() -> None:
         """Do it.
 
@@ -129,7 +129,7 @@ def test_commands_are_listed_in_sections_with_their_whole_first_sentence(
         assert f"{name} {' '.join((function.__doc__ or '').splitlines()[0].split())}" in words
 
 
-def test_the_program_without_arguments_and_its_version() -> None:
+def test_program_prints_usage_without_arguments_and_its_version() -> None:
     bare = subprocess.run([sys.executable, "-m", "bertsmith"], capture_output=True, text=True, timeout=60)
     assert "Usage" in bare.stdout + bare.stderr
     version = subprocess.run(
@@ -138,7 +138,7 @@ def test_the_program_without_arguments_and_its_version() -> None:
     assert version.stdout.strip() == "0.1.0"
 
 
-def test_an_error_is_exit_code_2_for_the_shell(tmp_path: Path) -> None:
+def test_error_gives_exit_code_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bertsmith", "tokenizer", "train", "nothing.txt", "--out", str(tmp_path / "tok")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
@@ -152,13 +152,15 @@ def test_recipes_lists_every_size(run_command) -> None:
     assert {f"bert-{size}" for size in ("tiny", "mini", "small", "medium", "base", "large")} <= set(json.loads(out))
 
 
-def test_recipes_begin_with_the_ones_to_start_with(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_lists_the_recommended_ones_first(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run_command("recipes")
     lines = out.splitlines()
     assert lines[0] == "To start with"
     assert [line.split()[0] for line in lines[1:10] if line[2:3].strip()] == ["quickstart", "speedrun", "bert-base"]
-    assert sum("BERT as in its paper" in line for line in lines) == 2  # of all its sizes once, and at the start
+    assert (
+        sum("BERT as in its paper" in line for line in lines) == 2
+    )  # once for all sizes, and once among the recommended
     assert set(RECIPES) <= {line.split()[0] for line in lines if line.strip()}
     assert max(map(len, lines)) <= 80
     assert len(lines) < 80
@@ -174,7 +176,7 @@ def test_fill_gives_words_with_probabilities(run_command, world: Path) -> None:
     assert 0 < sum(first) <= 1
 
 
-def test_from_rows_to_predictions(run_command, world: Path, tmp_path: Path) -> None:
+def test_finetune_evaluate_and_predict(run_command, world: Path, tmp_path: Path) -> None:
     base = ["--model", world / "run", "--data", world / "train.csv", "--dev", world / "dev.csv", "--device", "cpu"]
     learn = ["--set", "train.epochs=8", "--set", "train.learning_rate=3e-3", "--set", "train.batch_size=8"]
     code, out, err = run_command("finetune", "classify", *base, *learn, "--out", tmp_path / "run2", "--json")
@@ -216,7 +218,7 @@ def test_regression_learns_a_number(run_command, world: Path, tmp_path: Path) ->
     assert json.loads(out)["pearson"] > 80
 
 
-def test_tables_are_for_people_and_stdout_is_clean_json(run_command, world: Path) -> None:
+def test_errors_leave_stdout_empty_and_tables_go_to_stdout(run_command, world: Path) -> None:
     code, out, err = run_command("evaluate", world / "run", "--data", world / "dev.csv", "--json")
     assert (code, out) == (2, "")
     assert "has no output layer" in err
@@ -224,10 +226,10 @@ def test_tables_are_for_people_and_stdout_is_clean_json(run_command, world: Path
     assert "bert-base" in out
 
 
-# What a user can get wrong.
+# --- mistakes of a user
 
 
-def test_missing_file(refused, world: Path, tmp_path: Path) -> None:
+def test_missing_file_is_refused(refused, world: Path, tmp_path: Path) -> None:
     refused(
         "corpus",
         "build",
@@ -245,7 +247,7 @@ def test_missing_file(refused, world: Path, tmp_path: Path) -> None:
     refused("predict", world / "run", "none.csv", "--out", tmp_path / "o.jsonl", says="no such file: none.csv")
 
 
-def test_empty_file(refused, world: Path, tmp_path: Path) -> None:
+def test_empty_file_is_refused(refused, world: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "empty.csv").touch()
     (tmp_path / "header.csv").write_text("text,label\n")
@@ -286,7 +288,7 @@ def test_invalid_utf8_is_replaced_counted_and_reported_once(run_command, world: 
     assert "bad.txt, line 2" in warnings[0]
 
 
-def test_folder_without_a_model(refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_without_a_model_is_refused(refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "nothing").mkdir()
     refused("fill", tmp_path / "nothing", "a [MASK]", says="holds no model")
@@ -294,7 +296,7 @@ def test_folder_without_a_model(refused, tmp_path: Path, monkeypatch: pytest.Mon
     refused("fill", "somebody/some-model", "a [MASK]", says="'somebody/some-model' is no folder here")
 
 
-def test_config_with_an_unknown_key(refused, world: Path, tmp_path: Path) -> None:
+def test_config_with_an_unknown_key_is_refused(refused, world: Path, tmp_path: Path) -> None:
     stored = json.loads((world / "run" / "config.json").read_text())
     stored["train"]["learning_rat"] = 1
     (tmp_path / "mine.json").write_text(json.dumps(stored))
@@ -308,7 +310,7 @@ def test_config_with_an_unknown_key(refused, world: Path, tmp_path: Path) -> Non
     refused("fill", tmp_path / "model", "a [MASK]", says="unknown key 'hiden_size'; did you mean 'hidden_size'?")
 
 
-def test_tokenizer_that_does_not_match_the_shards(refused, run_command, world: Path, tmp_path: Path) -> None:
+def test_tokenizer_that_does_not_match_the_shards_is_refused(refused, run_command, world: Path, tmp_path: Path) -> None:
     run_command("tokenizer", "train", world / "text.txt", "--out", tmp_path / "other", "--vocab-size", 500)
     run_command(
         "corpus",
@@ -327,7 +329,7 @@ def test_tokenizer_that_does_not_match_the_shards(refused, run_command, world: P
     refused(*pretrain, says="is not the one that")
 
 
-def test_sequence_longer_than_the_positions(refused, world: Path, tmp_path: Path) -> None:
+def test_sequence_longer_than_the_positions_is_refused(refused, world: Path, tmp_path: Path) -> None:
     pretrain = ["pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "run"]
     refused(
         *pretrain,
@@ -351,7 +353,7 @@ def test_sequence_longer_than_the_positions(refused, world: Path, tmp_path: Path
     refused("fill", world / "run", "word " * 600 + "[MASK]", says="more than the model's 512 positions")
 
 
-def test_label_not_in_the_list(refused, run_command, world: Path, tmp_path: Path) -> None:
+def test_unknown_label_is_refused(refused, run_command, world: Path, tmp_path: Path) -> None:
     (tmp_path / "dev.csv").write_text("text,label\na text,numbers\nanother,number\n")
     finetune = [
         "finetune",
@@ -385,12 +387,12 @@ def test_label_not_in_the_list(refused, run_command, world: Path, tmp_path: Path
         ("data.masking.rate=1.5", "must be above 0 and under 1"),
     ],
 )
-def test_set_with_a_typo(refused, world: Path, tmp_path: Path, setting: str, message: str) -> None:
+def test_bad_set_options_are_refused(refused, world: Path, tmp_path: Path, setting: str, message: str) -> None:
     command = ["pretrain", "bert-tiny", "--data", world / "shards", "--out", tmp_path / "run", "--set", setting]
     refused(*command, says=message)
 
 
-def test_names_with_a_typo(refused, world: Path, tmp_path: Path) -> None:
+def test_misspelt_names_are_refused(refused, world: Path, tmp_path: Path) -> None:
     pretrain = ["--data", world / "shards", "--out", tmp_path / "run"]
     refused("pretrain", "bert-tony", *pretrain, says="unknown recipe 'bert-tony'; did you mean 'bert-tiny'?")
     finetune = ["--model", world / "run", "--data", world / "train.csv", "--out", tmp_path / "o"]
@@ -401,7 +403,7 @@ def test_names_with_a_typo(refused, world: Path, tmp_path: Path) -> None:
     refused("pretrain", "bert-tiny", *pretrain, "--device", "gpu", says="'gpu' is not available here")
 
 
-def test_rows_that_cannot_be_used(refused, world: Path, tmp_path: Path) -> None:
+def test_unusable_rows_are_refused(refused, world: Path, tmp_path: Path) -> None:
     finetune = [
         "finetune",
         "classify",
@@ -424,7 +426,7 @@ def test_rows_that_cannot_be_used(refused, world: Path, tmp_path: Path) -> None:
         refused(*finetune, says=message)
 
 
-def test_short_forms_of_settings(run_command, refused, world: Path, tmp_path: Path) -> None:
+def test_short_options_change_their_settings(run_command, refused, world: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(
         "body,kind,topic\n" + "".join(f"a text {i},k{i % 3},t{i % 2}\n" for i in range(8))
     )
@@ -455,7 +457,9 @@ def test_output_is_never_overwritten(refused, world: Path, tmp_path: Path) -> No
     )
 
 
-def test_no_mask_to_fill_and_a_model_that_cannot(refused, run_command, world: Path, tmp_path: Path) -> None:
+def test_fill_refuses_text_without_a_mask_and_a_model_without_a_masked_lm_head(
+    refused, run_command, world: Path, tmp_path: Path
+) -> None:
     refused("fill", world / "run", "nothing to fill", says="no [MASK] in 'nothing to fill'")
     run_command(
         "finetune", "classify", "--model", world / "run", "--data", world / "train.csv", "--out", tmp_path / "o",
@@ -469,7 +473,7 @@ def test_no_mask_to_fill_and_a_model_that_cannot(refused, run_command, world: Pa
     )
 
 
-def test_a_hub_name_goes_through_the_hub(run_command, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_name_is_downloaded_from_the_hub(run_command, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     asked = []
@@ -486,7 +490,7 @@ def test_a_hub_name_goes_through_the_hub(run_command, world: Path, monkeypatch: 
     assert "*.bin" not in asked[0][1]
 
 
-def test_domain_words_and_the_doctor(run_command, world: Path, tmp_path: Path) -> None:
+def test_tokenizer_extend_and_corpus_doctor(run_command, world: Path, tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("metaclassification\nquxification\n")
     command = ["tokenizer", "extend", world / "run", "--words", tmp_path / "words.txt", "--out", tmp_path / "more"]
     code, out, err = run_command(*command, "--json")

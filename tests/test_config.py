@@ -1,4 +1,4 @@
-"""Configurations: sections of several kinds, and the plain values that older versions wrote."""
+"""Configurations: sections of several kinds, and upgrades of the values that older versions wrote."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -53,9 +53,11 @@ def test_a_section_is_read_by_its_kind() -> None:
 def test_set_changes_a_field_or_the_kind() -> None:
     drawing = Drawing("a", Circle(radius=2.0))
     assert override(drawing, ["shape.radius=3"]).shape == Circle(radius=3.0)
-    assert override(drawing, ["shape.kind=circle"]).shape == Circle(radius=2.0)  # nothing starts anew
+    assert override(drawing, ["shape.kind=circle"]).shape == Circle(radius=2.0)  # the other fields are kept
     assert override(drawing, ["shape.kind=box"]).shape == Box()
-    assert override(drawing, ["shape.width=9", "shape.kind=box"]).shape == Box(width=9)  # the kind comes first
+    assert override(drawing, ["shape.width=9", "shape.kind=box"]).shape == Box(
+        width=9
+    )  # the kind is set before its fields
     assert dotted_keys(Drawing) == [
         "name", "shape.kind", "shape.radius", "shape.width", "shape.height", "pen.colour", "pen.dashes"
     ]  # fmt: skip
@@ -90,7 +92,7 @@ def test_errors_name_the_kinds_and_their_fields(change: str, words: str) -> None
         ("box", "shape: expected an object, found 'box'"),
     ],
 )
-def test_plain_values_of_no_kind_are_refused(shape: object, words: str) -> None:
+def test_sections_without_a_valid_kind_are_refused(shape: object, words: str) -> None:
     with pytest.raises(UserError, match=words):
         from_dict(Drawing, {"name": "a", "shape": shape})
 

@@ -1,4 +1,4 @@
-"""What damage, full disks and bad losses do to a run is said in one line that names the file."""
+"""Damaged files, full disks and bad losses are reported in one line that names the file."""
 
 import errno
 import math
@@ -45,7 +45,7 @@ def seeds(world: Path, out: Path, **options) -> dict:
 
 
 def refusal(work: Callable[[], object]) -> str:
-    """What the user is told; nothing where it works."""
+    """The error message, or an empty string without an error."""
     try:
         work()
     except UserError as error:
@@ -60,23 +60,23 @@ def flip(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("name", [PROTOCOL, SUMMARY, "seed-1/run.json", "seed-1/metrics.jsonl"])
-def test_a_flipped_byte_of_a_protocol_is_an_error_in_one_line(name: str, protocol: Path, world, tmp_path) -> None:
+def test_flipped_byte_of_a_protocol_is_an_error_in_one_line(name: str, protocol: Path, world, tmp_path) -> None:
     before, refused = read_checked(protocol / SUMMARY), 0
     size = (protocol / name).stat().st_size
     for turn, place in enumerate(range(1, size - 1, max(1, size // 12))):
         out = shutil.copytree(protocol, tmp_path / str(turn))
         flip(out / name, place)
-        said = refusal(lambda out=out: seeds(world, out))
-        assert "\n" not in said
-        assert not said or str(out / name) in said
-        refused += bool(said)
-        if not said:  # a record that is left out, or the name of the checksum: then it is as in older files
+        message = refusal(lambda out=out: seeds(world, out))
+        assert "\n" not in message
+        assert not message or str(out / name) in message
+        refused += bool(message)
+        if not message:  # a skipped record, or a damaged key of the checksum, which older files lack
             assert read_checked(out / SUMMARY)["best"]["folder"] == before["best"]["folder"]
     assert refused >= 10 or name.endswith("jsonl")
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "config.json"])
-def test_a_flipped_byte_of_an_unfinished_run(name: str, world: Path, tmp_path: Path) -> None:
+def test_flipped_byte_of_an_unfinished_run_is_an_error_in_one_line(name: str, world: Path, tmp_path: Path) -> None:
     config = settings("train.steps=4", "train.save_every=2", "data.long_length=null")
     pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
     shutil.rmtree(tmp_path / "whole" / "model")
@@ -84,14 +84,14 @@ def test_a_flipped_byte_of_an_unfinished_run(name: str, world: Path, tmp_path: P
     for turn, place in enumerate(range(1, size - 1, max(1, size // 8))):
         run = shutil.copytree(tmp_path / "whole", tmp_path / str(turn))
         flip(run / name, place)
-        said = refusal(lambda run=run: pretrain(config, world / "shards", run, device="cpu", resume=True))
-        assert "\n" not in said
-        assert not said or str(run / name) in said
-        refused += bool(said)
+        message = refusal(lambda run=run: pretrain(config, world / "shards", run, device="cpu", resume=True))
+        assert "\n" not in message
+        assert not message or str(run / name) in message
+        refused += bool(message)
     assert refused >= 5 or name == "metrics.jsonl"
 
 
-def test_lines_that_are_no_records_are_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damaged_lines_of_metrics_are_skipped_with_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = [
         '{"step": 1, "loss": 2.0}',
         "{",
@@ -104,34 +104,36 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path, capfd: pytest.Ca
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert [record["step"] for record in runlog.read(tmp_path)] == [1, 4]
-    said = capfd.readouterr().err
-    assert [f"metrics.jsonl line {n} is damaged and left out" in said for n in range(1, 9)] == [
+    err = capfd.readouterr().err
+    assert [f"metrics.jsonl line {n} is damaged and left out" in err for n in range(1, 9)] == [
         False, True, True, True, True, True, False, False,
-    ]  # fmt: skip  # the last one was cut off by a crash, as it may be
+    ]  # fmt: skip  # a crash may truncate the last line
 
 
-def test_a_finished_run_without_scores(protocol: Path, world: Path, tmp_path: Path) -> None:
+def test_finished_run_without_scores_is_an_error(protocol: Path, world: Path, tmp_path: Path) -> None:
     out = shutil.copytree(protocol, tmp_path / "out")
     (out / "seed-2" / "metrics.jsonl").write_text("")
     with pytest.raises(UserError, match=r"seed-2/metrics\.jsonl has no scores of a finished run; remove .*seed-2"):
         seeds(world, out)
 
 
-def test_a_summary_that_is_damaged(protocol: Path, tmp_path: Path) -> None:
+def test_damaged_summary_is_an_error(protocol: Path, tmp_path: Path) -> None:
     out = shutil.copytree(protocol, tmp_path / "out")
     (out / SUMMARY).write_text("{")
     with pytest.raises(UserError, match=r"summary\.json is not valid JSON"):
         glue([tmp_path])
 
 
-def test_facts_of_older_runs_have_no_checksum(tmp_path: Path) -> None:
+def test_facts_of_older_runs_are_read_without_a_checksum(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"start": "bert"}')
     assert facts_of(tmp_path) == {"start": "bert"}
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_protocol_that_was_killed_while_it_began(resume: bool, protocol: Path, world: Path, tmp_path: Path) -> None:
-    """Half of protocol.json is there, which no run can be resumed from."""
+def test_protocol_killed_at_its_start_is_started_again(
+    resume: bool, protocol: Path, world: Path, tmp_path: Path
+) -> None:
+    """Only a part of protocol.json was written, from which no run can be resumed."""
     out = tmp_path / "out"
     out.mkdir()
     (out / ".protocol.json.1234.partial").write_text("{")
@@ -143,7 +145,7 @@ def test_a_protocol_that_was_killed_while_it_began(resume: bool, protocol: Path,
 
 
 @pytest.mark.parametrize(("bad", "steps"), [({0, 1, 2}, 3), ({1}, 6)])
-def test_skipped_steps_are_said_and_a_run_of_them_alone_is_an_error(
+def test_skipped_steps_are_reported_and_skipping_all_is_an_error(
     bad: set[int], steps: int, world: Path, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     forward, count = TaskModel.forward, iter(range(100))
@@ -171,7 +173,7 @@ def test_skipped_steps_are_said_and_a_run_of_them_alone_is_an_error(
 # --- full disks
 
 
-def test_a_full_disk_names_the_output(tmp_path: Path) -> None:
+def test_full_disk_error_names_the_output(tmp_path: Path) -> None:
     out = tmp_path / "out"
     full = OSError(errno.ENOSPC, "No space left on device")
     for context in (new_file(out), new_folder(out), locked(out), naming(out)):
@@ -201,8 +203,8 @@ def test_a_full_disk_names_the_output(tmp_path: Path) -> None:
     ],
     ids=["weights", "tokenizer", "configuration"],
 )
-def test_every_file_of_a_folder_on_a_full_disk(tmp_path: Path, save: Callable[[Path], object]) -> None:
-    """A limit on the size of files fails as a full disk does."""
+def test_full_disk_error_names_the_folder_for_every_writer(tmp_path: Path, save: Callable[[Path], object]) -> None:
+    """Writing past a limit on the file size fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write() -> None:
@@ -219,10 +221,10 @@ def test_every_file_of_a_folder_on_a_full_disk(tmp_path: Path, save: Callable[[P
     assert not list(tmp_path.iterdir())
 
 
-# --- words
+# --- messages
 
 
-def test_reproduce_and_demo_advise_no_option_that_they_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduce_and_demo_do_not_advise_a_resume_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*arguments) -> None:
         raise Interrupted("stopped after step 3; saved x", 130)
 
@@ -251,5 +253,5 @@ def test_reproduce_and_demo_advise_no_option_that_they_lack(tmp_path: Path, monk
         ("roberta", ["bert"], ""),
     ],
 )
-def test_suggestions_make_sense(name: str, allowed: list[str], meant: str) -> None:
+def test_suggestions_are_close_names_or_none(name: str, allowed: list[str], meant: str) -> None:
     assert suggestion(name, allowed) == (f"; did you mean {meant!r}?" if meant else "")

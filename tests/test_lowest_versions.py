@@ -1,4 +1,4 @@
-"""The lowest versions that `pyproject.toml` allows work: every command's help, and an answer."""
+"""The lowest versions that `pyproject.toml` allows work: the help of every command, and a prediction."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from conftest import reference
 from bertsmith.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-LARGE = ("torch",)  # stays the one that is installed
+LARGE = ("torch",)  # too large to install again: the installed version is used
 
 EVERY_HELP = """
 import sys
@@ -36,7 +36,7 @@ def test_every_dependency_has_a_lower_bound():
 
 
 @pytest.mark.slow
-def test_the_lowest_versions_give_help_and_answers(tmp_path, tiny_tokenizer):
+def test_lowest_versions_print_help_and_fill_a_mask(tmp_path, tiny_tokenizer):
     packages = tmp_path / "packages"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target", str(packages)]
     done = subprocess.run([*install, *lowest()], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""`import bertsmith` gives every verb and type, without torch and whatever was imported before."""
+"""`import bertsmith` gives every public function and class, without torch and in any order of imports."""
 
 import ast
 import pkgutil
@@ -18,11 +18,11 @@ def run(code: str) -> str:
     return subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=120).stdout.strip()
 
 
-def test_the_names_are_listed_without_importing_torch() -> None:
+def test_public_names_are_listed_without_importing_torch() -> None:
     shown = run("import sys, bertsmith; print('torch' in sys.modules, *dir(bertsmith))").split()
     assert shown[0] == "False"
-    types = {"Predictor", "Embedder", "Features", "Tokenizer", "PretrainConfig", "FinetuneConfig", "UserError"}
-    verbs = {
+    classes = {"Predictor", "Embedder", "Features", "Tokenizer", "PretrainConfig", "FinetuneConfig", "UserError"}
+    functions = {
         "train_tokenizer",
         "build_corpus",
         "examine",
@@ -32,11 +32,11 @@ def test_the_names_are_listed_without_importing_torch() -> None:
         "evaluate",
         "predict",
     }
-    assert types | verbs | {"fill", "embed", "features", "convert", "report", "view", "recipe"} <= set(shown[1:])
+    assert classes | functions | {"fill", "embed", "features", "convert", "report", "view", "recipe"} <= set(shown[1:])
 
 
 @pytest.mark.parametrize("name", bertsmith.__all__)
-def test_every_name_is_what_its_module_defines(name: str) -> None:
+def test_every_public_name_is_defined_in_its_module(name: str) -> None:
     value = getattr(bertsmith, name)
     assert value.__name__ == name
     assert value.__module__ == f"bertsmith.{bertsmith._MODULES[name]}"
@@ -48,7 +48,7 @@ def test_no_module_has_the_name_of_a_public_name() -> None:
     assert not modules & set(bertsmith.__all__)
 
 
-def test_a_verb_stays_a_function_whatever_was_imported_before() -> None:
+def test_public_functions_are_not_shadowed_by_imported_modules() -> None:
     modules = [f"bertsmith.{module}" for module in set(bertsmith._MODULES.values())]
     code = (
         f"import bertsmith, {', '.join(modules)}; print(*(callable(getattr(bertsmith, n)) for n in bertsmith.__all__))"
@@ -56,7 +56,7 @@ def test_a_verb_stays_a_function_whatever_was_imported_before() -> None:
     assert set(run(code).split()) == {"True"}
 
 
-def test_type_checkers_see_the_same_names() -> None:
+def test_type_checkers_see_the_same_public_names() -> None:
     tree = ast.parse(Path(bertsmith.__file__).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     seen = {
@@ -69,6 +69,6 @@ def test_type_checkers_see_the_same_names() -> None:
     assert (ROOT / "bertsmith" / "py.typed").exists()
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'pre_train'"):
         _ = bertsmith.pre_train  # type: ignore[attr-defined]

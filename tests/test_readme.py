@@ -1,4 +1,4 @@
-"""The README's commands run as they stand, and the wheel works from another folder."""
+"""The commands of the README run unchanged, and the wheel works from another folder."""
 
 import json
 import os
@@ -18,25 +18,25 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^bertsmith .*$", README, re.M)
 PATH = re.findall(r"^bertsmith .*$", README.split("## I have text")[1].split("\n## ")[0], re.M)
-CHANCE = 100 / 8  # of the classifier's areas
+CHANCE = 100 / 8  # accuracy by chance: the classifier has eight labels
 
 
 def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    threads = "1" if "PYTEST_XDIST_WORKER" in os.environ else ""  # more would wait for each other beside other tests
+    threads = "1" if "PYTEST_XDIST_WORKER" in os.environ else ""  # more threads would compete with parallel tests
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": threads}
     return subprocess.run(command, shell=True, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.timeout(900)
-def test_the_path_learns_something(tmp_path: Path) -> None:
+def test_commands_from_text_to_predictions_train_a_useful_model(tmp_path: Path) -> None:
     printed = {}
     for command in PATH:
         result = shell(command, tmp_path)
         assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
         printed[command.split()[1]] = result.stdout
     held_out = [record["dev_mlm_accuracy"] for record in read(tmp_path / "run") if "dev_mlm_accuracy" in record]
-    assert held_out[-1] > 25  # a model that only knows which words are frequent has 18
+    assert held_out[-1] > 25  # a model that only knows which words are frequent reaches 18
     assert json.loads(printed["evaluate"])["accuracy"] > 2.5 * CHANCE
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(answers) == 600
@@ -50,28 +50,28 @@ def test_the_path_learns_something(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in PATH])
-def test_the_other_commands_have_these_options(command: str, tmp_path: Path) -> None:
+def test_options_of_the_other_commands_exist(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)
     result = shell(f"{' '.join(words[:2])} --help", tmp_path)
     assert result.returncode == 0
     assert all(word in result.stdout for word in words if word.startswith("--"))
 
 
-def test_links_and_pictures_are_there() -> None:
+def test_links_and_pictures_exist() -> None:
     places = [place for place in re.findall(r"\]\((.*?)\)", README) if not place.startswith("http")]
     assert "docs/report.png" in places
     assert all((ROOT / place).exists() for place in places)
     assert (ROOT / "docs" / "report.png").stat().st_size < 200_000
 
 
-def test_the_two_commands_come_first() -> None:
+def test_make_demo_and_make_test_come_first() -> None:
     first = re.search(r"```bash\n(.*?)```", README, re.S)
     assert first is not None
     assert [line.split("#")[0].strip() for line in first.group(1).splitlines()] == ["make demo", "make test"]
 
 
 @pytest.mark.slow
-def test_the_wheel_installs_in_a_clean_environment_and_runs_from_another_folder(tmp_path: Path) -> None:
+def test_wheel_installs_in_a_clean_environment_and_runs_from_another_folder(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
     (wheel,) = (tmp_path / "dist").glob("bertsmith-*.whl")

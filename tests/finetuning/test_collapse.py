@@ -1,4 +1,4 @@
-"""A run that is no better than a constant prediction is detected, reported and started again with another seed."""
+"""A run that is no better than a constant prediction is detected, reported and restarted with another seed."""
 
 import math
 from pathlib import Path
@@ -36,11 +36,11 @@ def tune(world: Path, out: Path, changes: list[str], **options):
     return finetune(config, world / "run", world / "train.csv", out, dev=world / "dev.csv", device="cpu", **options)
 
 
-def test_the_loss_of_the_best_constant_prediction_is_the_entropy_of_the_labels() -> None:
+def test_loss_of_the_best_constant_prediction_is_the_entropy_of_the_labels() -> None:
     assert constant_loss(rows("a", "b", "c"), SINGLE) == pytest.approx(math.log(3))
     quarter = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert constant_loss(rows("a", "a", "a", "b"), SINGLE) == pytest.approx(quarter)
-    # three rows that count once and one that counts three times: a fair coin, whose loss is summed over weights
+    # with these weights both labels are equally likely; the weighted losses are summed and divided by the rows
     assert constant_loss(rows("a", "a", "a", "b"), SINGLE, [1, 3, 1]) == pytest.approx(6 * math.log(2) / 4)
     assert constant_loss(rows(1.0, 3.0), HeadConfig("regression")) == 1.0
     assert constant_loss(rows(["a"], []), HeadConfig("multi", ("a", "b"))) == pytest.approx(math.log(2) / 2)
@@ -50,7 +50,7 @@ def test_the_loss_of_the_best_constant_prediction_is_the_entropy_of_the_labels()
     assert constant_loss([], HeadConfig("span")) is None
 
 
-def test_a_constant_prediction_is_detected_unless_all_rows_have_one_label() -> None:
+def test_constant_prediction_is_detected_unless_all_rows_have_one_label() -> None:
     one, two = [{"label": "a"}] * 2, [{"label": "a"}, {"label": "b"}]
     assert "'a'" in constant(rows("a", "b"), one, SINGLE)
     assert not constant(rows("a", "a"), one, SINGLE)
@@ -65,7 +65,7 @@ def test_a_constant_prediction_is_detected_unless_all_rows_have_one_label() -> N
     assert "'O'" in constant(words, [{"tags": ["O", "O"]}], HeadConfig("tags", ("O", "B-X")))
 
 
-def test_a_model_that_has_learnt_has_not_collapsed_whatever_it_predicts_on_dev_rows() -> None:
+def test_model_with_a_low_training_loss_has_not_collapsed() -> None:
     assert collapse(0.69, 0.693, "every dev row gets the label 'a'")
     assert collapse(0.70, 0.693, "")
     assert not collapse(0.69, 0.693, "")
@@ -76,13 +76,13 @@ def test_a_model_that_has_learnt_has_not_collapsed_whatever_it_predicts_on_dev_r
 
 @pytest.fixture(scope="module")
 def collapsed(world, tmp_path_factory) -> Path:
-    """A run whose rate is absurd, with one restart."""
+    """A run with an absurd learning rate and one restart."""
     out = tmp_path_factory.mktemp("collapsed") / "run"
     tune(world, out, [*BROKEN, "restarts=1", "train.save_every=20"])
     return out
 
 
-def test_a_collapsed_run_starts_again_with_another_seed_and_says_so(world, collapsed, capsys) -> None:
+def test_collapsed_run_is_restarted_with_another_seed_and_reported(world, collapsed, capsys) -> None:
     tried = read_json(collapsed / "run.json")["collapsed"]
     assert [entry["seed"] for entry in tried] == [1, 1001]
     assert all("guess" in entry["why"] for entry in tried)
@@ -91,14 +91,14 @@ def test_a_collapsed_run_starts_again_with_another_seed_and_says_so(world, colla
     assert first.read_text() != second.read_text()
     assert (collapsed / "model" / "config.json").exists()
     assert read_json(collapsed / "config.json")["train"]["seed"] == 1
-    # the second attempt is what the other seed alone would have been
+    # the second attempt equals a run with the other seed
     tune(world, collapsed.parent / "alone", [*BROKEN, "restarts=0", "train.seed=1001"])
     losses = [[r["loss"] for r in runlog.read(run) if "loss" in r] for run in (collapsed, collapsed.parent / "alone")]
     assert losses[0] == losses[1]
     assert "collapsed" in capsys.readouterr().err
 
 
-def test_a_kill_between_two_attempts_ends_in_the_same_run(world, collapsed, tmp_path, monkeypatch) -> None:
+def test_run_killed_between_two_attempts_resumes_with_identical_bytes(world, collapsed, tmp_path, monkeypatch) -> None:
     def killed(*arguments: object, **facts: object) -> None:
         raise KeyboardInterrupt
 
@@ -113,7 +113,7 @@ def test_a_kill_between_two_attempts_ends_in_the_same_run(world, collapsed, tmp_
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_a_run_that_learns_and_a_short_one_are_not_restarted(world, tmp_path, capsys) -> None:
+def test_runs_that_learn_and_short_runs_are_not_restarted(world, tmp_path, capsys) -> None:
     good = ["train.steps=60", "train.batch_size=8", "train.learning_rate=3e-3", "data.max_length=16"]
     assert tune(world, tmp_path / "good", good)["accuracy"] == 100.0
     assert "collapsed" not in read_json(tmp_path / "good" / "run.json")

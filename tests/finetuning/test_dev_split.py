@@ -32,10 +32,10 @@ def test_held_out_rows_are_stratified_by_label() -> None:
     assert "100 of the 1000 training rows are held out" in line
     assert hold_out(rows, SINGLE, 0.1)[1] == dev
     places = sorted(rows.index(row) for row in dev[""] if row.label == "a")
-    assert places != list(range(places[0], places[0] + 70 * 10, 10))  # drawn, not every tenth
+    assert places != list(range(places[0], places[0] + 70 * 10, 10))  # drawn at random, not every tenth
 
 
-def test_a_label_never_loses_its_last_text() -> None:
+def test_every_label_keeps_a_text_for_training() -> None:
     rows = rows_of(*(f"label {i // 2}" for i in range(40)), "alone", "single")
     head = HeadConfig("single", tuple(sorted({row.label for row in rows})))
     train, dev, _ = hold_out(rows, head, 0.5)
@@ -54,7 +54,7 @@ def test_all_rows_of_a_text_are_on_one_side() -> None:
     assert len(dev[""]) == 20
 
 
-def test_numbers_are_held_out_over_their_range() -> None:
+def test_held_out_rows_cover_the_range_of_a_regression() -> None:
     _, dev, _ = hold_out(rows_of(*(i / 10 for i in range(100))), HeadConfig("regression"), 0.1)
     values = [row.label for row in dev[""]]
     assert [sum(low <= value < low + 1 for value in values) for low in range(10)] == [1] * 10
@@ -71,7 +71,7 @@ CHANGES = ["train.steps=2", "train.batch_size=8", "data.max_length=32", "restart
 
 
 def test_runs_are_scored_on_the_same_held_out_rows(world: Path, tmp_path: Path, capfd) -> None:
-    """Whatever their seed: it is said, the rows are not trained on, and `data.dev_share=0` takes all."""
+    """The held-out rows do not depend on the seed and are reported; `data.dev_share=0` trains on all rows."""
     config = override(FinetuneConfig("classify"), CHANGES)
     for seed in (1, 2):
         run = tmp_path / f"{seed}"

@@ -1,4 +1,4 @@
-"""Fine-tuning in several processes: the scores on dev are those of one process, and rows are encoded once."""
+"""Fine-tuning on several ranks: the dev scores equal those of one rank, and rows are encoded once."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from bertsmith.training import runlog
 
 SETTINGS = ["train.epochs=2", "train.batch_size=6", "train.micro_batch_size=2", "train.learning_rate=1e-3"]
 SETTINGS += ["data.max_length=32", "data.stride=8", "data.max_query=8", "restarts=0"]
-# Runs every task; each process notes what it encodes.
+# Runs every task; each rank logs how many rows it encodes.
 PROGRAM = """
 import json, os, sys, torch
 from dataclasses import replace
@@ -26,14 +26,14 @@ from bertsmith.training.distributed import process_group
 
 model, folder, tasks, settings = json.loads(sys.argv[1])
 
-def noting(kind):
+def logging_rows(kind):
     def encode(rows, *rest, labelled):
         with open(f"{folder}/encoded-{os.environ['RANK']}", "a") as file:
             file.write(f"{len(rows)}\\n")
         return kind.encode(rows, *rest, labelled=labelled)
     return replace(kind, encode=encode)
 
-KINDS.update({name: noting(kind) for name, kind in KINDS.items()})
+KINDS.update({name: logging_rows(kind) for name, kind in KINDS.items()})
 with process_group(torch.device("cpu")):
     for task, more in tasks.items():
         config = override(FinetuneConfig(task), [*settings, *more])
@@ -49,7 +49,7 @@ TASKS = {
 }
 
 
-def test_two_processes_score_as_one_and_encode_once(world: Path, tmp_path: Path, monkeypatch) -> None:
+def test_two_ranks_give_the_scores_of_one_and_encode_once(world: Path, tmp_path: Path, monkeypatch) -> None:
     settings = [*SETTINGS, "train.evaluate_every=2", "train.keep_best=true"]
     monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
     for task in TASKS:
@@ -69,5 +69,5 @@ def test_two_processes_score_as_one_and_encode_once(world: Path, tmp_path: Path,
             for name in (n for n in first if n.startswith("dev_") or n == "loss"):
                 assert first[name] == pytest.approx(second[name], abs=1e-5), name
     ends = [load_file(tmp_path / n / "tag" / "model" / "model.safetensors") for n in ("one", "two")]
-    for name in (n for n in ends[0] if not n.endswith("key.bias")):  # whose gradient is 0 but for rounding
+    for name in (n for n in ends[0] if not n.endswith("key.bias")):  # its gradient is 0 apart from rounding
         assert torch.allclose(ends[0][name], ends[1][name], atol=1e-5), name

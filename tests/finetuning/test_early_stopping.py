@@ -31,7 +31,7 @@ def tune(world: Path, out: Path, *changes: str, **options):
 
 @pytest.fixture
 def scored(monkeypatch):
-    """Puts a course of scores in the place of the real ones, the n-th for step 2n."""
+    """Replaces the real scores by the given ones, the n-th for step 2n."""
 
     def put(*scores: float) -> None:
         real = run.fit
@@ -60,7 +60,7 @@ def model(folder: Path):
     return load_file(folder / "model.safetensors")
 
 
-def test_a_run_stops_after_patience_evaluations_without_improvement(world, tmp_path, scored) -> None:
+def test_run_stops_after_patience_evaluations_without_improvement(world, tmp_path, scored) -> None:
     scored(0.5, 0.6, 0.6, 0.55, 0.7, 0.7, 0.7, 0.7, 0.9, 0.9)
     found = tune(world, tmp_path / "out", EVERY, "train.patience=3")
     assert steps(tmp_path / "out") == [2, 4, 6, 8, 10, 12, 14, 16]
@@ -70,7 +70,7 @@ def test_a_run_stops_after_patience_evaluations_without_improvement(world, tmp_p
     assert steps(tmp_path / "two") == [2, 4, 6, 8]
 
 
-def test_a_run_that_stops_early_has_not_collapsed(world, tmp_path, scored, capfd) -> None:
+def test_run_that_stops_early_has_not_collapsed(world, tmp_path, scored, capfd) -> None:
     scored(*[0.5] * 30)
     found = tune(world, tmp_path / "out", EVERY, "train.patience=2", "train.steps=60", "train.learning_rate=0")
     assert found["steps"] == 6
@@ -83,7 +83,7 @@ def test_patience_is_restored_by_resume(world, tmp_path, scored) -> None:
     settings = [EVERY, "train.patience=3", "train.save_every=1", "train.keep=9"]
     tune(world, tmp_path / "whole", *settings)
     assert steps(tmp_path / "whole")[-1] == 8
-    for last in (6, 8):  # before the end, and at it: the model alone could not be written
+    for last in (6, 8):  # before the end, and at the end without a written model
         resumed = shutil.copytree(tmp_path / "whole", tmp_path / f"resumed-{last}")
         shutil.rmtree(resumed / "model")
         for folder in (resumed / "checkpoints").iterdir():
@@ -95,7 +95,7 @@ def test_patience_is_restored_by_resume(world, tmp_path, scored) -> None:
         assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def test_the_best_checkpoint_becomes_the_model(world, tmp_path, scored) -> None:
+def test_best_checkpoint_becomes_the_model(world, tmp_path, scored) -> None:
     scored(0.5, 0.6, 0.8, 0.6, 0.7, 0.8, 0.6, 0.5, 0.5, 0.5)
     out = tmp_path / "out"
     settings = [EVERY, "train.keep_best=true", "train.keep=1"]
@@ -107,20 +107,20 @@ def test_the_best_checkpoint_becomes_the_model(world, tmp_path, scored) -> None:
     last = model(out / "checkpoints" / "step-00000020")
     assert any((value != last[name]).any() for name, value in model(out / "model").items())
     assert read_json(out / "run.json")["best_step"] == 6
-    assert tune(world, out, *settings, resume=True)["accuracy"] == 0.8  # of a finished run, too
+    assert tune(world, out, *settings, resume=True)["accuracy"] == 0.8  # also for a finished run
     plain = tune(world, tmp_path / "plain", EVERY)
     assert plain["accuracy"] == 0.5
 
 
-def test_the_last_model_is_kept_where_it_is_the_best(world, tmp_path, scored) -> None:
+def test_last_model_is_kept_if_it_is_the_best(world, tmp_path, scored) -> None:
     scored(0.5, 0.6, 0.8, 0.6, 0.7, 0.8, 0.6, 0.5, 0.5, 0.9)
     found = tune(world, tmp_path / "out", EVERY, "train.keep_best=true")
     assert "best_step" not in found
     assert found["accuracy"] == 0.9
 
 
-def test_the_best_model_does_not_depend_on_when_checkpoints_are_written(world, tmp_path, monkeypatch) -> None:
-    """Scores that no evaluation is due for are the highest, and two that are due are equally good."""
+def test_best_model_does_not_depend_on_when_checkpoints_are_written(world, tmp_path, monkeypatch) -> None:
+    """The highest scores are at steps without an evaluation, and the two best evaluations are equal."""
     real = run.fit
     course = {3: 0.95, 6: 0.8, 7: 0.9, 12: 0.8, 19: 0.99}
 
@@ -142,11 +142,11 @@ def test_the_best_model_does_not_depend_on_when_checkpoints_are_written(world, t
         weights = (tmp_path / name / "model" / "model.safetensors").read_bytes()
         found[name] = (scores["best_step"], scores["accuracy"], steps(tmp_path / name), weights)
     assert found["seldom"] == found["clock"] == found["steps"]
-    assert found["clock"][:2] == (6, 0.8)  # of the two the earlier one, though step 12 is on the disk as well
+    assert found["clock"][:2] == (6, 0.8)  # the earlier of the two, although step 12 has a checkpoint too
     assert (tmp_path / "clock" / "checkpoints" / "step-00000012").is_dir()
 
 
-def test_the_threshold_is_restored_with_its_model(world, tmp_path, monkeypatch) -> None:
+def test_threshold_is_restored_with_its_model(world, tmp_path, monkeypatch) -> None:
     answers = [{"text": [], "answer_start": []}, {"text": ["a file"], "answer_start": [6]}]
     asked = [{"question": "what is it", "context": f"it is a file of {n} numbers", "id": str(n)} for n in range(16)]
     rows = [json.dumps({**row, "answers": answers[n % 2]}) for n, row in enumerate(asked)]
@@ -169,7 +169,7 @@ def test_the_threshold_is_restored_with_its_model(world, tmp_path, monkeypatch) 
     assert last["limits"]["threshold"] != best["limits"]["threshold"]
 
 
-def test_pre_training_can_keep_its_best(world, tmp_path) -> None:
+def test_pretraining_keeps_its_best_model(world, tmp_path) -> None:
     changes = [*TINY, "train.steps=12", "train.batch_size=8", "data.max_length=32", "train.learning_rate=1"]
     changes += [
         "train.warmup=1",
@@ -210,10 +210,10 @@ def test_dev_rows_are_predicted_once_by_the_model_that_is_kept(world, tmp_path, 
 
     monkeypatch.setattr(Predictor, "predict_rows", predict_rows)
     scores = tune(world, tmp_path / "last")
-    assert asked == [10]  # the evaluation's answers are those that are written
+    assert asked == [10]  # the predictions of the evaluation are written
     _, lines = read_dev_predictions(tmp_path / "last")
     assert sum(line["gold"] == line["predicted"] for line in lines) * 10 == scores["accuracy"]
     asked.clear()
     scored(0.9, *[0.5] * 9)
     tune(world, tmp_path / "best", EVERY, "train.keep_best=true")
-    assert asked == [10] * 11  # ten evaluations, and the best model is another than the last
+    assert asked == [10] * 11  # ten evaluations, and one more by the best model, which is not the last

@@ -1,4 +1,4 @@
-"""A BiLSTM on a frozen encoder: the six variants of Table 7, trained by the same loop, saved, opened, scored."""
+"""A BiLSTM on a frozen encoder: the six variants of Table 7 are trained, saved, opened and scored."""
 
 import json
 from dataclasses import replace
@@ -62,7 +62,7 @@ def start(tmp_path, tiny_tokenizer) -> Path:
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
-def test_scores_are_those_of_an_lstm_on_each_sentence_alone(variant, encoder, tiny_tokenizer):
+def test_scores_equal_those_of_an_lstm_on_each_sentence_alone(variant, encoder, tiny_tokenizer):
     model = model_of(tiny_tokenizer, variant, **ENCODERS[encoder].ours)
     draw = np.random.default_rng(0)
     reads = [np.array([1, 2, 5]), np.array([], dtype=np.int64), np.array([3]), np.array([1, 4, 6, 7])]
@@ -93,7 +93,7 @@ def test_scores_are_those_of_an_lstm_on_each_sentence_alone(variant, encoder, ti
 
 
 @torch.no_grad()
-def test_the_frozen_encoder_has_no_dropout_in_training(tiny_tokenizer):
+def test_frozen_encoder_has_no_dropout_in_training(tiny_tokenizer):
     model = model_of(tiny_tokenizer, "last")
     batch = collate([Example(np.arange(5, 25), np.zeros(20, np.int64), of_task(words=np.arange(1, 19)))], packed=True)
     expected = model.head.states(model.encoder, batch)
@@ -115,13 +115,13 @@ def test_stored_hidden_states_give_the_same_scores(start, tmp_path, tiny_tokeniz
         cached = model.scores(collate(examples, packed=True))
         batch = collate(encoded.examples, packed=True)
         computed = model.scores(batch)[batch.labels["words"]]
-    assert computed.std(0).min() > 0.01  # words differ by more than half precision does
+    assert computed.std(0).min() > 0.01  # scores differ between words by more than the error of half precision
     assert_close(cached, computed, atol=1e-3, rtol=0)
     assert len(Features.open(tmp_path / "states")) == len(rows)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_folder_restores_the_whole_model(variant, tmp_path, tiny_tokenizer):
+def test_saved_folder_restores_the_whole_model(variant, tmp_path, tiny_tokenizer):
     model = model_of(tiny_tokenizer, variant)
     save_folder(tmp_path / "a", model, tiny_tokenizer, Notes("conll2003", max_length=40))
     loaded = load_folder(tmp_path / "a")
@@ -144,7 +144,7 @@ def test_a_folder_restores_the_whole_model(variant, tmp_path, tiny_tokenizer):
     ).model.encoder.embeddings.tokens.weight.requires_grad
 
 
-def test_transformers_refuses_to_open_it(tmp_path, tiny_tokenizer):
+def test_transformers_refuses_to_open_the_folder(tmp_path, tiny_tokenizer):
     from transformers import AutoModelForTokenClassification
 
     save_folder(tmp_path / "a", model_of(tiny_tokenizer, "last"), tiny_tokenizer, Notes())
@@ -165,7 +165,7 @@ def config_of(variant: str, *changes: str) -> FinetuneConfig:
 
 
 @pytest.mark.parametrize("variant", ["last", "sum-all", "concat-last-four"])
-def test_it_learns_and_is_used_like_any_other(variant, start, tmp_path):
+def test_frozen_model_learns_and_is_evaluated_and_used_for_prediction(variant, start, tmp_path):
     data = tmp_path / "train.conll"
     scores = finetune(config_of(variant), start, data, tmp_path / "run", dev=data, device="cpu")
     assert scores["f1"] > 90
@@ -183,7 +183,7 @@ def test_it_learns_and_is_used_like_any_other(variant, start, tmp_path):
     assert to_dict(config_of(variant))["features"]["variant"] == variant
 
 
-def test_a_resumed_run_has_the_same_weights(start, tmp_path, monkeypatch):
+def test_resumed_run_gives_identical_weights(start, tmp_path, monkeypatch):
     data, config = tmp_path / "train.conll", config_of("sum-last-four", "train.epochs=2", "train.save_every=3")
     finetune(config, start, data, tmp_path / "whole", device="cpu")
     original = training._Loop._step

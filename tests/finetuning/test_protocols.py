@@ -31,7 +31,7 @@ def many(world: Path, out: Path, *changes: str, **options):
     return finetune_many(config(*changes), out=out, device="cpu", **{**data, **options})
 
 
-def test_the_papers_grids() -> None:
+def test_grids_of_the_paper() -> None:
     general = settings_of(find_grid("paper", "rte"))
     assert len(general) == 2 * 3 * 3
     assert {"train.batch_size": 16, "train.learning_rate": 3e-5, "train.epochs": 4} in general
@@ -55,7 +55,7 @@ def test_the_papers_grids() -> None:
         ("paper", "leave that out"),
     ],
 )
-def test_a_bad_grid_is_refused_before_anything_is_written(world, tmp_path, grid: str, says: str) -> None:
+def test_bad_grid_is_refused_before_anything_is_written(world, tmp_path, grid: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         many(world, tmp_path / "out", grid=grid)
     assert not (tmp_path / "out").exists()
@@ -85,7 +85,7 @@ def test_parallel_runs_give_the_same_results(world, tmp_path, one_thread) -> Non
         many(world, tmp_path / "c", seeds=2, jobs=0)
 
 
-def test_a_resumed_grid_skips_finished_runs_and_may_have_more_seeds(world, tmp_path, monkeypatch) -> None:
+def test_resumed_grid_skips_finished_runs_and_accepts_more_seeds(world, tmp_path, monkeypatch) -> None:
     out, grid = tmp_path / "out", "train.learning_rate=1e-3,1e-5"
     done = []
 
@@ -120,7 +120,7 @@ def test_a_resumed_grid_skips_finished_runs_and_may_have_more_seeds(world, tmp_p
     assert (out / "model" / "config.json").exists()
 
 
-def test_a_run_that_diverges_is_reported_and_in_no_mean(world, tmp_path, monkeypatch) -> None:
+def test_diverged_run_is_reported_and_excluded_from_the_mean(world, tmp_path, monkeypatch) -> None:
     real = protocols.finetune
 
     def finetune(config, *arguments, **options):
@@ -138,7 +138,7 @@ def test_a_run_that_diverges_is_reported_and_in_no_mean(world, tmp_path, monkeyp
         many(world, tmp_path / "none", seeds=2)
 
 
-def test_scores_that_are_not_finite_on_dev_fail_one_run_and_not_the_others(world, tmp_path, monkeypatch) -> None:
+def test_dev_scores_that_are_not_finite_fail_only_their_run(world, tmp_path, monkeypatch) -> None:
     real, tuned = TorchEngine.run, []
 
     def run(self, examples):
@@ -159,15 +159,15 @@ def test_scores_that_are_not_finite_on_dev_fail_one_run_and_not_the_others(world
     assert summary["best"]["folder"] == "seed-2"
 
 
-def test_a_model_of_the_same_task_keeps_its_output_layer(world, tmp_path) -> None:
-    """Fine-tuning twice, as the paper on TriviaQA before SQuAD, is `--model` of the first run."""
+def test_model_of_the_same_task_keeps_its_output_layer(world, tmp_path) -> None:
+    """Fine-tuning twice, as the paper does on TriviaQA and then SQuAD, passes the first run as `--model`."""
     many(world, tmp_path / "first")
     many(world, tmp_path / "second", "train.learning_rate=0", model=tmp_path / "first")
     first, second = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("first", "second"))
     assert all((first[name] == second[name]).all() for name in first)
 
 
-def test_the_setting_is_chosen_by_its_mean_and_the_run_inside_it() -> None:
+def test_setting_is_chosen_by_its_mean_and_then_its_best_run() -> None:
     def runs(*values):
         return [{"seed": n, "folder": f"seed-{n}", "scores": {"accuracy": v}} for n, v in enumerate(values, 1)]
 
@@ -189,7 +189,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_written(world,
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_says_that_the_choice_was_made_on_dev(world, tmp_path, monkeypatch, capsys) -> None:
+def test_command_prints_that_the_choice_was_made_on_dev(world, tmp_path, monkeypatch, capsys) -> None:
     from bertsmith.cli import main
 
     flags = [part for change in QUICK for part in ("--set", change)]
@@ -202,9 +202,9 @@ def test_the_command_says_that_the_choice_was_made_on_dev(world, tmp_path, monke
             main()
         return capsys.readouterr().out
 
-    said = " ".join(call().split())
-    assert "chosen on dev" in said
-    assert "deviation" in said
+    printed = " ".join(call().split())
+    assert "chosen on dev" in printed
+    assert "deviation" in printed
     found = json.loads(call("--resume", "--json"))
     assert found["settings"][0]["seeds"] == 2
     monkeypatch.setattr("sys.argv", [*map(str, arguments), "--grid", "train.steps=1,2"])

@@ -1,4 +1,4 @@
-"""Rows are tokenised once: the cache gives what encoding gives, and a damaged cache is no error."""
+"""Rows are tokenised once: cached rows equal encoded rows, and a damaged cache is no error."""
 
 import os
 from dataclasses import replace
@@ -74,7 +74,7 @@ def same(one: object, other: object) -> bool:
 
 @pytest.mark.parametrize("labelled", [True, False])
 @pytest.mark.parametrize("name", CASES)
-def test_the_cache_gives_what_encoding_gives(folder, tokenizer, monkeypatch, name: str, labelled: bool) -> None:
+def test_cached_rows_equal_encoded_rows(folder, tokenizer, monkeypatch, name: str, labelled: bool) -> None:
     rows, head = CASES[name]
     plain = KINDS[head.kind].encode(rows, tokenizer, LIMITS, head, labelled=labelled)
     first = encode_once(rows, tokenizer, LIMITS, head, labelled=labelled)
@@ -92,7 +92,7 @@ def test_the_cache_gives_what_encoding_gives(folder, tokenizer, monkeypatch, nam
     assert len(list(folder.iterdir())) == 1
 
 
-def test_the_cache_key_has_all_that_decides_the_tokens(tokenizer, world: Path) -> None:
+def test_cache_key_depends_on_everything_that_changes_the_tokens(tokenizer, world: Path) -> None:
     rows, head = CASES["single"]
     other = Tokenizer.load(world / "tok")
     other.backend.add_tokens(["xyz"])
@@ -122,7 +122,7 @@ def test_the_cache_key_has_all_that_decides_the_tokens(tokenizer, world: Path) -
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "text", "empty"])
-def test_a_damaged_cache_file_is_written_again(folder, tokenizer, damage: str) -> None:
+def test_damaged_cache_file_is_written_again(folder, tokenizer, damage: str) -> None:
     rows, head = CASES["single"]
     whole = encode_once(rows, tokenizer, LIMITS, head, labelled=True)
     (path,) = folder.iterdir()
@@ -134,7 +134,7 @@ def test_a_damaged_cache_file_is_written_again(folder, tokenizer, damage: str) -
     assert path.read_bytes() == data
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, tokenizer, monkeypatch) -> None:
+def test_unwritable_cache_folder_is_no_error(tmp_path, tokenizer, monkeypatch) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "file"))
     rows, head = CASES["single"]
@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, tokenizer, monkey
     assert len(encode_once(rows, tokenizer, LIMITS, head, labelled=True).examples) == len(rows)
 
 
-def test_the_folder_of_the_cache(monkeypatch) -> None:
+def test_cache_folder_follows_the_environment(monkeypatch) -> None:
     monkeypatch.delenv("BERTSMITH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_folder() == Path("/xdg/bertsmith/rows")
@@ -153,14 +153,14 @@ def test_the_folder_of_the_cache(monkeypatch) -> None:
     assert cache_folder() == Path("/home/me/.cache/bertsmith/rows")
 
 
-def test_the_least_recently_used_files_are_removed_first(folder, tokenizer, monkeypatch) -> None:
+def test_least_recently_used_files_are_removed_first(folder, tokenizer, monkeypatch) -> None:
     rows, head = CASES["single"]
     for count in (10, 11, 12):
         encode_once(rows[:count], tokenizer, LIMITS, head, labelled=True)
         for age, path in enumerate(sorted(folder.iterdir(), key=lambda p: -p.stat().st_mtime_ns)):
             os.utime(path, (1000 - age, 1000 - age))
     path_of = lambda count: folder / f"{digest(rows[:count], tokenizer, LIMITS, head, True)}.safetensors"  # noqa: E731
-    encode_once(rows[:10], tokenizer, LIMITS, head, labelled=True)  # the oldest is asked for: it is young again
+    encode_once(rows[:10], tokenizer, LIMITS, head, labelled=True)  # a read makes the oldest file the most recent
     monkeypatch.setattr(row_cache, "LARGEST", 3 * path_of(12).stat().st_size + 300)
     (folder / ".x.safetensors.1.partial").touch()
     os.utime(folder / ".x.safetensors.1.partial", (1, 1))
@@ -168,7 +168,7 @@ def test_the_least_recently_used_files_are_removed_first(folder, tokenizer, monk
     assert set(folder.iterdir()) == {path_of(10), path_of(12), path_of(13)}
 
 
-def test_a_second_run_does_not_tokenise(world, folder, tmp_path, monkeypatch, capfd) -> None:
+def test_second_run_does_not_tokenise(world, folder, tmp_path, monkeypatch, capfd) -> None:
     config = override(FinetuneConfig("classify"), ["train.epochs=1", "train.batch_size=16"])
     runs = [tmp_path / "one", tmp_path / "two"]
     scores = [finetune(config, world / "run", world / "train.csv", runs[0], dev=world / "dev.csv", device="cpu")]
@@ -181,7 +181,7 @@ def test_a_second_run_does_not_tokenise(world, folder, tmp_path, monkeypatch, ca
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    assert one.labels.keys() == other.labels.keys() - {"words", "sentences"}  # training asks about all
+    assert one.labels.keys() == other.labels.keys() - {"words", "sentences"}  # training scores all tokens
     pairs = [(one.tokens, other.tokens), (one.segments, other.segments), (one.positions, other.positions)]
     pairs += [(one.layout.starts, other.layout.starts), *((one.labels[k], other.labels[k]) for k in one.labels)]
     assert all(a.dtype == b.dtype for a, b in pairs)
@@ -201,7 +201,7 @@ def test_batches_of_flat_arrays_equal_those_of_examples(tokenizer, name: str) ->
     assert len(made[0].indices) == min(len(examples) // step, 6 // step)
 
 
-def test_the_order_of_an_epoch_does_not_depend_on_the_batch_size() -> None:
+def test_order_of_an_epoch_does_not_depend_on_the_batch_size() -> None:
     count = 5000  # more than are drawn at once
     whole = draws.in_epochs(0, 2 * count, count, 3, ORDER)
     assert sorted(whole[:count]) == sorted(whole[count:]) == list(range(count))
@@ -210,8 +210,8 @@ def test_the_order_of_an_epoch_does_not_depend_on_the_batch_size() -> None:
     assert (np.concatenate(parts) == whole).all()
 
 
-def test_the_cache_key_has_the_length_of_questions(folder: Path, tokenizer: Tokenizer) -> None:
-    """The cache must not give rows that were encoded with another `max_query` (or stride, or length)."""
+def test_cache_key_depends_on_the_length_of_questions(folder: Path, tokenizer: Tokenizer) -> None:
+    """The cache must not return rows that were encoded with another `max_query`, stride or length."""
     rows, head = [Row("what is the name of a list of numbers in the file", CONTEXT, [], "")], HeadConfig("span")
     kept = []
     for limits in (LIMITS, replace(LIMITS, max_query=4), replace(LIMITS, stride=3), replace(LIMITS, max_length=30)):

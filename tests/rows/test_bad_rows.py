@@ -1,4 +1,4 @@
-"""Bad labelled files are read where that is safe, and else refused with file and line before training."""
+"""Unusual labelled files are read where that is safe; bad ones are refused with file and line before training."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def lines(*records: object) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-# task, file name, content, what the error says
+# task, file name, content, pattern of the error message
 REFUSED = {
     "no label column": ("classify", "t.csv", "id,text\n1,a\n", "t.csv: which column is the label.* are: id, text"),
     "no second text": (
@@ -68,26 +68,26 @@ REFUSED = {
     "too few fields": ("classify", "t.tsv", "text\tlabel\na\tx\nb\n", "line 3: nothing in column 'label'"),
     "open quote": ("classify", "t.csv", 'text,label\na,x\n"b,y\nc,x\n', "line 3: unexpected end of data"),
     "not JSON": ("classify", "t.jsonl", lines(A) + "{text: b}\n", "line 2: not valid JSON"),
-    "no object": ("classify", "t.jsonl", lines(A) + "[1]\n", "line 2: expected an object, found list"),
+    "list instead of an object": ("classify", "t.jsonl", lines(A) + "[1]\n", "line 2: expected an object, found list"),
     "broken JSON file": ("answer", "t.json", '{"data": [\n{"a": 1},\n}', "line 3: not valid JSON"),
     "JSON without rows": ("answer", "t.json", '{"version": 1, "data": 3}', "expected a list of objects"),
-    "parquet that is none": ("classify", "t.parquet", "text", "is not a parquet file"),
+    "text as parquet": ("classify", "t.parquet", "text", "is not a parquet file"),
     "unknown kind": ("classify", "t.xlsx", "text", "unknown kind of file '.xlsx'"),
     "empty": ("classify", "t.csv", "", "is empty"),
     "header alone": ("classify", "t.tsv", "text\tlabel\n", "is empty"),
-    "answer elsewhere": (
+    "answer not in the context": (
         "answer",
         "t.jsonl",
         lines(GOOD_QUESTION, {**GOOD_QUESTION, "answers": {"text": ["wolf"], "answer_start": [0]}}),
         "line 2: the answer 'wolf' is not in its context",
     ),
-    "places of answers": (
+    "answers without places": (
         "answer",
         "t.jsonl",
         lines({**GOOD_QUESTION, "answers": {"text": ["fox"], "answer_start": []}}),
         "line 1: 1 answers and 0 places",
     ),
-    "place is no number": (
+    "answer_start is not a number": (
         "answer",
         "t.jsonl",
         lines({**GOOD_QUESTION, "answers": [{"text": "fox", "answer_start": "four"}]}),
@@ -148,14 +148,14 @@ REFUSED = {
         "line 1: the label .* is not one",
     ),
     "null among tags": ("tag", "t.jsonl", lines({"words": ["a"], "tags": [None]}), "line 1: None is not a tag"),
-    "endless target": (
+    "target of 400 digits": (
         "regress",
         "t.jsonl",
         '{"text": "a", "label": 1' + "0" * 400 + "}",
         "line 1: .* not a finite number",
     ),
     "huge target": ("regress", "t.csv", "text,label\na,1\nb,1e30\n", "line 3: label '1e30' is too large to learn"),
-    "infinite place": (
+    "infinite answer_start": (
         "answer",
         "t.jsonl",
         lines({**GOOD_QUESTION, "answers": [{"text": "fox", "answer_start": float("inf")}]}),
@@ -189,7 +189,7 @@ def test_bad_files_are_refused_with_file_and_line(tmp_path: Path, case: str) -> 
 
 
 def learn(task, path: Path, columns: Columns = GUESS) -> list[Row]:
-    """All that happens to rows before they are encoded."""
+    """Read and check training rows, up to encoding."""
     columns = guessed_columns(task, path, columns)
     rows, _ = training_rows(task, [path], columns)
     head = KINDS[task.head].head_for(task, rows)
@@ -212,7 +212,7 @@ def test_bad_parquet_files_are_refused(tmp_path: Path, names, values, says: str)
         learn(find_task("classify"), tmp_path / "t.parquet")
 
 
-def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+def test_damaged_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     texts = [f"a text of some length {i}" for i in range(500)]
     pq.write_table(pa.table({"text": texts, "label": ["x", "y"] * 250}), path, compression="none", use_dictionary=False)
@@ -244,7 +244,7 @@ def test_null_odds_must_be_numbers(tmp_path: Path) -> None:
         score_file(tmp_path / "answers.json", "squad2", tmp_path / "dev.jsonl", null_odds=tmp_path / "odds.json")
 
 
-def test_a_misspelt_column_is_an_error_instead_of_a_guess(tmp_path: Path) -> None:
+def test_misspelt_column_is_an_error_instead_of_a_guess(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\na,x\n")
     with pytest.raises(UserError, match=r"no column 'txet'; did you mean 'text'\?; the columns are: text, label"):
         learn(find_task("classify"), tmp_path / "t.csv", Columns(text="txet"))
@@ -303,9 +303,9 @@ def test_long_texts_are_truncated_and_counted(world: Path, tmp_path: Path, capfd
     (tmp_path / "t.csv").write_text("text,label\n" + f"{'word ' * 99},x\nshort,y\n")
     config = override(FinetuneConfig("classify"), ["train.steps=1", "data.max_length=16"])
     finetune(config, world / "run", tmp_path / "t.csv", tmp_path / "run", dev=tmp_path / "t.csv", device="cpu")
-    said = " ".join(capfd.readouterr().err.split())
-    assert "1 of 2 texts did not fit whole into 16 tokens" in said
-    assert "1 dev and test texts did not fit whole into 16 tokens" in said
+    err = " ".join(capfd.readouterr().err.split())
+    assert "1 of 2 texts did not fit whole into 16 tokens" in err
+    assert "1 dev and test texts did not fit whole into 16 tokens" in err
 
 
 @pytest.mark.parametrize(
@@ -351,14 +351,14 @@ def test_dev_rows_are_checked_before_training(world, tmp_path: Path, name, train
     ],
 )
 def test_texts_to_tag_are_not_read_as_one_word_per_line(tmp_path: Path, content: str, texts: list[str]) -> None:
-    """Else the words after the first of each line would be lost without a word."""
+    """Otherwise all words but the first of each line would be dropped silently."""
     (tmp_path / "t.txt").write_text(content)
     rows = read_task(find_task("tag"), tmp_path / "t.txt", Columns(), labelled=False)
     assert [row.text for row in rows] == texts
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.conll"])
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, name: str) -> None:
+def test_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, name: str) -> None:
     path, real = tmp_path / name, Path.open
     path.write_text('[{"text": "a", "label": "x"}]\n' if name == "rows.json" else "a B-X\n\nb O\n")
     task = find_task("classify" if name == "rows.json" else "tag")

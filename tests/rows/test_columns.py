@@ -1,4 +1,4 @@
-"""Columns and separators are guessed from names and contents; where they cannot be, one error asks for all of them."""
+"""Columns and separators are guessed from names and contents; one error asks for all that cannot be guessed."""
 
 import json
 from pathlib import Path
@@ -29,22 +29,30 @@ OTHERS = [f"another {text(i)} and more" for i in range(N)]
 CLASSES = ["red", "green", "blue"] * (N // 3)
 NUMBERS = [i / 7 for i in range(N)]
 UNIQUE = [f"id-{i:04}" for i in range(N)]
-# task, columns of the file, what is found
+# task, columns of the file, expected columns
 GUESSED = {
     "question, category": (
         "classify",
         {"question": TEXTS, "category": CLASSES},
         {"text": "question", "label": "category"},
     ),
-    "a label by a word": ("classify", {"plot": TEXTS, "main_genre": CLASSES}, {"text": "plot", "label": "main_genre"}),
+    "label recognised by a word": (
+        "classify",
+        {"plot": TEXTS, "main_genre": CLASSES},
+        {"text": "plot", "label": "main_genre"},
+    ),
     "camel case": ("classify", {"Body": TEXTS, "ticketType": CLASSES}, {"text": "Body", "label": "ticketType"}),
-    "few values": ("classify", {"uid": UNIQUE, "message": TEXTS, "x": CLASSES}, {"text": "message", "label": "x"}),
+    "label with few values": (
+        "classify",
+        {"uid": UNIQUE, "message": TEXTS, "x": CLASSES},
+        {"text": "message", "label": "x"},
+    ),
     "the longest text": (
         "classify",
         {"headline": [f"news {i}" for i in range(N)], "body": TEXTS, "topic": CLASSES},
         {"text": "body", "label": "topic"},
     ),
-    "an id that is long": (
+    "long id": (
         "classify",
         {"code": [f"{i:060}x" for i in range(N)], "body": TEXTS, "topic": CLASSES},
         {"text": "body", "label": "topic"},
@@ -55,7 +63,7 @@ GUESSED = {
         {"premise": TEXTS, "hypothesis": OTHERS, "label1": CLASSES, "gold_label": CLASSES[::-1], "label5": CLASSES},
         {"text": "premise", "pair": "hypothesis", "label": "gold_label"},
     ),
-    "votes alone are no label": (
+    "votes are not the label": (
         "pair",
         {"premise": TEXTS, "hypothesis": OTHERS, "label2": CLASSES, "consensus_label": CLASSES, "label5": CLASSES},
         {"text": "premise", "pair": "hypothesis", "label": "consensus_label"},
@@ -96,8 +104,8 @@ def test_columns_are_guessed(tmp_path: Path, case: str, capfd) -> None:
     path.write_text(table(columns))
     found = guessed_columns(find_task(task), path, Columns())
     assert {role: getattr(found, role) for role in expected} == expected
-    said = capfd.readouterr().err
-    assert all(f"{role} = {name!r}" in said for role, name in expected.items() if name)
+    err = capfd.readouterr().err
+    assert all(f"{role} = {name!r}" in err for role, name in expected.items() if name)
     rows, _ = training_rows(find_task(task), [path], found)
     assert [row.text for row in rows] == columns[expected["text"]]
     KINDS[find_task(task).head].head_for(find_task(task), rows)
@@ -140,7 +148,7 @@ def test_several_labels_in_a_cell_are_split(tmp_path: Path, mark: str, name: str
     assert (head.kind, head.labels) == ("multi", ("blue", "green", "red"))
 
 
-def test_a_comma_in_a_label_does_not_split_it(tmp_path: Path) -> None:
+def test_comma_in_a_label_does_not_split_it(tmp_path: Path) -> None:
     labels = ['"food, drink"', '"arts, crafts"', "sport"] * (N // 3)
     (tmp_path / "t.csv").write_text(table({"text": TEXTS, "labels": labels}))
     assert guessed_columns(find_task("classify"), tmp_path / "t.csv", Columns()).separator == ""
@@ -157,18 +165,18 @@ def test_delimiters_are_detected(tmp_path: Path, name: str, separator: str) -> N
     ]
 
 
-def test_the_error_has_the_whole_command(tmp_path: Path) -> None:
+def test_error_shows_the_whole_command(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(table({"my id": UNIQUE, "body": TEXTS, "left": CLASSES, "right": ["x", "y"] * (N // 2)}))
     with pytest.raises(UserError) as caught:
         guessed_columns(
             find_task("classify"), path, Columns(), f"bertsmith finetune classify --model m --data {path} --out o"
         )
-    said = str(caught.value)
-    assert said.startswith(
+    message = str(caught.value)
+    assert message.startswith(
         f"{path}: which column is the label? The columns are: my id, body, left, right. For example: "
     )
-    assert said.endswith(f"bertsmith finetune classify --model m --data {path} --out o --text body --label right")
+    assert message.endswith(f"bertsmith finetune classify --model m --data {path} --out o --text body --label right")
     with pytest.raises(
         UserError, match=r"no column 'bodi'; did you mean 'body'\?, no column 'rigth'; did you mean 'right'\?"
     ):
@@ -177,13 +185,13 @@ def test_the_error_has_the_whole_command(tmp_path: Path) -> None:
         guessed_columns(find_task("classify"), path, Columns(label="lefd"))
 
 
-def test_suggested_columns_match_whole_words_and_are_no_votes(tmp_path: Path) -> None:
+def test_suggested_columns_match_whole_words_and_are_not_annotators_votes(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("premise,hypothesis,label5,final_label\na,b,x,y\n")
     with pytest.raises(UserError, match=r"no column 'label'; did you mean 'final_label'\?"):
         list(read_task(find_task("pair"), tmp_path / "t.csv", Columns(label="label"), labelled=True))
 
 
-def test_names_may_have_commas(tmp_path: Path) -> None:
+def test_column_names_may_contain_commas(tmp_path: Path) -> None:
     names = ["yes, sure", "no"]
     assert split_names(join_names(names)) == names
     assert split_names(" a , b,,c") == ["a", "b", "c"]
@@ -214,18 +222,18 @@ def test_bad_rows_are_skipped_and_counted(tmp_path: Path, name: str) -> None:
     (tmp_path / "t.csv").write_text("\n".join([",".join(header), *lines]) + "\n")
     with pytest.raises(UserError, match=r"t\.csv, line 3"):
         check(name, tmp_path / "t.csv")
-    rows, said = training_rows(find_task(name), [tmp_path / "t.csv"], Columns(), skip_bad=True)
+    rows, notes = training_rows(find_task(name), [tmp_path / "t.csv"], Columns(), skip_bad=True)
     assert [row.text for row in rows] == kept
-    assert said == [
-        f"{len(lines) - 2} rows were left out: they cannot be used; the first: {said[0].partition('first: ')[2]}"
+    assert notes == [
+        f"{len(lines) - 2} rows were left out: they cannot be used; the first: {notes[0].partition('first: ')[2]}"
     ]
-    assert "t.csv, line 3" in said[0]
+    assert "t.csv, line 3" in notes[0]
 
 
-def test_lines_that_are_not_json_are_skipped_too(tmp_path: Path) -> None:
+def test_invalid_json_lines_are_skipped_too(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"text": "a", "label": "x"}\n{"text": \n[1]\n{"text": "b", "label": "y"}\n')
-    rows, (said,) = training_rows(find_task("classify"), [tmp_path / "t.jsonl"], Columns(), skip_bad=True)
+    rows, (note,) = training_rows(find_task("classify"), [tmp_path / "t.jsonl"], Columns(), skip_bad=True)
     assert [row.text for row in rows] == ["a", "b"]
-    assert said.startswith("2 rows were left out")
+    assert note.startswith("2 rows were left out")
     with pytest.raises(UserError, match=r"line 2: not valid JSON.*--skip-bad"):
         training_rows(find_task("classify"), [tmp_path / "t.jsonl"], Columns())

@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "steps": 3, "batch_size": 8, 
 
 @dataclass
 class Frame:
-    """A table as pandas has it."""
+    """A stand-in for `pandas.DataFrame`."""
 
     rows: list[dict]
 
@@ -43,12 +43,12 @@ class Frame:
 
 
 class NAType:
-    """What pandas has for nothing."""
+    """A stand-in for the type of `pandas.NA`."""
 
 
 @dataclass
 class Dataset:
-    """A table as `datasets` has it: numbers whose names it knows."""
+    """A stand-in for `datasets.Dataset`, with labels as integers that have names."""
 
     rows: list[dict]
     features: dict[str, Any]
@@ -84,7 +84,7 @@ def test_rows_in_all_forms_are_read(data: Any) -> None:
     assert read(data) == [("a b", None, "x"), ("c", None, "y")]
 
 
-def test_pairs_splits_and_missing_values() -> None:
+def test_pairs_splits_and_missing_values_are_read() -> None:
     assert read([("a", "b", "x")], "pair") == [("a", "b", "x")]
     splits = find_splits(find_task("classify"), {"train": RECORDS, "validation": RECORDS[:1]})
     (dev,) = splits.dev[""]
@@ -129,7 +129,7 @@ def test_fine_tuning_on_rows_equals_fine_tuning_on_their_file(world: Path, tmp_p
     assert scores[0] == scores[1]
 
 
-def test_columns_are_named_by_arguments(world: Path, tmp_path: Path) -> None:
+def test_columns_are_chosen_by_arguments(world: Path, tmp_path: Path) -> None:
     rows = [{"id": i, "body": f"a text {i}", "left": "ab"[i % 2], "right": "xyz"[i % 3]} for i in range(12)]
     with pytest.raises(
         UserError,
