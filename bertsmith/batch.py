@@ -168,7 +168,7 @@ def _rectangle(starts: Tensor, ends: Tensor, length: int) -> tuple[Tensor, Tenso
 
 @dataclass(frozen=True)
 class LabelKind:
-    """What a label has one value for, and how it is padded and collated.
+    """The unit that a label has one value for, and how it is padded and collated.
 
     A label has one value `per` token, per position (the masked ones, for example) or per sequence. `fill` is its value
     for padding; None means that it is never padded, and labels per sequence are not, because `Layout.valid` drops the
@@ -372,7 +372,7 @@ def collate(
 
 
 def _collate_label(examples: Sequence[Example], name: str, starts: NDArray[np.int64]) -> Label:
-    """A label of several examples in packed order; of the endings of a question only one has a label per sequence."""
+    """A label of several examples in packed order; only one ending of a question has a label per sequence."""
     found = [(start, e.labels[name]) for start, e in zip(starts, examples, strict=True) if name in e.labels]
     kind = found[0][1].kind
     if kind.index:

@@ -167,12 +167,12 @@ class _Vocabulary:
         return sorted(often, key=lambda word: (-saved[word], word))[:count]
 
     def pieces(self, word: str) -> int:
-        """How many pieces a word has now; an unknown one counts as cut into its letters."""
+        """How many pieces a word has now; an unknown word counts as split into its letters."""
         ids = self.tokenizer.encode([word])[0]
         return max(2, len(word)) if self.tokenizer.unknown_id in ids else len(ids)
 
     def extended(self, new: Sequence[str]) -> Tokenizer:
-        """The tokenizer with new entries at the end; special and added tokens stay what they are."""
+        """The tokenizer with new entries at the end; special and added tokens do not change."""
         vocab = {**self.entries, **{word: self.end + i for i, word in enumerate(new)}}
         # Added tokens have to be entries of the model as well: the library numbers the others anew, after all entries.
         values = {**self.values, "model": {**self.values["model"], "vocab": vocab}}

@@ -101,7 +101,7 @@ def speedrun() -> PretrainConfig:
 def quickstart() -> PretrainConfig:
     """A tiny encoder to try things with, in about a minute on two CPU cores: `speedrun` with short sequences.
 
-    With AdamW every guess is still a frequent word after so few steps.
+    With AdamW every prediction would still be a frequent word after these few steps.
     """
     base, shape = speedrun(), bert("tiny").model
     plain = {"family": base.model.family, "norm_first": True, "hidden_dropout": 0.0, "attention_dropout": 0.0}
@@ -170,7 +170,7 @@ def describe() -> dict[str, str]:
 
 
 def grouped() -> dict[str, dict[str, str]]:
-    """The recipes to print: those to start with, then all recipes, grouped by what they have in common."""
+    """The recipes to print: those to start with, then all recipes in groups of similar ones."""
     groups = {"To start with": {name: f"{_purpose(name)}; {_size(name)}" for name in START}}
     for name in RECIPES:
         groups.setdefault(_purpose(name), {})[name] = _size(name)

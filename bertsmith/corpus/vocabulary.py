@@ -14,7 +14,7 @@ from bertsmith.progress import Advance, progress_bar, say
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
 SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, which takes less than 1 GiB
-HELD_OUT_EVERY = 50  # one of so many documents is held out
+HELD_OUT_EVERY = 50  # one in this many documents is held out
 HELD_OUT_FROM = 2_000_000  # bytes of text; of a smaller text nothing is held out
 HELD_OUT_MOST = 4_000_000  # characters
 SHARES = (10.0, 20.0, 60.0)  # percent of the time for measuring, characters and words; the rest is training
@@ -76,7 +76,7 @@ class _Text:
     held_out: list[str] = field(default_factory=list)
 
     def measure(self) -> None:
-        """Count the bytes of text by reading all of it, since the size of a compressed file does not say."""
+        """Count the bytes of text by reading all of it, since the size of a compressed file does not show it."""
         self.size = sum(map(_size, self._blocks()))
 
     @property

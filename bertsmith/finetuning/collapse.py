@@ -1,21 +1,21 @@
 """Whether a fine-tuned model has collapsed: it is no better than the best constant prediction.
 
-Fine-tuning a large model on few rows fails now and then for no other reason than its seed (section 4.1: random
-restarts). Such a run predicts the same for every row, and its training loss stays that of a constant prediction.
+Fine-tuning a large model on few rows sometimes fails with some seeds (section 4.1: random restarts). Such a run
+predicts the same for every row, and its training loss stays that of a constant prediction.
 """
 
 from __future__ import annotations
 
 import math
 
-NEAR = 0.9  # of the constant prediction's loss: below it a model has learnt something, whatever it predicts on dev rows
+NEAR = 0.9  # of the constant prediction's loss: with a lower loss, a model has learnt something
 
 
 def collapse(loss: float, constant_loss: float | None, constant: str) -> str:
-    """Why a run has collapsed, in words; empty where it has not.
+    """The reason why a run has collapsed; empty if it has not.
 
     `loss` is its final training loss, `constant_loss` that of the best constant prediction; `constant` says in words
-    what the model predicts for all dev rows, where that is the same.
+    what the model predicts for all dev rows, if that is the same.
     """
     if constant_loss is None or not math.isfinite(loss):
         return ""

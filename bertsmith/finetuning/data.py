@@ -32,7 +32,7 @@ class RunData:
 
 
 def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
-    """Read all rows of a run; `command` is what an error about columns completes with options."""
+    """Read all rows of a run; an error about columns shows `command` with the options that are missing."""
     task = find_task(config.task)
     check_features(config.features, task)
     columns = guessed_columns(task, splits.train[0], config.data.columns, command)

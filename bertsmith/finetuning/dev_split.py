@@ -1,4 +1,4 @@
-"""Dev rows held out of the training rows, where there are no others.
+"""Dev rows held out from the training rows, if there are no others.
 
 Which rows are held out depends on the rows alone: runs with other seeds or settings are scored on the same rows, and so
 is a resumed run.
@@ -18,12 +18,12 @@ from bertsmith.rows.columns import Row
 from bertsmith.tasks.kinds import KINDS
 
 HELD_OUT = 107  # the stream of draws
-FEWEST = 20  # texts; where there are fewer, none is held out
+FEWEST = 20  # texts; with fewer, none is held out
 LEAST = 5  # texts to hold out
 
 
 def hold_out(rows: Sequence[Row], head: HeadConfig, share: float) -> tuple[list[Row], dict[str, list[Row]], str]:
-    """The rows to train on, the rows to score on, and a note that says so.
+    """The training rows, the held-out rows, and a note about them.
 
     About `share` of the texts are held out, stratified by label; the last text of a label is trained on. All rows with
     the same text (the same context, for questions) are on one side, or the scores would be too high.

@@ -25,7 +25,7 @@ from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.tagging import tag_indices
 from bertsmith.training import distributed
 
-STATE = LabelKind("token", fill=0)  # (n, layers, H) what a frozen encoder computed
+STATE = LabelKind("token", fill=0)  # (n, layers, H) the hidden states of a frozen encoder
 STATES = "states"  # in the run folder, until the run is finished
 
 

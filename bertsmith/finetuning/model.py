@@ -21,7 +21,7 @@ HEAD_WEIGHTS = 105  # the stream of draws that initialises the output layer
 
 
 def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
-    """Load the pre-trained encoder and give it a new output layer; the pooler is kept where the folder has one."""
+    """Load the pre-trained encoder and give it a new output layer; the pooler is kept if the folder has one."""
     torch.manual_seed(draws.seed(config.train.seed, HEAD_WEIGHTS))
     loaded = load_folder(source, head, dropout=config.dropout)
     model = loaded.model
@@ -52,7 +52,7 @@ def check_layers(config: FinetuneConfig, encoder: EncoderConfig) -> None:
 
 
 def _load_beside(model: TaskModel, loaded: Loaded, other: Loaded) -> None:
-    """Load the second encoder, which has to be the same as the first one but for its direction."""
+    """Load the second encoder, which has to equal the first one except for its direction."""
     assert model.beside is not None
     if other.model.encoder.config != model.beside.config or other.tokenizer.hash != loaded.tokenizer.hash:
         raise UserError(
@@ -71,13 +71,13 @@ def _reinitialise(model: TaskModel, layers: int) -> None:
 
 
 def start_task(loaded: Loaded) -> str:
-    """The task that the starting model was trained for: `pretrain`, or an empty string where that is not known."""
+    """The task that the starting model was trained for: `pretrain`, or an empty string if it is not known."""
     saved = head_in(read_config(loaded.folder), loaded.folder)
     return loaded.notes.task or ("" if saved is None else "an unnamed task")
 
 
 def freeze(network: TaskModel, layers: int | None) -> None:
-    """Keep the embeddings and the lowest layers as they are."""
+    """Freeze the embeddings and the lowest layers."""
     if layers is not None:
         for encoder in network.encoders:
             encoder.embeddings.requires_grad_(False)

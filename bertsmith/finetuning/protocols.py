@@ -165,7 +165,7 @@ def _run_all(out: Path, calls: Sequence[tuple[Any, ...]], jobs: int) -> list[dic
             shutil.rmtree(out)
         raise
     failed = [error for error in errors if error]
-    for error in failed if jobs > 1 else ():  # what a worker process printed was not shown
+    for error in failed if jobs > 1 else ():  # the output of worker processes was not shown
         say(f"warning: {error['folder']} failed: {error['why']}")
     return failed
 
@@ -174,7 +174,7 @@ def _finetune_one(
     which: str, out: Path, run: Path, config: FinetuneConfig, model: str | Path, splits: Splits,
     device: str | None, resume: bool,
 ) -> dict[str, str] | None:  # fmt: skip
-    """Run one fine-tuning; return its folder and error where it has diverged, which does not end the other runs."""
+    """Run one fine-tuning; return its folder and error if it has diverged, which does not end the other runs."""
     name = str(run.relative_to(out))
     say(f"{which}: {name}")
     try:
@@ -266,7 +266,7 @@ def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def figures_of(values: Sequence[float]) -> dict[str, Any]:
-    """The number of seeds, their mean, sample standard deviation, median and best; None where they are not defined."""
+    """The number of seeds, their mean, sample standard deviation, median and best; None if they are not defined."""
     if not values:
         return {"seeds": 0, "mean": None, "deviation": None, "median": None, "best": None}
     deviation = stdev(values) if len(values) > 1 else None
@@ -275,7 +275,7 @@ def figures_of(values: Sequence[float]) -> dict[str, Any]:
 
 
 def noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> float | None:
-    """Two standard errors of the difference of two means; None where one of them is of a single run."""
+    """Two standard errors of the difference of two means; None if one of them is from a single run."""
     if first["deviation"] is None or second["deviation"] is None:
         return None
     return 2 * sqrt(first["deviation"] ** 2 / first["seeds"] + second["deviation"] ** 2 / second["seeds"])

@@ -25,7 +25,7 @@ def seed_now(run: Path, seed: int, restarts: int) -> int:
 def starts_again(run: Path, seed: int, steps: int, restarts: int, reason: str) -> bool:
     """Print and record that a run has collapsed, and return whether it starts again with another seed.
 
-    The record is written last: a run that is killed before it tries the same seed once more.
+    The record is written last: a run that is killed before that tries the same seed again.
     """
     if steps < ENOUGH:
         say(f"note: {reason}; {steps} steps are few to learn from")

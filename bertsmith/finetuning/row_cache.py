@@ -1,6 +1,6 @@
 """A cache of encoded rows on the disk, by their content: a second run on the same rows does not tokenise them again.
 
-The cache is a folder of safetensors files; where it cannot be read or written, rows are encoded without it.
+The cache is a folder of safetensors files; if it cannot be read or written, rows are encoded without it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Arrays = dict[str, NDArray[Any]]
 def encode_once(
     rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool
 ) -> Encoded:
-    """Encode rows as the head's kind does, or read them from the cache where they have been encoded before.
+    """Encode rows as the head's kind does, or read them from the cache if they were encoded before.
 
     Labelled rows are for training: they have no details, which only decoding needs. All ranks have to call this: the
-    first rank of each machine encodes, and the others read what it has written.
+    first rank of each machine encodes, and the other ranks read its file.
     """
     folder = cache_folder()
     if folder is None:
@@ -68,7 +68,7 @@ def encode_once(
 
 
 def cache_folder() -> Path | None:
-    """The folder of the cache; None where there is none."""
+    """The folder of the cache; None if there is none."""
     if (named := os.environ.get(FOLDER)) is not None:
         return Path(named).expanduser() / "rows" if named else None
     with suppress(RuntimeError):  # no home folder
@@ -77,7 +77,7 @@ def cache_folder() -> Path | None:
 
 
 def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, labelled: bool) -> str:
-    """The key of encoded rows: a digest of all that decides how they are encoded, the code included."""
+    """The key of encoded rows: a digest of everything that their encoding depends on, the code included."""
     found = hashlib.blake2b(digest_size=16)
     settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.num_choices, labelled]
     settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
@@ -112,7 +112,7 @@ def _add_rows(found: hashlib.blake2b, rows: Sequence[Row], labelled: bool) -> No
 
 @cache
 def _code() -> str:
-    """A digest of the code that encodes rows: another version of it must not read their cache."""
+    """A digest of the code that encodes rows: other versions must not read the cached rows."""
     found = hashlib.blake2b(digest_size=16)
     package = Path(__file__).parent.parent
     for path in sorted([*package.glob("tasks/*.py"), *package.glob("text/*.py")]):
@@ -142,7 +142,7 @@ def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
 
 
 def _read(path: Path) -> Encoded | None:
-    """The encoded rows of a file; None where it does not exist or is damaged."""
+    """The encoded rows of a file; None if it does not exist or is damaged."""
     try:
         with safe_open(path, "numpy") as file:
             facts = json.loads(file.metadata()["facts"])

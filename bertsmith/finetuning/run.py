@@ -92,8 +92,8 @@ def finetune(
 def _finetune(
     config: FinetuneConfig, source: Path, splits: Splits, run: Path, device: torch.device, resume: bool
 ) -> dict[str, Any] | None:
-    """Train once and give the scores, or None where the run has collapsed and is ready to start again."""
-    restarts = config.restarts if config.train.hours is None else 0  # by the clock there is no time for another
+    """Train once and return the scores, or None if the run has collapsed and is ready to start again."""
+    restarts = config.restarts if config.train.hours is None else 0  # by the clock, no time is left for another attempt
     seeded = replace(config, train=replace(config.train, seed=seed_now(run, config.train.seed, restarts)))
     command = f"bertsmith finetune {config.task} --model {source} --data {splits.train[0]} --out {run}"
     data = read_data(seeded, splits, command)
@@ -130,7 +130,7 @@ def _finetune(
 
 
 def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
-    """How long inputs and answers may be."""
+    """The maximum lengths of inputs and answers."""
     encoder = loaded.model.encoder.config
     max_length = config.data.max_length or min(data.task.max_length, encoder.max_positions)
     check_length(max_length, encoder)
@@ -154,7 +154,7 @@ def _encode(data: RunData, loaded: Loaded, limits: Limits) -> Encoded:
 
 
 def _unknowns(encoded: Encoded, loaded: Loaded) -> float:
-    """The percentage of unknown tokens in the training rows; a warning is printed where there are many."""
+    """The percentage of unknown tokens in the training rows; a warning is printed if there are many."""
     unknowns = Unknowns(loaded.tokenizer)
     unknowns.add(encoded.examples.tokens)
     if warning := unknowns.warning("the training rows"):
@@ -163,7 +163,7 @@ def _unknowns(encoded: Encoded, loaded: Loaded) -> float:
 
 
 def _facts(source: Path, data: RunData) -> dict[str, Any]:
-    """What a resumed run must have in common with the run that it resumes."""
+    """The facts that must be the same when a run is resumed."""
     return {
         "start": str(source),
         "labels": list(data.head.labels),
@@ -174,7 +174,7 @@ def _facts(source: Path, data: RunData) -> dict[str, Any]:
 
 
 def _endings(data: RunData) -> int:
-    """How many examples one row makes: the endings of a multiple-choice task, else one."""
+    """The number of examples per row: the endings of a multiple-choice task, else one."""
     return max(1, data.head.num_choices)
 
 
@@ -209,7 +209,7 @@ def _train(
     device: torch.device,
     checkpoint: tuple[Path, TrainerState] | None,
 ) -> dict[str, Any]:
-    """Train the network and give the scores of the model that was kept."""
+    """Train the network and return the scores of the model that was kept."""
     data, predictor = dev.data, dev.predictor
 
     def batches(step: int, share: float) -> list[Batch]:
@@ -242,7 +242,7 @@ def _save(predictor: Predictor, network: TaskModel, folder: Path, tensors: Any) 
 
 
 def _collapse(data: RunData, network: TaskModel, dev: DevScores, run: Path) -> str:
-    """Why the run has collapsed, in words; empty where it has not."""
+    """The reason why the run has collapsed; empty if it has not."""
     constant_loss = KINDS[data.head.kind].constant_loss(data.rows, data.head, network.class_weights)
     reason: str = distributed.on_rank_zero(
         lambda: collapse(runlog.last_loss(run), constant_loss, dev.constant.get("", ""))

@@ -20,9 +20,9 @@ from bertsmith.training import distributed
 
 @dataclass
 class DevScores:
-    """The evaluation of a model on the dev rows of a run; keeps what the last evaluation predicted.
+    """The evaluation of a model on the dev rows of a run; keeps the predictions of the last evaluation.
 
-    `constant` says in words which prediction all rows of a dev file get, where they do.
+    `constant` describes the prediction that all rows of a dev file have in common, if there is one.
     """
 
     predictor: Predictor
@@ -31,7 +31,7 @@ class DevScores:
     constant: dict[str, str] = field(default_factory=dict)
 
     def evaluate(self) -> dict[str, float]:
-        """Score every dev file; limits such as the threshold of no answer are tuned on it first (section 4.3)."""
+        """Score every dev file; limits such as the threshold for no answer are tuned on it first (section 4.3)."""
         scores: dict[str, float] = {}
         predictor, head = self.predictor, self.predictor.head
         kind, predictor.shortened = KINDS[head.kind], 0

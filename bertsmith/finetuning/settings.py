@@ -13,12 +13,12 @@ from bertsmith.training.settings import TrainConfig
 
 @dataclass(frozen=True)
 class FinetuneData:
-    """How rows are read and encoded; `max_length` is that of the task where it is not set.
+    """How rows are read and encoded; `max_length` is that of the task if it is not set.
 
     Contexts are read in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer has at
     most `max_answer`. `class_weights` are factors of the loss by class; `balanced` gives all classes the same weight.
     `partial` marks the scores in reports, because the rows are only a part of their data set. With `skip_bad`, rows
-    that cannot be used (an empty text, no label) are skipped and counted; else they end the run. Where there are no dev
+    that cannot be used (an empty text, no label) are skipped and counted; else they end the run. If there are no dev
     rows, `dev_share` of the training rows are held out for evaluation (see `dev_split`); 0: none.
     """
 

@@ -1,4 +1,4 @@
-"""The families that we read and write, one table each. Foreign names live here alone.
+"""The families that we read and write, one table each. Names of `transformers` are only in this file.
 
 In the rows of names, ours is on the left and theirs on the right; see `storage.py` for how a row is written.
 """

@@ -46,7 +46,7 @@ class Field:
         return dict.fromkeys(self.names, self.values.get(value, value))
 
     def read(self, values: Mapping[str, Any], where: Path) -> Any:
-        """Our value from a `config.json`; None where it says nothing."""
+        """Our value from a `config.json`; None if it has none."""
         given = {name: values[name] for name in self.names if values.get(name) is not None}
         found = [self._ours(name, value, where) for name, value in given.items()]
         if any(value != found[0] for value in found):
@@ -74,14 +74,14 @@ class Output:
 
 @dataclass(frozen=True)
 class Family:
-    """What one `model_type` calls our tensors and settings, and what it cannot express.
+    """The names of our tensors and settings in one `model_type`, and what it cannot express.
 
     A setting that is neither in `fields` nor in `own_fields` has one value in the family: that of `defaults`, or else
     the default of `EncoderConfig`.
     """
 
     model_type: str
-    prefix: str  # of the encoder's tensors; a file of the encoder alone goes without it
+    prefix: str  # of the encoder's tensors; a file of the encoder alone has no prefix
     encoder_class: str  # their class for the encoder alone
     encoder: Names
     outputs: Mapping[str, Output]  # by objective (masked_lm, masked_lm+next_sentence, causal_lm) or kind of head
@@ -118,7 +118,7 @@ class Family:
         return as_stored(self.encoder[TOKENS]).names[0].removeprefix(self.prefix) in names
 
     def default(self, name: str) -> Any:
-        """The value of a setting where a `config.json` says nothing."""
+        """The value of a setting that a `config.json` does not have."""
         return self.defaults.get(name, getattr(EncoderConfig(), name))
 
     def accepts(self, name: str, value: Any) -> bool:
@@ -128,12 +128,12 @@ class Family:
         return self.fields[name].accepts(value) if name in self.fields else bool(value == self.default(name))
 
     def refused(self, config: EncoderConfig) -> str:
-        """The first setting that the family cannot express; empty where it can express the encoder."""
+        """The first setting that the family cannot express; empty if it can express the encoder."""
         names = [each.name for each in fields(config) if each.name != "family"]
         return next((name for name in names if not self.accepts(name, getattr(config, name))), "")
 
     def refusal(self, config: EncoderConfig) -> str:
-        """Why the family cannot express an encoder, with a fix; empty where it can."""
+        """The reason why the family cannot express an encoder, with a fix; empty if it can."""
         if not (name := self.refused(config)):
             return ""
         reason = self.reasons.get(name, f"{self.model_type} models have no such setting in transformers")

@@ -61,8 +61,8 @@ REMARKS = {
 class Notes:
     """The content of `bertsmith.json`: how the model's data was read, encoded (`limits`) and decoded.
 
-    `kept` are fields of `config.json` that have no effect here; they are written back into it. `remark` is for people
-    who open the folder.
+    `kept` are fields of `config.json` that have no effect here; they are written back into it. `remark` is for readers
+    of the folder.
     """
 
     task: str = ""
@@ -232,7 +232,7 @@ def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Store
 
 
 def _check_shapes(parts: Mapping[str, Tensor], expected: tuple[int, ...], folder: Path) -> None:
-    """Refuse tensors whose shape is not the one that the configuration asks for."""
+    """Refuse tensors whose shape does not agree with the configuration."""
     for name, part in parts.items():
         if part.shape != expected:
             raise UserError(f"{folder}: {name} has shape {tuple(part.shape)}, and {CONFIG} asks for {expected}")
@@ -248,7 +248,7 @@ def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
 
 
 def _refuse_other_layers(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Refuse another number of layers than that of the weights before so many are built."""
+    """Refuse a number of layers that differs from the weights, before the layers are built."""
     family, layers = family_of(config), config.num_layers
     after, last = ([n for n in _layer_names(family, i) if n in weights] for i in (layers, layers - 1))
     field, expected = family.fields["num_layers"].names[0], _layer_names(family, layers - 1)
@@ -271,7 +271,7 @@ def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
 
 
 def write_notes(folder: Path, notes: Notes) -> None:
-    """Write `bertsmith.json`; the kept fields have their place in `config.json`."""
+    """Write `bertsmith.json`; the kept fields are in `config.json`."""
     write_json(folder / NOTES, {name: value for name, value in asdict(notes).items() if name != "kept"})
 
 

@@ -2,7 +2,7 @@
 
 A folder holds `model.onnx` (standard operators only), optionally `model_int8.onnx` (for ONNX Runtime), the
 configuration and the tokenizer of a model folder, and `onnx.json`: what was exported, the largest difference from
-PyTorch, and the cost of int8 on a task once it was measured. B sequences, L padded length.
+PyTorch, and the cost of int8 on a task, if it was measured. B sequences, L padded length.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Stored:
         return {name: self._turned(chunk).contiguous() for name, chunk in zip(self.names, chunks, strict=True)}
 
     def joined(self, parts: Sequence[Tensor], unused_rows: int) -> Tensor:
-        """The tensors of a file as ours, in memory of its own."""
+        """Our tensor from the tensors of a file, in its own memory."""
         tensor = torch.cat([self._turned(part) for part in parts])
         return tensor[unused_rows:].clone() if self.pad_rows else tensor
 
@@ -40,7 +40,7 @@ class Stored:
         return shape[::-1] if self.transposed else shape
 
     def found_in(self, weights: Mapping[str, Tensor]) -> list[str]:
-        """The names that a file keeps the tensor under; none where it does not hold all parts."""
+        """The names under which a file stores the tensor; none if it does not hold all parts."""
         if all(name in weights for name in self.names):
             return list(self.names)
         return next(([name] for name in self.tied if name in weights), [])
@@ -54,7 +54,7 @@ Names = Mapping[str, Row]  # ours: theirs
 
 
 def as_stored(row: Row) -> Stored:
-    """A row of a table; a name alone is a tensor that is kept as ours is."""
+    """A row of a table; a single name is a tensor that is stored like ours."""
     return Stored((row,)) if isinstance(row, str) else row
 
 

@@ -238,8 +238,8 @@ class HalfLinear(nn.Module):
 def quantised(model: Model) -> Model:
     """Return a copy of a model whose encoder has int8 matrices; embeddings, norms and the head stay in float32.
 
-    The second matrix of the feed-forward layers is in bfloat16 where the CPU computes it, else in float32: what the
-    activation gives it has outliers, which cost half a point on STS-B in 8 bits.
+    The second matrix of the feed-forward layers is in bfloat16 where the CPU computes it, else in float32: its inputs
+    have outliers, which cost half a point on STS-B in 8 bits.
     """
     available = [name for name in ("onednn", "x86", "fbgemm") if name in torch.backends.quantized.supported_engines]
     if not available or torch.cpu.get_capabilities()["architecture"] != "x86_64":

@@ -337,7 +337,7 @@ def _refuse_unlike(first: Predictor, other: Predictor) -> None:
 
 
 def _encoding(member: Predictor) -> tuple[Any, ...]:
-    """Return what decides how a text is encoded."""
+    """Return everything that the encoding of a text depends on."""
     return member.tokenizer.hash, replace(member.limits, threshold=None)
 
 

@@ -1,6 +1,6 @@
 """Writers of predictions and sentence vectors: JSON lines, CSV, parquet and `.npy`.
 
-Both write the columns of the input that are kept beside what the model gives. Predictions are first collected as JSON
+Both write the kept columns of the input beside the model's output. Predictions are first collected as JSON
 lines and then converted; vectors are written window by window.
 """
 
@@ -35,7 +35,7 @@ class WriteVectors(Protocol):
 
 
 def json_line(kept: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Return a line of JSON: the columns that are kept, then what the model gives."""
+    """Return a line of JSON: the kept columns, then the model's output."""
     return json.dumps({**kept, **values}, ensure_ascii=False, default=_json_value) + "\n"
 
 
@@ -106,7 +106,7 @@ def _write_parquet(lines: Path, out: Path) -> None:
 
 @contextmanager
 def vector_writer(kind: str, file: IO[bytes], size: int) -> Iterator[WriteVectors]:
-    """Give the writer for a kind of file (its suffix) of vectors with `size` dimensions."""
+    """Return the writer for a kind of file (its suffix) of vectors with `size` dimensions."""
     if kind == ".jsonl":
         yield lambda rows, vectors: _write_json_vectors(file, rows, vectors)
     elif kind == ".parquet":

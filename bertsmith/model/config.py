@@ -1,4 +1,4 @@
-"""The encoder's configuration, what it makes of each layer, and the published sizes."""
+"""The configuration of an encoder and of its layers, and the published sizes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REACHES: dict[Direction, Reach] = {
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """Everything that one layer is built from; `EncoderConfig.layer` gives it.
+    """Everything that one layer is built from; `EncoderConfig.layer` returns it.
 
     Without `attention_norm` the attention of a pre-norm layer takes its input as it is. Without a `rotary_base` queries
     and keys are not rotated.
@@ -65,7 +65,7 @@ class EncoderConfig:
     `family` names the table of `formats/families.py` that the model is saved by. Configurations from before families
     had names have none: they are `bert`, or `roberta-prelayernorm` where `norm_first` is set.
 
-    The other fields make other families (the defaults are BERT's):
+    The other fields are for other families (the defaults are BERT's):
 
     - `embedding_size`: the width of the embedding tables; a projection takes them to `hidden_size`, and the masked-word
       head works at this width (ALBERT, section 3.1). None: `hidden_size`, with no projection.
@@ -75,8 +75,8 @@ class EncoderConfig:
     - `window`: how many neighbours a token sees, half of them on each side, in all layers but every
       `global_every`-th, counted from the first (ModernBERT).
     - `gated`: the feed-forward layer multiplies its activation by a second projection (GeGLU: Shazeer 2020).
-    - `first_attention_norm`: whether the first layer of a pre-norm encoder has a norm before its attention; the
-      embeddings' norm may already have done it (ModernBERT).
+    - `first_attention_norm`: whether the first layer of a pre-norm encoder has a norm before its attention; after a
+    norm of the embeddings it is not needed (ModernBERT).
     - `shared_layers`: which sublayers, with their norms, have the same parameters in all layers (ALBERT).
     - `head_transform`: whether the masked-word head has a dense layer, an activation and a norm before its scores.
       `head_activation` is that activation; None: "gelu" in a pre-norm encoder, else the encoder's `activation`.
@@ -201,7 +201,7 @@ class EncoderConfig:
         return self.head_activation or ("gelu" if self.norm_first else self.activation)
 
     def layer(self, index: int) -> LayerConfig:
-        """What the layer of this index, counted from 0, is built from."""
+        """The configuration of the layer with this index, counted from 0."""
         is_local = index % self.global_every != 0
         return LayerConfig(
             hidden_size=self.hidden_size,
@@ -221,11 +221,11 @@ class EncoderConfig:
 
     @cached_property
     def layers(self) -> tuple[LayerConfig, ...]:
-        """What each layer is built from, in order."""
+        """The configurations of all layers, in order."""
         return tuple(self.layer(index) for index in range(self.num_layers))
 
     def _reach(self, window: int | None) -> Reach:
-        """Which tokens a token sees: those of the direction, of which a window leaves half its size on each side."""
+        """Which tokens a token sees: all in the direction or, with a window, half the window's size on each side."""
         before, after = REACHES[self.direction]
         side = None if window is None else window // 2
         return Reach(side if before is None else before, side if after is None else after)

@@ -1,4 +1,4 @@
-"""What an encoder costs: floating-point operations, parameters, and memory while it is trained."""
+"""The cost of an encoder: floating-point operations, parameters, and memory in training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int) -
     """Model operations of a training step on sequences of these lengths: three times the forward pass's products.
 
     The cost of attention grows with the square of a length, or with the length where a layer has a window. The
-    vocabulary head sees the masked positions alone, and so do the products after the attention in the last layer, which
-    also need the first token of each sequence.
+    vocabulary head is applied only to the masked positions; in the last layer, the products after the attention are
+    applied to these and to the first token of each sequence.
     """
     tokens = sum(lengths)
     hidden, table = config.hidden_size, config.table_size
@@ -30,7 +30,7 @@ def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int) -
 def _token_pairs(length: int, reach: Reach) -> int:
     """The pairs of tokens that attention scores in a sequence.
 
-    An encoder of one direction counts as one of both: it is the usual convention.
+    An encoder of one direction counts like one of both, as is the usual convention.
     """
     if reach.before is None or reach.after is None:
         return length * length
@@ -44,7 +44,7 @@ def _feed_forward_columns(config: EncoderConfig) -> int:
 
 
 def parameter_count(config: EncoderConfig) -> int:
-    """Parameters of the encoder with its masked-word and pair heads, near enough for a plan."""
+    """Parameters of the encoder with its masked-word and pair heads, accurate enough for a plan."""
     hidden, table = config.hidden_size, config.table_size
     rows = config.vocab_size + config.num_segments + (config.max_positions if config.positions == "learned" else 0)
     attention = 4 * hidden * (hidden + 1) + 2 * hidden
@@ -62,8 +62,8 @@ def training_memory(
 ) -> float:
     """Bytes that training needs at about this many tokens at once; `processes` divide weights and moments (FSDP).
 
-    They hold weights, gradients and two moments in float32; what every layer keeps for its backward pass; the
-    vocabulary's logits with their gradient at the masked positions.
+    They hold weights, gradients and two moments in float32, the activations that every layer keeps for its backward
+    pass, and the vocabulary's logits with their gradient at the masked positions.
     """
     hidden, size = config.hidden_size, 2 if half else 4
     fixed = parameter_count(config) * (16 / processes + (2 if half else 0))
@@ -76,13 +76,13 @@ def training_memory(
 
 
 def _kept_by_layer(config: EncoderConfig, length: int, half: bool) -> int:
-    """Bytes that a layer keeps of a token until its backward pass."""
+    """Bytes that a layer keeps per token until its backward pass."""
     hidden, inner, size = config.hidden_size, config.intermediate_size, 2 if half else 4
-    masks = 2 if config.hidden_dropout else 0  # one byte an element
+    masks = 2 if config.hidden_dropout else 0  # one byte per element
     widths = 9 * hidden + (4 if config.gated else 2) * inner  # a gate keeps both factors and their product
     if config.positions == "rotary":
         widths += 2 * hidden  # queries and keys once more, rotated
     kept = size * widths + 8 * hidden + masks * hidden  # norms keep float32 inputs
-    if config.attention_dropout and not half:  # scores and their mask: in float32 no kernel does without them
+    if config.attention_dropout and not half:  # scores and their mask, which every kernel in float32 keeps
         kept += (size + 1) * config.num_heads * length
     return kept

@@ -147,7 +147,7 @@ class Block(nn.Module):
         self.layer = layer
 
     def share(self, owner: Block, parts: Iterable[str]) -> None:
-        """Use these sublayers of another layer, which alone registers them: `state_dict` has their parameters once."""
+        """Use these sublayers of another layer, which registers them: `state_dict` has their parameters once."""
         for name in parts:
             delattr(self, name)
             object.__setattr__(self, name, getattr(owner, name))
@@ -233,12 +233,12 @@ class Encoder(nn.Module):
         return self.config.shared_layers != "none"
 
     def _angles(self, positions: Tensor) -> dict[float | None, Rotation]:
-        """The rotation of every token, for each base that a layer has; the layers of a base share it."""
+        """The rotation of every token for each rotary base; layers with the same base share it."""
         bases = {layer.rotary_base for layer in self.config.layers}
         return {base: rotation(positions, self.config.head_size, base) for base in bases if base is not None}
 
     def choice(self, batch: Batch) -> Choice:
-        """Which kernels this batch takes under the current autocast."""
+        """Which kernels this batch uses under the current autocast."""
         return choose_now(self.config, batch.tokens.device, batch.layout)
 
     def _normalise(self, x: Tensor, fused: bool) -> Tensor:
@@ -278,7 +278,7 @@ def init_weights(module: nn.Module, std: float) -> None:
 
 
 def init_parameter(name: str, parameter: Tensor, std: float) -> None:
-    """Initialise matrices by a truncated normal, biases by zero, as the released code, and norms as the identity."""
+    """Initialise matrices by a truncated normal, biases with zeros (as in the released code), norms as the identity."""
     if name.rsplit(".", 1)[-1].startswith("bias"):
         nn.init.zeros_(parameter)
     elif parameter.dim() == 1:  # a norm's scale

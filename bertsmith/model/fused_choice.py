@@ -1,6 +1,6 @@
 """Which kernels run: the fused ones on CUDA, with bfloat16 products, on packed batches; plain code everywhere else.
 
-The encoder decides at the start of a forward pass, by `choose_now`; a run decides at its start, by `choose_for_run`.
+`choose_now` decides at the start of a forward pass, `choose_for_run` at the start of a training run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _allowed = True
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether the fused kernels run; if not, `reason` says why in words."""
+    """Whether the fused kernels run; if not, `reason` is the reason in words."""
 
     reason: str = ""
 
@@ -47,13 +47,13 @@ class Choice:
 
 
 def choose_now(config: EncoderConfig, device: torch.device, layout: Layout) -> Choice:
-    """The kernels of a forward pass on this device, with this layout, under the present autocast."""
+    """The kernels of a forward pass on this device, with this layout, under the current autocast."""
     autocast = device.type == "cuda" and torch.is_autocast_enabled("cuda")
     return choose(config, device, torch.get_autocast_dtype("cuda") if autocast else None, layout)
 
 
 def choose_for_run(config: EncoderConfig, device: torch.device, dtype: torch.dtype | None) -> Choice:
-    """The kernels of a run on packed batches; where a GPU takes plain ones, a note says so, once."""
+    """The kernels of a run on packed batches; if a GPU has to use plain ones, a note is printed once."""
     choice = choose(config, device, dtype)
     if device.type == "cuda" and choice.reason:
         _note(choice.reason)
@@ -96,7 +96,7 @@ def _note(reason: str) -> None:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """A context in which every forward pass takes plain code, for comparison with the fused kernels."""
+    """A context in which every forward pass uses plain code, for comparison with the fused kernels."""
     global _allowed
     before, _allowed = _allowed, False
     try:

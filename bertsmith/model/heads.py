@@ -46,8 +46,8 @@ class Pooler(nn.Module):
 class MaskedLMHead(nn.Module):
     """The logits of all words at the masked positions; the decoder's matrix is tied to the token embeddings.
 
-    With `head_transform` a dense layer, an activation and a norm come first. The head has biases on an encoder without
-    them, too: fine-tuning does not use it, and every family of the saved format has them.
+    With `head_transform` a dense layer, an activation and a norm come first. The head has biases even if the encoder
+    has none: fine-tuning does not use this head, and every family of the saved format has its biases.
     """
 
     def __init__(self, config: EncoderConfig, embedding: nn.Embedding) -> None:
@@ -199,8 +199,8 @@ class TaskModel(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head_config = head
-        self.class_weights: list[float] | None = None  # of the training loss; None: all classes weigh the same
-        self._sent: tuple[list[float] | None, Tensor | None] = None, None  # the same, and their copy on the device
+        self.class_weights: list[float] | None = None  # in the training loss; None: all classes have the same weight
+        self._sent: tuple[list[float] | None, Tensor | None] = None, None  # these weights and their copy on the device
         self.head = make_head(encoder.config, head)
         self.beside = Encoder(_opposite(encoder.config)) if head.beside else None
         if head.features is not None:

@@ -100,7 +100,7 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.
 
 
 class _Spread(torch.autograd.Function):
-    """Tokens into rectangles. A token has one place, so the backward pass is a copy of rows, too."""
+    """Copy tokens into rectangles. A token has one place, so the backward pass copies rows as well."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, source: Tensor, places: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
-    """Rectangles back into tokens; values at padding are dropped and get no gradient."""
+    """Copy rectangles back into tokens; values at padding are dropped and get no gradient."""
 
     @staticmethod
     def forward(ctx: Any, rectangles: Tensor, source: Tensor, places: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _Collect(torch.autograd.Function):
 def attend_explicit(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, reach: Reach = BOTH_WAYS
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out; also gives the weights (B, A, L, L), which are zero at padding."""
+    """Attention in explicit steps; also returns the weights (B, A, L, L), which are zero at padding."""
     mask = layout.mask if isinstance(layout, Padded) else layout.rectangle[1]
     q, k, v = (layout.pad(x).transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5

@@ -20,7 +20,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.states import hidden_states, parse_layers
 
-# The rows of Table 7: which layers, and how their states become one vector a word.
+# The rows of Table 7: which layers are used, and how their states become one vector per word.
 VARIANTS: dict[str, tuple[str, Literal["concat", "sum"]]] = {
     "embeddings": ("0", "concat"),
     "second-to-last": ("-2", "concat"),
@@ -88,7 +88,7 @@ class RecurrentHead(nn.Module):
             return self.output(self.dropout(bilstm(self.lstm, self.dropout(x), layout)))
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
-        """Logits of a batch: (W, K) where it holds words' states, else (T, K), zero but at words' first tokens."""
+        """Logits of a batch: (W, K) if it holds states of words, else (T, K), zero except at words' first tokens."""
         if "states" in batch.labels:
             return self(batch.labels["states"], batch.layout)
         assert isinstance(batch.layout, Packed)
@@ -162,7 +162,7 @@ def _without_empty(layout: Packed) -> Packed:
 class RecurrentTop(nn.Module):
     """A BiLSTM between an encoder and an output layer, trained with both; its states are as wide as the encoder's.
 
-    With `pooled` the output layer takes one state a sequence: the forward direction's at the last token and the
+    With `pooled` the output layer takes one state per sequence: the forward direction's at the last token and the
     backward direction's at the first, each of which has seen the whole sequence.
     """
 

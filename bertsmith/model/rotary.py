@@ -19,7 +19,7 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: Tensor, head_size: int, base: float) -> Rotation:
-    """The rotation of tokens at these positions (…): dimension pair i turns by base^(-2i / D) a position."""
+    """The rotation of tokens at these positions (…): dimension pair i is rotated by base^(-2i / D) per position."""
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device) / head_size
     angles = positions[..., None, None].float() * base**-exponents
     return Rotation(angles.cos(), angles.sin())

@@ -19,7 +19,7 @@ RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 
 
 def hidden_states(encoder: Encoder, batch: Batch, layers: Collection[int]) -> dict[int, Tensor]:
-    """The outputs of these layers (…, H), of which 0 is the embeddings; a trace would hold attention weights too.
+    """The outputs of these layers (…, H), where 0 is the embeddings; a trace would also keep the attention weights.
 
     The last layer's output is the encoder's, after the final norm where it has one.
     """
@@ -39,7 +39,7 @@ def hidden_states(encoder: Encoder, batch: Batch, layers: Collection[int]) -> di
 
 
 def layer_number(layer: int, num_layers: int, option: str = "--layer") -> int:
-    """The index of a layer, of which 0 is the embeddings; negative numbers count from the last layer, -1."""
+    """The index of a layer, where 0 is the embeddings; negative numbers count from the last layer, -1."""
     if not -num_layers - 1 <= layer <= num_layers:
         raise UserError(
             f"{option} {layer}: the model has layers 0 (embeddings) to {num_layers}; -1 is the last, -2 the one before"

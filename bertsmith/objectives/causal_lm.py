@@ -13,7 +13,7 @@ from bertsmith.objectives.settings import CAUSAL_LM, CausalLMConfig
 
 
 class CausalLM(Objective):
-    """Predicts at every position the next token; with an encoder that reads right to left, the one before.
+    """Predicts the next token at every position, or the previous one if the encoder reads right to left.
 
     The batch names the positions (label `masked`, although nothing is masked) and the tokens to predict there (label
     `targets`). The output layer is the masked language model's: the two objectives differ only in what a token sees.

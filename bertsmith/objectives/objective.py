@@ -1,4 +1,4 @@
-"""What every pre-training objective has: an encoder, named losses, and what the rest of the package may ask of it."""
+"""What every pre-training objective has: an encoder, named losses, and attributes that other modules use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Objective(nn.Module):
     """A module that owns an encoder and maps a batch to named losses.
 
     A kind of objective is a subclass that is built from an encoder and its section of the configuration, and a row of
-    `kinds.OBJECTIVES`. The class attributes say how it differs from the other kinds.
+    `kinds.OBJECTIVES`. The class attributes define how it differs from the other kinds.
     """
 
     targets: ClassVar[Literal["masked", "next"]]  # which tokens the loader makes targets: masked ones, or the next ones
@@ -33,11 +33,11 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """The logits of every loss at the places that the batch's labels name."""
+        """The logits of every loss at the positions that the batch's labels name."""
         raise NotImplementedError
 
     def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
-        """The logits of every loss out of the hidden states (B, L, H) of a padded batch, at all positions."""
+        """The logits of every loss from the hidden states (B, L, H) of a padded batch, at all positions."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

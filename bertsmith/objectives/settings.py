@@ -16,7 +16,7 @@ class MaskedLMConfig:
 
 @dataclass(frozen=True)
 class CausalLMConfig:
-    """Every position predicts the next token, or right to left the one before."""
+    """Every position predicts the next token, or the previous one if the encoder reads right to left."""
 
     kind: Literal["causal-lm"] = "causal-lm"
 

@@ -46,7 +46,7 @@ class Scale:
 
     @property
     def fills_a_device(self) -> bool:
-        """Whether one pre-training run keeps a GPU busy, so that several at a time bring nothing."""
+        """Whether one pre-training run keeps a GPU busy, so that several at a time are not faster."""
         return self.hidden >= BASE.hidden_size
 
     def encoder(self, model: EncoderConfig) -> EncoderConfig:

@@ -77,7 +77,7 @@ class Work:
     pretraining: tuple[str, ...] = ()  # settings for every pre-training run, as --set takes them
     finetuning: tuple[str, ...] = ()
     models: Mapping[str, Path] = field(default_factory=dict)  # given models by the recipes that they replace
-    assumes_data: bool = False  # a plan without `data` assumes that all data sets are there
+    assumes_data: bool = False  # a plan without `data` assumes that all data sets exist
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
         """Return a recipe of the paper at the scale, with the user's settings."""

@@ -14,9 +14,9 @@ from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import say
 from bertsmith.training.schedule import learning_rate_factor
 
-WORSE = 0.3  # long sequences whose loss exceeds that of short ones by this have positions that are not learnt
+WORSE = 0.3  # nats: positions are not learnt if the loss of long sequences exceeds that of short ones by more
 REACH = 4.0  # the distance, in initial standard deviations, that the weights of new positions must be able to move
-FULL = 0.6  # long sequences that are emptier than this do not train the last positions
+FULL = 0.6  # the least mean fullness of long sequences at which the last positions are trained
 
 
 def check_length(max_length: int, model: EncoderConfig, name: str = "data.max_length") -> None:
@@ -36,7 +36,7 @@ def check_lengths(config: PretrainConfig) -> None:
 
 
 def check_run_length(config: PretrainConfig, steps: int | None, phases: Phases) -> None:
-    """Refuse a corpus that does not fill a batch; note what a short or timed run, or short documents, leave out."""
+    """Refuse a corpus that does not fill a batch; print notes on short or timed runs and on short documents."""
     data, parts = config.data, phases.parts
     if steps is None:
         say("note: a schedule by the clock depends on the machine's speed: a resumed run is not identical to the bit")
@@ -58,7 +58,7 @@ def check_run_length(config: PretrainConfig, steps: int | None, phases: Phases) 
 
 
 def note_unreachable_positions(config: PretrainConfig, steps: int) -> None:
-    """Note before a run that its new positions will stay near their start: Adam moves a weight by the rates' sum."""
+    """Print a note if new positions cannot move far: Adam moves a weight by at most the sum of the learning rates."""
     data, train, std = config.data, config.train, config.model.init_std
     rate = {"adamw": train.learning_rate, "muon": train.rest_learning_rate}.get(train.optimizer)
     if data.long_length is None or not rate or steps * data.long_share < 1:
@@ -75,7 +75,7 @@ def note_unreachable_positions(config: PretrainConfig, steps: int) -> None:
 
 
 def unlearnt_positions(data: DataConfig, scores: Mapping[str, Any]) -> str:
-    """A note where held-out scores say that the phase of long sequences was too short; empty otherwise."""
+    """A note if held-out scores show that the phase of long sequences was too short; empty otherwise."""
     pairs = ((name.removeprefix(held_out.LONG), name) for name in scores if name.startswith(held_out.LONG))
     found = next(((short, long) for short, long in pairs if short.endswith("_loss")), None)
     if found is None or scores[found[1]] < scores[found[0]] + WORSE:

@@ -108,7 +108,7 @@ class Loader:
         samples = self.source.samples(copies, indices)
         parts = [part for sample in samples for part in sample.parts]
         tokens = np.concatenate(parts, dtype=np.int64)
-        if (largest := int(tokens.max())) >= self.tokenizer.vocab_size:  # which a GPU would look up all the same
+        if (largest := int(tokens.max())) >= self.tokenizer.vocab_size:  # a GPU would not report an invalid id
             raise UserError(
                 f"the corpus holds the token id {largest}, and its vocabulary {self.tokenizer.vocab_size:,} entries: a "
                 "shard is damaged; build the corpus again"

@@ -1,7 +1,7 @@
 """Masking for the masked language model (BERT paper, section 3.1): 15 % of the tokens, 80/10/10.
 
 The unit of masking is a token, a word (whole-word masking, as in the code released with BERT) or a span of words
-(SpanBERT, Joshi et al. 2020, section 3.1). Shapes: T tokens of B sequences, of which M are chosen; W words; S spans.
+(SpanBERT, Joshi et al. 2020, section 3.1). Shapes: T tokens of B sequences; M chosen tokens; W words; S spans.
 """
 
 from __future__ import annotations
@@ -227,9 +227,9 @@ def draw_spans(words: Words, keys: Keys, budget: Numbers, policy: MaskPolicy) ->
 def _spans_of(begin: Numbers, end: Numbers, left: int, lengths: list[int], words: list[int]) -> list[tuple[int, int]]:
     """The spans of one sequence, from a drawn length and a 32-bit random number for the start of each.
 
-    The start is drawn among the places where so many free words follow one another, so that neither other spans nor
+    The start is drawn among the places where that many free words follow one another, so that neither other spans nor
     special tokens shorten a span. The span that would exceed the budget loses words at its end, and shorter ones may
-    follow it; a word is cut only where no free one fits what is left. Sets of words are the bits of a whole number.
+    follow it; a word is cut only if no free word fits the rest of the budget. Sets of words are bits of an integer.
     """
     free, joined = (1 << len(begin)) - 1, _bits(begin[1:] == end[:-1])  # joined: the next word follows at once
     begins, ends, sizes = begin.tolist(), end.tolist(), end - begin

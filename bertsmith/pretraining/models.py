@@ -58,7 +58,7 @@ def save_model(
 
 
 def load_tensors(folder: Path, config: ObjectiveConfig) -> dict[str, Tensor]:
-    """The state of an objective out of the model folder that `save_model` wrote."""
+    """The state of an objective from a model folder that `save_model` wrote."""
     tensors: dict[str, Tensor] = {}
     for name, part in objective_class(config).folders.items():
         loaded = load_folder(folder / name, objective=None if part else config)

@@ -51,7 +51,7 @@ class Phases:
         return {str(phase.length): phase.micro_batch_size for phase in self.parts}
 
     def number(self, share: float) -> int:
-        """The number of the phase that a run is in after this share of it."""
+        """The number of the phase after this share of a run."""
         return next((number for number, phase in enumerate(self.parts) if share < phase.end), len(self.parts) - 1)
 
     def batches(self, step: int, share: float) -> list[Batch]:

@@ -86,7 +86,7 @@ def _pretrain(
 
 @dataclass(eq=False)
 class _Run:
-    """A run whose model and data are ready: what `fit` calls."""
+    """A run whose model and data are ready, with the functions that `fit` calls."""
 
     config: PretrainConfig
     folder: Path
@@ -94,7 +94,7 @@ class _Run:
     tokenizer: Tokenizer
     objective: Objective
     phases: Phases
-    held_out_loaders: list[Loader]  # one for each phase; none where nothing is held out
+    held_out_loaders: list[Loader]  # one for each phase; none if nothing is held out
     samples: list[held_out.Sample]
     phase: int = 0  # the number of the phase that the run is in
     dtype: torch.dtype | None = None  # of autocast
@@ -162,13 +162,13 @@ class _Run:
 
 
 def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
-    """What a resumed run must find again."""
+    """The facts about the corpus that must be the same when a run is resumed."""
     counts = {name: getattr(corpus.manifest, name) for name in ("documents", "sentences", "tokens")}
     return {**counts, "tokenizer": corpus.manifest.tokenizer}
 
 
 def _notes(objective: Objective, phases: Phases, held_out_documents: int, where: torch.device) -> dict[str, Any]:
-    """What `run.json` says about the model, the data and the machine."""
+    """The notes on the model, the data and the machine in `run.json`."""
     first = phases.parts[0]
     sequences = {"sequences": len(first.loader.source), "held_out_documents": held_out_documents}
     device = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type

@@ -138,8 +138,8 @@ class FullSource:
 
     A sequence has one segment. It begins with a sentence and is filled to the end, over the ends of documents, with an
     extra separator between two of them; the last document is followed by the first. Its last sentence is cut, unless
-    that would leave less than a twentieth of the sequence to it: then the sequence ends before. There are no short
-    sequences, as there are none in RoBERTa: `short_share` does not apply.
+    its part would be less than a twentieth of the sequence: then the sequence ends before it. As in RoBERTa, there are
+    no short sequences: `short_share` does not apply.
     """
 
     corpus: Corpus
@@ -190,7 +190,7 @@ class FullSource:
         begin = token - (token - start) % piece
         room = min(
             self.capacity, int(self.document_ends[-1]) - self.separators
-        )  # no more than the whole corpus: no token comes twice
+        )  # at most the whole corpus: no token occurs twice
         parts = []
         while room > 0:
             end = int(starts[last])

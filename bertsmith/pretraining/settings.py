@@ -70,7 +70,7 @@ class PretrainConfig:
 
     @property
     def predicts_next(self) -> bool:
-        """Whether every position predicts the next token, instead of masked positions what is masked."""
+        """Whether every position predicts the next token, instead of masked positions the masked one."""
         return objective_class(self.objective).targets == "next"
 
     @property

@@ -29,8 +29,8 @@ class Columns:
 
     `text` and, for pairs, `pair` are the texts, `label` is the gold label. `endings` are the endings of a multiple
     choice: a column with lists, or several columns, separated by commas (a name with a comma is quoted). `start` is the
-    character at which an answer begins, `key` the id of a row. `separator` is no column: it separates the labels of a
-    row that has several in one field of a text file.
+    character at which an answer begins, `key` the id of a row. `separator` is not a column: it separates several labels
+    in one field of a text file.
     """
 
     text: str = ""
@@ -175,7 +175,7 @@ def missing_columns(where: str, missing: Mapping[str, str], record: Record) -> U
 
 
 def near_column(name: str, record: Record) -> str:
-    """The column that may be meant: one with this name as a whole word, else a similar one, but no annotator's vote."""
+    """The column that may be meant: one with this name as a whole word, else a similar one; annotators' votes never."""
     columns = [column for column in record if not VOTE.fullmatch(column)]
     whole = [column for column in columns if name.lower() in words_of_name(column)]
     return next(iter(whole or get_close_matches(name, columns, n=1)), "")
@@ -215,7 +215,7 @@ def _row(record: Record, columns: Columns, place: str, *, labelled: bool, empty:
 
 
 def _plain(value: Any, name: str, place: str) -> str:
-    """A value as text; a value that is no text (an object, a list, bytes, NaN) is refused."""
+    """A value as text; a value that is not text (an object, a list, bytes, NaN) is refused."""
     if value is None or isinstance(value, (dict, list, tuple, bytes)) or value != value:
         raise BadRow(f"{place}: {str(value)[:60]} in column {name!r} is not a text")
     return str(value)

@@ -46,8 +46,8 @@ Source = str | Path | Table
 class Form:
     """How a file is read: `literal`, `header` and `known` as in `separated`; `text` is the column of a plain text.
 
-    `used` chooses the columns of a parquet file that are read, so that no others take memory; `on_progress` gets the
-    share of the file that has been read (never for standard input).
+    `used` chooses the columns of a parquet file that are read, so that the others take no memory; `on_progress` gets
+    the share of the file that has been read (never for standard input).
     """
 
     literal: bool = False
@@ -59,7 +59,7 @@ class Form:
 
 
 def read_records(path: Source, form: Form) -> Iterator[Placed]:
-    """Each record with its place; a note is printed where characters that no text may have were replaced."""
+    """Each record with its place; a note is printed if characters that are not allowed in text were replaced."""
     safe = SafeTexts()
     for place, record in _records(path, form):
         yield place, safe.value(record, place)
@@ -153,7 +153,7 @@ def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Placed]
 
 
 def _texts(lines: Iterator[tuple[int, str]], name: str, column: str) -> Iterator[Placed]:
-    """One text per line; an empty line is an empty text, so that predictions have the numbers of their lines."""
+    """One text per line; an empty line is an empty text, so that predictions and lines correspond."""
     for number, line in lines:
         yield f"{name}, line {number}", {column: line.rstrip("\r\n")}
 
@@ -184,7 +184,7 @@ def _has_columns(path: Path, known: Sequence[str]) -> bool:
 
 
 def _has_lines(path: Path) -> bool:
-    """Whether a `.json` file is JSON lines: its first line is a whole object, or no JSON at all."""
+    """Whether a `.json` file is JSON lines: its first line is a whole object, or not JSON at all."""
     with path.open("rb") as file:
         first = next(decoded(file, str(path)), "").strip()
     start = _loaded(first)

@@ -1,4 +1,4 @@
-"""Rows in memory: dicts, tuples, and tables of pandas, polars, pyarrow or `datasets`, none of which is imported."""
+"""Rows in memory: dicts, tuples, and tables of pandas, polars, pyarrow or `datasets`, which are not imported."""
 
 from __future__ import annotations
 

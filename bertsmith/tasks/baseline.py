@@ -1,4 +1,4 @@
-"""The constant baseline: the loss of the best prediction that ignores the text, and whether a model predicts so."""
+"""The constant baseline: the loss of the best prediction that ignores the text; whether a model predicts one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def label_loss(rows: Sequence[Row], head: HeadConfig, weights: Weights) -> float
 
 
 def labels_loss(rows: Sequence[Row], head: HeadConfig, weights: Weights) -> float:
-    """The mean of the weighted entropies of all labels, each of which a row has or has not."""
+    """The mean of the weighted binary entropies of all labels."""
     shares = labels_counts(rows, head).astype(np.float64) / len(rows)
     losses = [_entropy(np.array([share, 1 - share])) for share in shares]
     return float((_weights(head, weights) * losses).mean())
@@ -38,7 +38,7 @@ def number_loss(rows: Sequence[Row], head: HeadConfig, weights: Weights) -> floa
 
 
 def choice_loss(rows: Sequence[Row], head: HeadConfig, weights: Weights) -> float | None:
-    """The loss of endings that are all as likely; None where their number differs between rows."""
+    """The loss if all endings have the same probability; None if their number differs between rows."""
     return math.log(head.num_choices) if head.num_choices else None
 
 

@@ -28,7 +28,7 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
 
 
 def check_row(row: Row) -> None:
-    """Refuse a row without endings, or whose label is none of them."""
+    """Refuse a row without endings, or whose label is not one of them."""
     ending_index(row, HeadConfig("choice"))
 
 
@@ -36,9 +36,7 @@ def ending_index(row: Row, head: HeadConfig) -> int:
     """The index of a row's right ending, from 0; a row with another number of endings than the head is refused."""
     _check_endings(row, head)
     text = str(row.label).strip()
-    if text.isdecimal() and int(text) < len(
-        row.parts
-    ):  # before the texts: of the endings of "1 + 2 is", "2" may be a text too
+    if text.isdecimal() and int(text) < len(row.parts):  # before the texts: an ending of "1 + 2 is" may be the text "2"
         return int(text)
     endings = [part.strip() for part in row.parts]
     if text in endings:

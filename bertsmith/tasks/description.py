@@ -1,4 +1,4 @@
-"""What a task is: the description of a labelled data set. The kind of its head says how it is encoded and scored."""
+"""The description of a labelled data set: a task. The kind of its head decides how it is encoded and scored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Task:
     test: dict[str, tuple[str, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
-    own: bool = False  # for the user's own files: a bad row is refused, where a data set's bad rows are skipped
+    own: bool = False  # for the user's own files: a bad row is refused, while bad rows of a data set are skipped
     scale: tuple[float, float] | None = None  # the lowest and highest number that a regression predicts
     no_answer: bool = False  # some questions have no answer
     unlabelled: str = ""  # the label of rows whose annotators did not agree; such rows are skipped
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long inputs and answers may be: what encoding and decoding have to agree on.
+    """The maximum lengths of inputs and answers, on which encoding and decoding have to agree.
 
     A context longer than `max_length` is read in windows that begin `stride` tokens apart; a question keeps `max_query`
     tokens, an answer has at most `max_answer`. The prediction is no answer where its score exceeds that of the best
@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Rows as parts: `owners` has the row of each part (in order), `details` what decoding needs to know of it.
+    """Rows as parts: `owners` has the row of each part (in order), `details` the facts about it that decoding needs.
 
     A part is an example of its own or, with `sources`, belongs to the example that they name: sentences with the same
     context share an example.

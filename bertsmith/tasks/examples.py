@@ -1,4 +1,4 @@
-"""Examples as flat arrays, all tokens one after the other: a batch is cut out of them without a loop.
+"""Examples as flat arrays of concatenated tokens, from which a batch is gathered without a loop.
 
 T tokens in all, n examples.
 """
@@ -27,9 +27,9 @@ WORD = LabelKind("position", index=True)
 
 @dataclass(frozen=True)
 class Examples(Sequence[Example]):
-    """Examples that stand one after the other: number i has the tokens from `starts[i]` to `starts[i + 1]`.
+    """Concatenated examples: number i has the tokens from `starts[i]` to `starts[i + 1]`.
 
-    Of every `step` examples, which belong together as the endings of a question do, the first has a label.
+    If `step` examples belong together, as the endings of a question do, the first of them has the label.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -42,7 +42,7 @@ class Examples(Sequence[Example]):
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
-        """Examples that were made one at a time."""
+        """Concatenate single examples."""
         if isinstance(examples, Examples):
             return examples
         first = examples[0] if examples else Example(np.zeros(0), np.zeros(0))
@@ -106,12 +106,12 @@ def _marks(example: Example) -> NDArray[np.uint8]:
 
 
 def joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    """Arrays one after the other; of none, an empty one."""
+    """Concatenated arrays; an empty one for an empty list."""
     return np.concatenate(parts).astype(dtype) if len(parts) else np.zeros(0, dtype)
 
 
 def starts_of(lengths: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-    """Where parts of these lengths begin, and where the last one ends."""
+    """The start of each part, given their lengths, and the end of the last one."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
@@ -119,19 +119,19 @@ def starts_of(lengths: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Texts:
-    """The tokens of texts, one after the other: where each begins, and how many it has."""
+    """The concatenated tokens of texts, with the start and the length of each."""
 
     tokens: NDArray[np.int32]  # (T,)
     begins: NDArray[np.int64]  # (n,)
     lengths: NDArray[np.int64]  # (n,)
 
     def at(self, places: NDArray[np.int64]) -> Texts:
-        """Some of the texts, which may come several times."""
+        """A selection of the texts, in which a text may occur several times."""
         return Texts(self.tokens, self.begins[places], self.lengths[places])
 
 
 def texts_of(texts: Sequence[str], tokenizer: Tokenizer) -> Texts:
-    """Tokens of texts, each that is there several times encoded once, by the library on all cores."""
+    """The tokens of texts, encoded by the library on all cores; equal texts are encoded once."""
     numbers: dict[str, int] = {}
     places = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
     distinct, tokens, lengths = list(numbers), [], list[int]()
@@ -162,12 +162,12 @@ def join_texts(
 def shorten(
     first: NDArray[Any], second: NDArray[Any], room: NDArray[Any], has_second: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The lengths that fit: the end of a text is cut, or of the longer one of a pair."""
+    """The lengths after truncation: the end of a text is cut, for a pair that of the longer text."""
     kept = np.where(has_second, np.minimum(second, np.maximum(room - first, room // 2)), 0)
     return np.minimum(first, room - kept), kept
 
 
 def _ranges(lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """0, 1, … up to each length, one after the other."""
+    """The concatenated ranges 0, 1, … up to each length."""
     starts = starts_of(lengths)
     return np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)

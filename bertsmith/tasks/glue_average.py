@@ -1,6 +1,6 @@
 """GLUE's averages as they are published: every task alone, or the small tasks started from a model of MNLI.
 
-Scores are from 0 to 100, as `finetune` and `evaluate` give them. There is no average where a task is absent. Imports
+Scores are from 0 to 100, as `finetune` and `evaluate` give them. There is no average if a task is missing. Imports
 without torch.
 """
 
@@ -28,7 +28,7 @@ PAPER_COLUMNS = (
     ("mnli", "accuracy"), ("mnli", "mismatched_accuracy"), ("qqp", "f1"), ("qnli", "accuracy"), ("sst2", "accuracy"),
     ("cola", "matthews"), ("stsb", "spearman"), ("mrpc", "f1"), ("rte", "accuracy"),
 )  # fmt: skip
-PRE_TRAINED = ("", "pretrain")  # the start task of a model that was fine-tuned for no task before
+PRE_TRAINED = ("", "pretrain")  # the start task of a model that was not fine-tuned before
 SMALL = ("mrpc", "stsb", "rte")  # tasks that are often started from a model of MNLI
 
 
@@ -42,13 +42,13 @@ class GlueScore:
 
 
 def task_score(task: str, scores: Mapping[str, float]) -> float | None:
-    """The score of a task as GLUE's server computes it; None where one of its metrics is absent."""
+    """The score of a task as GLUE's server computes it; None if one of its metrics is missing."""
     parts = [scores.get(name) for name in LEADERBOARD[task]]
     return mean(part for part in parts if part is not None) if None not in parts else None
 
 
 def paper_average(score: Callable[[str, str], float | None]) -> float | None:
-    """The average of the paper's table 1 over `score(task, metric)`; None where one of them is absent."""
+    """The average of the paper's table 1 over `score(task, metric)`; None if one of them is missing."""
     values = [score(task, metric) for task, metric in PAPER_COLUMNS]
     return mean(value for value in values if value is not None) if None not in values else None
 
@@ -64,7 +64,7 @@ def averages(found: Sequence[GlueScore]) -> dict[str, Any]:
 
 
 def average(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The score of every task, their average as the server's (`average`) and the paper's, and the absent tasks."""
+    """The score of every task, their average as the server's (`average`) and the paper's, and the missing tasks."""
     tasks = {task: task_score(task, scores[task]) for task in LEADERBOARD if task in scores}
     absent = [task for task in LEADERBOARD if tasks.get(task) is None]
     values = {task: value for task, value in tasks.items() if value is not None}

@@ -39,7 +39,7 @@ class Column:
     """A column of the first rows."""
 
     name: str
-    values: Sequence[Any]  # without the missing ones
+    values: Sequence[Any]  # without missing values
 
     @cached_property
     def words(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The kinds of tasks: one row of a table says all that tells a kind from the others, from its columns to its files."""
+"""The kinds of tasks: a row of the table defines a kind, from the columns of its rows to its prediction files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bertsmith.text.frame import Frame
 class Kind:
     """How tasks with one kind of head are read, encoded, decoded, scored, compared and written.
 
-    Every function that takes rows takes labelled ones, apart from `encode` and `decode`. What a kind does not have
-    (classes, a constant baseline, limits to tune) keeps its default.
+    All functions take labelled rows, except for `encode` and `decode`. Fields that a kind does not need (classes, a
+    constant baseline, limits to tune) keep their defaults.
     """
 
     # Reading rows.
@@ -31,7 +31,7 @@ class Kind:
     check: Callable[[Row], Any]  # refuse a label that no head of this kind can learn
     head_for: Callable[[Task, Sequence[Row]], HeadConfig]  # the head for the labels of training rows
     target: Callable[[Row, HeadConfig], Any]  # what the head learns from a row; a label that it lacks is refused
-    from_input: Callable[[Any], Row | None]  # a row of a value that a program predicts; None where it is none
+    from_input: Callable[[Any], Row | None]  # a row from a value that a program passes; None if the value does not fit
     input_form: str  # such values, in words
     # From rows to predictions and scores.
     encode: Callable[..., Encoded]
@@ -40,11 +40,11 @@ class Kind:
     # Reports and files.
     compare: Callable[[Task, HeadConfig, Row, Prediction], comparison.Comparison]
     write: Callable[[Path, str, Task, Sequence[Row], Sequence[Prediction]], None]  # in the form of a server or script
-    gold: Callable[[Row, HeadConfig], Prediction] | None = None  # the prediction that a row's label stands for
+    gold: Callable[[Row, HeadConfig], Prediction] | None = None  # the prediction that agrees with a row's label
     column: str = ""  # the field of a prediction that prediction files have as a column
     by_class: Callable[[HeadConfig, Sequence[Row], Sequence[Prediction]], by_class.ClassScores] = lambda *_: {}
     official_split: Literal["dev", "test"] = "test"  # what the data sets' servers or scripts score
-    # What only some kinds have.
+    # Fields that only some kinds need.
     has_classes: bool = False  # labels are names, which a table may store as numbers
     tags_words: bool = False  # every word has a label, and files may have one word per line
     finish_rows: Callable[..., Iterable[Row]] = sequences.finish_rows  # give rows the task's label names, and words

@@ -12,7 +12,7 @@ from bertsmith.tasks.spans import keys_of
 
 
 def write_glue(folder: Path, name: str, task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
-    """The file of GLUE's server: `index` and `prediction`, in the order of the test file."""
+    """Write the file of GLUE's server: `index` and `prediction`, in the order of the test file."""
     values = [p["label"] if task.labels else format(clipped(p["value"], task), ".3f") for p in predictions]
     write_lines(folder / f"{name}.tsv", ["index\tprediction", *(f"{i}\t{value}" for i, value in enumerate(values))])
 
@@ -24,12 +24,12 @@ def clipped(value: float, task: Task) -> float:
 
 
 def write_choices(folder: Path, name: str, task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
-    """SWAG's file: the index of the ending, under the heading `pred`."""
+    """Write SWAG's file: the index of the ending, under the heading `pred`."""
     write_lines(folder / f"{name}.csv", ["pred", *(str(p["choice"]) for p in predictions)])
 
 
 def write_tags(folder: Path, name: str, task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
-    """The file of conlleval: one word and its tag per line, an empty line after each sentence."""
+    """Write the file of conlleval: one word and its tag per line, an empty line after each sentence."""
     lines = []
     for row, prediction in zip(rows, predictions, strict=True):
         lines += [f"{word} {tag}" for word, tag in zip(row.parts, prediction["tags"], strict=True)] + [""]
@@ -37,7 +37,7 @@ def write_tags(folder: Path, name: str, task: Task, rows: Sequence[Row], predict
 
 
 def write_squad(folder: Path, name: str, task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
-    """The files of SQuAD's scripts: the answers, the n-best lists and, for SQuAD 2.0, the odds of no answer."""
+    """Write the files of SQuAD's scripts: the answers, the n-best lists and, for SQuAD 2.0, the odds of no answer."""
     keys = keys_of(rows)
     files = {
         "predictions.json": [p["text"] for p in predictions],

@@ -69,7 +69,7 @@ SIZES: dict[str, tuple[int, dict[str, int]]] = {
     "korsts": (5_749, {"": 1_500}),
     "korquad": (60_407, {"": 5_774}),
 }
-TOLERANCE = 0.02  # of the rows: a few are skipped, or counted in another way
+TOLERANCE = 0.02  # of the rows, since a few are skipped or counted in another way
 
 
 def paper_scores(columns: Sequence[tuple[str, str]], size: int, split: Literal["dev", "test"]) -> list[float | None]:

@@ -40,7 +40,7 @@ def find_splits(task: Task, data: Any, dev: Any = None) -> Splits:
     """The files of `--data` and `--dev`: a file each, a folder as the data set or the hub has it, or rows in memory."""
     if isinstance(data, Splits):
         return data
-    if isinstance(data, Mapping) and "train" in data:  # the splits of `datasets`, or a dict of such
+    if isinstance(data, Mapping) and "train" in data:  # the splits of `datasets`, or a dict of splits
         held_out = next((data[name] for name in DEV if name in data), None)
         return find_splits(task, data["train"], held_out if dev is None else dev)
     splits = _training_files(task, Path(data)) if isinstance(data, (str, Path)) else Splits([as_source(data)])
@@ -101,10 +101,10 @@ def read_task(
     keep: Sequence[str] = (),
     on_progress: OnProgress = lambda share: None,
 ) -> Iterator[Row]:
-    """The rows of a task's files; rows keep the columns in `keep`, `on_progress` gets the share of a file that is read.
+    """The rows of a task's files; rows keep the columns in `keep`, `on_progress` gets the share of a file read so far.
 
     A bad row in the user's own files is refused unless `skip_bad` is set; of a data set, bad labelled rows are skipped.
-    What is wrong with skipped rows is added to `errors` or, where that is None, printed as a note.
+    The errors of skipped rows are added to `errors` or, if that is None, printed as a note.
     """
     kind, count, unlabelled = KINDS[task.head], 0, list[str]()
     skipped: list[str] | None = [] if errors is None else errors

@@ -174,7 +174,7 @@ def predict_labels(logits: NDArray[np.float32], head: HeadConfig) -> Prediction:
 
 
 def predict_number(logits: NDArray[np.float32], head: HeadConfig) -> Prediction:
-    """The number that the head gives."""
+    """The number that the head predicts."""
     return {"value": float(logits[0])}
 
 
@@ -247,7 +247,7 @@ def is_pair(item: Any) -> bool:
 
 
 def are_texts(items: Any) -> bool:
-    """Whether a value is a list or tuple of texts that is not empty."""
+    """Whether a value is a non-empty list or tuple of texts."""
     return isinstance(items, list | tuple) and bool(items) and all(isinstance(item, str) for item in items)
 
 

@@ -29,7 +29,8 @@ CERTAIN = 1e6  # the odds of no answer where the context has no tokens
 class Window:
     """A window of a context, which begins at token `shift` of its example.
 
-    `offsets` are the character offsets of its tokens; `best` says which tokens have more context here than elsewhere.
+    `offsets` are the character offsets of its tokens; `best` marks the tokens that have more context here than in
+    other windows.
     """
 
     shift: int
@@ -43,7 +44,7 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
 
 
 def answers_of(row: Row) -> list[tuple[str, int | None]]:
-    """The gold answers of a question with their places, in the hub's form, SQuAD's, or as a text alone; [] is none."""
+    """The gold answers of a question with their places, in the hub's form, SQuAD's, or as a text; [] is no answer."""
     value = row.label
     if isinstance(value, str):
         value = [{"text": value}] if value else []
@@ -132,7 +133,7 @@ def find_answer(text: str, start: int | None, context: str) -> int | None:
 
 
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
-    """`[CLS] question [SEP] context [SEP]`, in as many windows as the context takes.
+    """Encode `[CLS] question [SEP] context [SEP]`, in as many windows as the context needs.
 
     `shortened` counts truncated questions, and answers that no window holds whole.
     """
@@ -195,7 +196,7 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def stride_note(limits: Limits, frame: Frame) -> str | None:
-    """A note where windows may share no token, so that an answer across their border is in none of them."""
+    """A note if windows may not overlap, so that an answer across their border is in none of them."""
     space = limits.max_length - frame.size(2)
     query = min(limits.max_query, space - 1)
     room = space - query
@@ -254,7 +255,7 @@ def _decode_one(context: str, parts: Sequence[tuple[NDArray[np.float32], Window]
 
 
 def _chosen(nbest: list[dict[str, Any]], odds: float, limits: Limits) -> Prediction:
-    """The best answer of an n-best list, or no answer where that is likelier."""
+    """The best answer of an n-best list, or no answer if that is likelier."""
     return {**nbest[0], **(NOTHING if predicts_none(odds, limits) else {}), "null_odds": odds, "nbest": nbest}
 
 
@@ -264,7 +265,7 @@ def predicts_none(odds: float, limits: Limits) -> bool:
 
 
 def merge(predictions: Sequence[Prediction], limits: Limits) -> Prediction:
-    """One prediction out of those of several models: an answer's score is its mean over their n-best lists."""
+    """One prediction from those of several models: an answer's score is its mean over their n-best lists."""
     found: dict[str, dict[str, Any]] = {}
     for entry in (entry for prediction in predictions for entry in prediction["nbest"]):
         known = found.setdefault(entry["text"], {**entry, "score": 0.0})
@@ -336,7 +337,7 @@ def _answers_and_odds(
 def score(
     task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
 ) -> dict[str, float]:
-    """The official figures of SQuAD 1.1, 2.0 or KorQuAD."""
+    """The official scores of SQuAD 1.1, 2.0 or KorQuAD."""
     golds, (texts, odds) = gold_texts(rows), _answers_and_odds(rows, predictions)
     if not task.no_answer or all(golds.values()):
         predicted = {key: "" if predicts_none(odds[key], limits) else text for key, text in texts.items()}

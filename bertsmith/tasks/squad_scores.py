@@ -63,7 +63,7 @@ def squad2_scores(
     null_odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """The figures of the v2.0 script: all questions, those with an answer and those without.
+    """The scores of the v2.0 script: all questions, those with an answer and those without.
 
     With `null_odds` (how likely it is that there is no answer) a prediction above `threshold` counts as none, and the
     thresholds with the best exact match and F1 are found. As in the script, questions that have no prediction are left
@@ -94,7 +94,7 @@ def _question2(answers: Sequence[str], predicted: str) -> tuple[float, float]:
 
 
 def _overlap2(gold: list[str], predicted: list[str]) -> float:
-    """Where a side is empty, v2.0 asks whether both are."""
+    """If one answer is empty, v2.0 scores whether both are."""
     return overlap(gold, predicted) if gold and predicted else float(gold == predicted)
 
 
@@ -112,7 +112,7 @@ def best_threshold(
 ) -> tuple[float, float]:
     """The best score that a threshold on `null_odds` can give, in per cent of the questions, and that threshold.
 
-    All questions unanswered is the start; then they are answered one after the other, the surest first.
+    The search starts with all questions unanswered and answers them one by one, the surest first.
     """
     current = best = float(sum(not answered for answered in has_answer.values()))
     threshold = 0.0

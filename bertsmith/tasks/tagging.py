@@ -36,7 +36,7 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
 
 
 def words_of(row: Row) -> list[tuple[int, int]]:
-    """Where the words of a row stand in its text: those of `parts`, else as letters and punctuation divide the text."""
+    """The words of a row and their places in its text: those of `parts`, else split by letters and punctuation."""
     if not row.parts:
         return [match.span() for match in word_pattern().finditer(row.text)]
     ends = np.cumsum([len(word) + 1 for word in row.parts]) - 1
@@ -76,8 +76,8 @@ def bio_labels(head: HeadConfig) -> tuple[str, ...]:
 def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, *, labelled: bool) -> Encoded:
     """A sentence with all the context that fits, in several parts where it is longer than the model.
 
-    To be learnt, each is an example of its own; else those that have the same context share one: a document that fits
-    is computed once, not once a sentence.
+    In training, each sentence is an example of its own; otherwise sentences with the same context share one, so that a
+    document that fits is computed once, not once per sentence.
     """
     room = limits.max_length - tokenizer.frame.size(1)
     before = len(tokenizer.frame.first)
@@ -127,14 +127,14 @@ def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:
 
 
 def _windows(sizes: NDArray[Any], begin: int, end: int, room: int) -> Iterator[tuple[int, int, int, int]]:
-    """The words from `begin` to `end` in parts that fit: where each begins and ends, and where its context does."""
+    """The words from `begin` to `end` in parts that fit: the bounds of each part and of its context."""
     ends = np.concatenate([[0], np.cumsum(sizes)])
     first = begin
     while True:
         last = min(end, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
         free = room - (ends[last] - ends[first])
         after = ends[-1] - ends[last]
-        wanted = max(free // 2, free - after)  # before; what one side does not need, the other takes
+        wanted = max(free // 2, free - after)  # before; context that one side does not need goes to the other
         left = int(np.searchsorted(ends, ends[first] - wanted, side="left"))
         right = int(np.searchsorted(ends, ends[left] + room, side="right")) - 1
         yield first, last, left, right
@@ -219,7 +219,7 @@ def finish_rows(rows: Iterable[Row], task: Task, *, labelled: bool) -> Iterator[
 
 
 def _with_words(rows: Iterable[Row], task: Task, labelled: bool) -> Iterator[Row]:
-    """Words are those of the table or, where there are tags, what spaces separate; numbers become the task's tags."""
+    """Words are those of the table or, if there are tags, split at spaces; numbers become the task's tags."""
     for row in rows:
         if not row.parts and not labelled:
             yield row

@@ -1,4 +1,4 @@
-"""Every task by its name: a task is one row of a table, and its kind says the rest (see `kinds`)."""
+"""Every task by its name: a task is one row of a table; its kind defines the rest (see `kinds`)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-SHOWN_MASK = "[MASK]"  # how a masked word is shown in texts for people, whatever the tokenizer's token for it is
+SHOWN_MASK = "[MASK]"  # how a masked word is shown to the user, whatever the tokenizer's mask token is
 Ids = Sequence[int] | NDArray[Any]
 Flags = NDArray[np.bool_]
 
@@ -53,7 +53,7 @@ class WordMarker:
 class Frame:
     """The special tokens of a sequence, by name, and the segment number of each of its parts.
 
-    The tokens `first` stand before the first part and belong to it; those `between` two parts and the `last` ones
+    The tokens `first` come before the first part and belong to it; those `between` two parts and the `last` ones
     belong to the part before them. `segments` are the numbers of the first part, the second one and so on; parts
     beyond them have the last number.
     """
@@ -74,11 +74,11 @@ class Frame:
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def size(self, parts: int) -> int:
-        """The number of special tokens in a sequence of so many parts."""
+        """The number of special tokens in a sequence with this number of parts."""
         return len(self.first) + (parts - 1) * len(self.between) + len(self.last)
 
     def segments_of(self, parts: int) -> tuple[int, ...]:
-        """The segment number of each part in a sequence of so many."""
+        """The segment number of each part in a sequence with this number of parts."""
         return (*self.segments[:parts], *self.segments[-1:] * (parts - len(self.segments)))
 
     def arrange(self, parts: Sequence[str]) -> list[tuple[str, int]]:
@@ -110,7 +110,7 @@ GPT = Frame(("_start_",), ("_delimiter_",), ("_extract_",), (0,), WordMarker("</
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Parts joined into sequences that stand one after the other."""
+    """Parts joined into concatenated sequences."""
 
     tokens: NDArray[Any]  # (T,)
     segments: NDArray[np.int64]  # (T,)
@@ -128,7 +128,7 @@ class Joiner:
     last: NDArray[np.int64]
 
     def join(self, *parts: Ids) -> Joined:
-        """One sequence out of its parts."""
+        """Join parts into one sequence."""
         pieces, begins = [self.first], [len(self.first)]
         for part in parts:
             pieces += [part, self.between]  # type: ignore[list-item]
@@ -139,9 +139,9 @@ class Joiner:
         return Joined(tokens, segments, np.array(begins[:-1]), np.array([len(tokens)]))
 
     def join_many(self, tokens: NDArray[Any], sizes: Ids, counts: Ids, segments: Sequence[int] | None = None) -> Joined:
-        """Many sequences at once, as `join` makes each of them.
+        """Join the parts of many sequences at once, with the result of `join` for each.
 
-        The parts stand one after the other in `tokens`, `sizes` (P,) tokens each; sequence i takes the next `counts[i]`
+        The parts are concatenated in `tokens`, with `sizes` (P,) tokens each; sequence i takes the next `counts[i]`
         of them, at least one. `segments` (P,) are the numbers of the parts where they are not the frame's.
         """
         sizes, counts = np.asarray(sizes, dtype=np.int64), np.asarray(counts, dtype=np.int64)
@@ -167,6 +167,6 @@ class Joiner:
         return Joined(joined, np.repeat(numbers, widths), begins, np.add.reduceat(widths, ends - counts))
 
     def _segments(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The segment numbers of the parts of sequences with so many parts each."""
+        """The segment numbers of the parts, given the number of parts of each sequence."""
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         return np.array(self.frame.segments)[np.minimum(places, len(self.frame.segments) - 1)]

@@ -1,1 +1,1 @@
-"""One training loop for anything whose forward gives losses. Knows no model, no data set, no task."""
+"""One training loop for any model whose forward pass returns losses. It depends on no model, data set or task."""

@@ -2,7 +2,7 @@
 
 With small batches or models the CPU takes longer to launch a kernel than the GPU to run it, and between two steps the
 GPU waits for the launches of the optimiser. The forward and backward passes are captured for each bucket of batch sizes
-when it comes for the second time; clipping and the update at their second call.
+when it occurs for the second time; clipping and the update at their second call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertsmith.batch import Batch, Packed
 from bertsmith.training import distributed
 from bertsmith.training.settings import TrainConfig
 
-MAX_GRAPHS = 24  # of forward and backward passes; more buckets come too rarely
+MAX_GRAPHS = 24  # of forward and backward passes; more buckets would occur too rarely
 # Adds to the gradients; returns the names of the outputs, and their values in one tensor.
 Pass = Callable[[Batch, Mapping[str, float | Tensor]], tuple[list[str], Tensor]]
 
@@ -31,7 +31,7 @@ def can_capture(device: torch.device, optimizers: list[torch.optim.Optimizer]) -
 
 
 class GraphRunner:
-    """Runs the passes and updates of a model, as CUDA graphs where that is possible; batches come bucketed.
+    """Runs the passes and updates of a model, as CUDA graphs where possible; batches have to be bucketed.
 
     `capturable` says whether the forward and backward passes can be captured: the fused kernels never synchronise with
     the device. Gradients keep their memory from step to step, and are zero after an update.
@@ -46,7 +46,7 @@ class GraphRunner:
         self.captures_passes = capturable and not config.gradient_checkpointing
         self.pool = torch.cuda.graph_pool_handle()
         torch.cuda.reset_peak_memory_stats()  # so that the peak is that of this run
-        self.passes: dict[Any, _PassGraph | None] = {}  # by size; None: it came once
+        self.passes: dict[Any, _PassGraph | None] = {}  # by size; None: it has occurred once
         self.seconds = 0.0  # of compiling and capturing
         self.clipping, self.updating = _CapturedCall(self._clip), _CapturedCall(self._update)
         for parameter in self.parameters:

@@ -1,6 +1,6 @@
 """Training on several ranks, started by `torchrun`: the process group, DDP and FSDP, and the collectives.
 
-Without `torchrun` there is one process, and every function here does nothing, at no cost.
+Without `torchrun` there is one process, and the functions here do nothing.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def on_rank_zero(work: Callable[[], Any]) -> Any:
 
 @contextmanager
 def locked(path: str | Path) -> Iterator[None]:
-    """Lock an output that all ranks make together: rank 0 holds the lock, and if it cannot, every rank stops."""
+    """Lock an output that all ranks write: rank 0 takes the lock, and if it cannot, every rank stops."""
     with ExitStack() as stack:
         on_rank_zero(lambda: stack.enter_context(folders.locked(path)))
         yield

@@ -71,7 +71,7 @@ def first_bad_tensor(model: nn.Module, loss_of: Callable[[], Tensor]) -> tuple[i
     seen = [(f"parameter {name}", _largest(full_tensor(p.detach()))) for name, p in model.named_parameters()]
     trained = len(seen)
     if all(math.isfinite(largest) for _, largest in seen):
-        model.zero_grad(set_to_none=True)  # of the step, to which other batches have added
+        model.zero_grad(set_to_none=True)  # gradients of the step, to which other batches have been added
         with _outputs_of(model, seen):
             loss = loss_of()
         loss.backward()

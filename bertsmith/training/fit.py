@@ -93,7 +93,7 @@ def _bucketing(batches: MicroBatches) -> MicroBatches:
 
 @dataclass(frozen=True)
 class StepAgreement:
-    """What all ranks know before a step: the counts of each loss, how much is done, and whether to stop or save."""
+    """What all ranks agree on before a step: the counts of each loss, how much is done, and whether to stop or save."""
 
     counts: dict[str, float]
     done: float
@@ -172,7 +172,7 @@ class _Loop:
         return {"steps": budget.step, **self.scores}
 
     def _between_steps(self, agreed: StepAgreement, request: Request, first: bool) -> None:
-        """Evaluate, save and stop where that is due; before the first step of this process nothing is new."""
+        """Evaluate, save and stop if that is due; nothing is due before the first step of this process."""
         before, self.done = self.done, agreed.done
         if not first and self._is_due(self.config.evaluate_every, before, self.done):
             self._evaluate()
@@ -196,7 +196,7 @@ class _Loop:
             )
 
     def _agree(self, micro_batches: list[Batch], request: Request) -> StepAgreement:
-        """All-reduce what each rank knows before a step, so that every rank does the same."""
+        """All-reduce the state of each rank before a step, so that every rank does the same."""
         names = sorted(micro_batches[0].counts)
         zero = distributed.is_rank_zero()  # whose clock counts
         mine = [float(sum(b.counts[name] for b in micro_batches)) for name in names]
@@ -241,7 +241,7 @@ class _Loop:
             self.graphs.zero()
 
     def _record_due(self) -> bool:
-        """About 200 records in a run, at the same steps however often it was resumed."""
+        """Whether a record is due: about 200 in a run, at the same steps however often it was resumed."""
         budget = self.budget
         if budget.by_clock:
             return self.meter.seconds >= budget.seconds / 200
@@ -281,7 +281,7 @@ class _Loop:
 
         def find() -> list[Any]:
             path = checkpoint.best_checkpoint(checkpoint.checkpoints(self.run))
-            if path is None:  # none could be written, or no score was a number
+            if path is None:  # no checkpoint could be written, or no score was finite
                 return []
             step = checkpoint.step_of(path)
             return [str(path), step, runlog.last_scores(self.run, step)]

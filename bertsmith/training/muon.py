@@ -1,7 +1,7 @@
 """Muon (Jordan 2024): momentum that is orthogonalised before it is added to the weights.
 
-The same updates as those of `torch.optim.Muon`, but all matrices of one shape are iterated together, and the ranks
-divide them among themselves.
+The updates are those of `torch.optim.Muon`, but all matrices of one shape are iterated together, and the ranks divide
+them among themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Triton kernels of Muon: momentum and update in one pass each, and batched matrix products.
 
-N matrices of one shape. The products add a matrix, which a library's product would copy first, and compute only one
+N matrices of one shape. The products add a matrix without the copy that a library's product makes, and compute only one
 half of a symmetric result.
 """
 

@@ -1,4 +1,4 @@
-"""What a model says about its parts: which are its layers, and which are not trained.
+"""The parts of a model: which are its layers, and which are not trained.
 
 A model that `fit` trains may have two attributes. `encoders` are its modules with an attribute `layers`, from bottom to
 top; what an encoder registers before its layers, such as embeddings, is below them. The layers of an encoder whose

@@ -65,7 +65,7 @@ def _unchanged(made: Any) -> Any:
 def _start_worker(worker: int) -> None:
     """Ignore signals in a worker: Ctrl-C reaches every process of a terminal, and the main process handles it.
 
-    The objects of the main process are not collected in the worker: a CUDA graph would need the GPU, and warn.
+    The objects of the main process are not collected in the worker: a CUDA graph would need the GPU and warn.
     """
     gc.freeze()
     for number in (signal.SIGINT, signal.SIGTERM):

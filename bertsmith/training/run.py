@@ -29,7 +29,7 @@ def open_run(
     """Start or resume a run; return the checkpoint to resume from, if any, and whether the run is finished already.
 
     The configuration and the `facts` have to be those that the run was started with; `notes` are written beside them.
-    Rank 0 reads and writes, and broadcasts what it found.
+    Rank 0 reads and writes the files, and broadcasts the result.
     """
     if config.train.tensorboard:
         runlog.check_tensorboard()

@@ -29,7 +29,7 @@ def is_score(key: str) -> bool:
 def open_log(run: Path, step: int, *, tensorboard: bool = False) -> Append:
     """Return a function that appends a record; records after `step`, of a process that was killed, are removed.
 
-    With a full disk records are lost with a warning, and the run goes on.
+    If the disk is full, records are lost with a warning, and the run continues.
     """
     rewind(run, step)
     show = _tensorboard(run, step) if tensorboard else None

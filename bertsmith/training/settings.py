@@ -162,7 +162,7 @@ def has_bfloat16() -> bool:
 
 
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """The dtype for autocast: bfloat16 if the device supports it and float32 is not asked for, else None."""
+    """The dtype for autocast: bfloat16 if the device supports it and float32 is not set, else None."""
     if precision == "float32":
         return None
     if precision == "bfloat16" or (device.type == "cuda" and torch.cuda.is_bf16_supported()):

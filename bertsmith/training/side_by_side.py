@@ -27,8 +27,8 @@ _stopping: Event  # in a worker: set when no further call is to be started
 def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Call a function with each of some arguments, at most `jobs` at a time, in silent processes; return the results.
 
-    After an error in one of them, Ctrl-C or SIGTERM, the others are asked to stop as by a signal; the error is raised
-    when they have stopped.
+    After an error in one of them, Ctrl-C or SIGTERM, the others stop as after a signal; the error is raised when they
+    have stopped.
     """
     context, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     stopping = context.Event()
@@ -95,7 +95,7 @@ def _handle_signals(handler: Any) -> None:
 
 
 def _follow_parent(parent: int) -> None:
-    """Stop when the others do, and exit if the parent was killed: a resumed run must be the only one."""
+    """Stop when the other runs stop, and exit if the parent was killed, since its runs may be resumed."""
     asked = False
     while os.getppid() == parent:
         if _stopping.is_set() and not asked:

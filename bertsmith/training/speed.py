@@ -1,4 +1,4 @@
-"""What a run reports: means since the last record, tokens per second, the share of the peak FLOPS, and memory."""
+"""Figures of a run: means since the last record, tokens per second, the share of the peak FLOPS, and memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Meter:
 
 @lru_cache
 def matrix_ceiling(device: torch.device, dtype: torch.dtype | None) -> float:
-    """Floating-point operations per second of a large matrix product on this device: what a model can reach at most."""
+    """Floating-point operations per second of a large matrix product on this device, the upper bound for a model."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype or torch.float32) for _ in range(2))
     times = []

@@ -55,7 +55,7 @@ def gradients(
 def _pass(
     model: nn.Module, batch: Batch, scales: Mapping[str, float | Tensor], config: TrainConfig
 ) -> tuple[list[str], Tensor]:
-    """Forward and backward pass of one batch; return the names of its outputs, and their parts of the step's means."""
+    """Run the passes of one batch; return the names of its outputs, and their parts of the step's means."""
     means = output_means(model, batch, scales, config)
     losses = [value for name, value in means.items() if not name.endswith(ACCURACY)]
     # DDP and FSDP average the gradients over the ranks; they are to be summed.
@@ -86,7 +86,7 @@ def output_means(
 
 
 def seed_dropout(config: TrainConfig, step: int, number: int) -> None:
-    """Seed dropout by the place of the micro-batch in the step's list, on whichever rank it is."""
+    """Seed dropout by the index of the micro-batch in the step's list, independently of its rank."""
     place = number * distributed.world_size() + distributed.rank()
     torch.manual_seed(draws.seed(config.seed, step, place, DROPOUT))
 

@@ -1,1 +1,1 @@
-"""The doctor: what would spoil a training run."""
+"""The doctor: finds problems of a text that would harm the training."""

@@ -1,1 +1,1 @@
-"""Kernels written in Triton, and the operations that are made of them. Nothing here is imported before it is needed."""
+"""Triton kernels and autograd operations on them; imported only when they are used."""

@@ -1,8 +1,8 @@
 """Attention of packed sequences in Triton, for sequences that fit into one tile (up to 128 tokens), with dropout.
 
-A program has one head of one sequence and all of its scores. Its backward pass computes the weights anew, so that the
-forward pass saves nothing, and writes the gradients of queries, keys and values side by side, as the matrix product
-of the backward pass reads them.
+A program has one head of one sequence and all of its scores. Its backward pass recomputes the weights, so that the
+forward pass saves nothing, and writes the gradients of queries, keys and values concatenated, as the matrix product of
+the backward pass reads them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _weights(q, k, valid, scale, LENGTH: tl.constexpr, BEFORE: tl.constexpr, AFT
 
 @triton.jit
 def _kept(token, heads, seed_ptr, numbers_ptr, threshold, LENGTH: tl.constexpr):
-    """Which weights dropout is_kept, as booleans, which take few registers."""
+    """Which weights dropout keeps, as booleans, which take few registers."""
     slope, level = dropout_line(token * heads + tl.program_id(1), tl.load(seed_ptr))
     number = tl.load(numbers_ptr + tl.arange(0, LENGTH))
     return is_kept(slope[:, None], level[:, None], number[None, :], threshold)
@@ -130,7 +130,7 @@ def _warps(length: int) -> int:
 def attention_forward(
     qkv: Tensor, starts: Tensor, seed: Tensor | None, longest: int, heads: int, reach: Reach, dropout: float
 ) -> Tensor:
-    """The output (T, H) of attention to queries, keys and values (T, 3 H) that stand side by side."""
+    """The output (T, H) of attention, given queries, keys and values concatenated (T, 3 H)."""
     size = qkv.shape[1] // (3 * heads)
     out = torch.empty(len(qkv), heads * size, dtype=qkv.dtype, device=qkv.device)
     length = tile_length(longest)

@@ -1,4 +1,4 @@
-"""The input layer, a layer and the masked-word head in fused operations: they compute what encoder.py and heads.py do.
+"""The input layer, a layer and the masked-word head in fused operations, equal to those of encoder.py and heads.py.
 
 T tokens, H hidden size, M masked positions, V vocabulary.
 """
@@ -36,7 +36,7 @@ def embeddings_forward(
 
 
 def layer_forward(layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None) -> Tensor:
-    """One layer on packed tokens (T, H); gives the states of `rows` alone where they are given."""
+    """One layer on packed tokens (T, H); with `rows`, only the states of these rows."""
     if layer.norm_first:
         y, x = norm_and_residual(x, layer.attention_norm)
         qkv, _ = linear_and_residual(y, *layer.qkv)

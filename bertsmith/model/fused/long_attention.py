@@ -1,8 +1,8 @@
 """Attention of packed sequences of any length in Triton, block by block, with dropout (FlashAttention-2, Dao 2023).
 
-Queries and keys of one head of one sequence are multiplied block by block. The forward pass saves one number a query,
-the logarithm (to the base 2) of the sum of its exponentials, from which the backward pass computes the weights anew. A
-program owns a block (OWN) of queries or keys and goes through the blocks (OTHER) of the others that are within reach.
+Queries and keys of one head of one sequence are multiplied block by block. The forward pass saves one number per query,
+the base-2 logarithm of the sum of its exponentials, from which the backward pass recomputes the weights. A program owns
+a block (OWN) of queries or keys and goes through the blocks (OTHER) of the others that are within reach.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OVERHANG = 128  # tokens by which a last block may go beyond the longest sequenc
 
 @triton.jit
 def own_block(starts_ptr, OWN: tl.constexpr):
-    """A program's head, where its sequence begins, how long it is, and the first position of the program's block."""
+    """A program's head, the start and the length of its sequence, and the first position of the program's block."""
     start = tl.load(starts_ptr + tl.program_id(2))
     return tl.program_id(1), start, tl.load(starts_ptr + tl.program_id(2) + 1) - start, tl.program_id(0) * OWN
 
@@ -121,7 +121,7 @@ def _long_attention_queries(
             at = key[:, None] * (3 * width) + feature[None, :]
             k = tl.load(base + width + at, key[:, None] < length, 0.0)
             v = tl.load(base + 2 * width + at, key[:, None] < length, 0.0)
-            # Past the last key the keys are zero, and so is what they add; no weight is above 1.
+            # Past the last key the keys are zero and contribute nothing; no weight is above 1.
             weights = tl.exp2(tl.minimum(tl.dot(q, tl.trans(k)) * scale - level[:, None], 0.0))
             if BEFORE >= 0 or AFTER >= 0:
                 weights = tl.where(sees(query[:, None], key[None, :], BEFORE, AFTER), weights, 0.0)

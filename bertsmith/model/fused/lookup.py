@@ -1,4 +1,4 @@
-"""Triton kernels of the input layer: the rows of three tables added, normalised and dropped out in one kernel."""
+"""Triton kernels of the input layer: rows of three tables are added and normalised, with dropout, in one kernel."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _lookup_backward(
     dshift = tl.zeros((BLOCK,), tl.float32)
     first = tl.zeros(
         (BLOCK,), tl.float32
-    )  # of segment 0, which most tokens may have: one atomic addition a program, not one a token
+    )  # of segment 0, which most tokens may have: one atomic addition per program, not per token
     if DROP:
         seed = tl.load(seed_ptr)
         number = tl.load(numbers_ptr + column)

@@ -144,7 +144,7 @@ def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
 
 
 def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, reach: Reach, dropout: float) -> Tensor:
-    """Attention of queries, keys and values (T, 3 H) that stand side by side; gives (T, H).
+    """The output (T, H) of attention, given queries, keys and values concatenated (T, 3 H).
 
     `bias` has been added to them already, and gets its gradient here.
     """

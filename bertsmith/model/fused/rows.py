@@ -2,7 +2,7 @@
 
 T rows, H columns. A kernel reads its inputs once (the loss twice) and writes its outputs once. The same kernel sums
 over all rows (the gradients of biases and scales), as partial sums of a fixed number of programs, so that the result
-does not depend on the order in which the programs end.
+does not depend on the order in which the programs finish.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def hashed(index, seed):
 
 @triton.jit
 def dropout_line(index, seed):
-    """The slope and the level of each row, by which dropout decides what it is_kept."""
+    """The slope and the level of each row, by which dropout decides which elements it keeps."""
     return hashed(index, seed), hashed(index, seed ^ 0x2545F491)
 
 
 @triton.jit
 def is_kept(slope, level, number, threshold):
-    """Whether dropout is_kept the elements of these rows and columns: slope · number + level against the threshold.
+    """Whether dropout keeps the elements of these rows and columns: slope · number + level against the threshold.
 
     One multiplication and one comparison modulo 2^32, since it runs for every element in both passes.
     """
@@ -47,7 +47,7 @@ def is_kept(slope, level, number, threshold):
 
 @triton.jit
 def dropout_factor(slope, level, number, threshold, factor):
-    """What dropout multiplies the elements by.
+    """The factor by which dropout multiplies the elements.
 
     This is a number, since the compiler may turn a boolean into packed pairs, with five instructions in place of one.
     """

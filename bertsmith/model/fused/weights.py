@@ -1,4 +1,4 @@
-"""What the fused operations take: tensors and a few values, by name. Importing this does not need Triton."""
+"""The inputs of the fused operations: tensors and a few values, by name. Imports without Triton."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LinearWeights(NamedTuple):
 
 
 class NormWeights(NamedTuple):
-    """The scale and the shift of a layer norm, and what is added to the variance."""
+    """The scale and the shift of a layer norm, and the epsilon that is added to the variance."""
 
     weight: Tensor
     bias: Tensor | None

@@ -73,7 +73,7 @@ def _factor(summary: dict[str, Any]) -> float:
 
 
 def collapsed(runs: Sequence[Run]) -> str:
-    """Return a table of the attempts that learnt nothing."""
+    """Return a table of the attempts that collapsed."""
     rows = []
     for run in runs:
         attempts = [entry for entry in run.fact("collapsed") or () if isinstance(entry, dict)]
