@@ -5,6 +5,7 @@ Without `torchrun` there is one process, and the functions here do nothing.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -120,13 +121,16 @@ def all_reduce_min(value: float) -> float:
     return float(number)
 
 
-def broadcast(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
+def broadcast(value: Any, source: int = 0) -> Any:
+    """Return one rank's value, anything that JSON can hold, on every rank; torch's own function would unpickle it."""
     if world_size() == 1:
         return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    written = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    size = torch.tensor([len(written)])
+    dist.broadcast(size, source)
+    text = written if rank() == source else torch.empty(int(size), dtype=torch.uint8)
+    dist.broadcast(text, source)
+    return json.loads(bytes(text.tolist()))
 
 
 def on_rank_zero(work: Callable[[], Any]) -> Any:
@@ -173,20 +177,18 @@ def broadcast_tensors(tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]
         return dict(tensors)
     named = tensors or {}
     result = {}
-    for name, shape, dtype in broadcast([(name, tensor.shape, tensor.dtype) for name, tensor in named.items()]):
-        value = named[name].contiguous() if is_rank_zero() else torch.empty(shape, dtype=dtype)
+    described = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in named.items()]
+    for name, shape, dtype in broadcast(described):
+        empty = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        value = named[name].contiguous() if is_rank_zero() else empty
         dist.broadcast(value, 0)
         result[name] = value
     return result
 
 
 def all_gather_objects(value: Any) -> list[Any]:
-    """Return the values of all ranks, in the order of the ranks."""
-    if world_size() == 1:
-        return [value]
-    values = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return values
+    """Return the values of all ranks, anything that JSON can hold, in the order of the ranks."""
+    return [broadcast(value, source) for source in range(world_size())]
 
 
 def all_gather(values: Tensor) -> Tensor:
