@@ -115,6 +115,7 @@ BERT = Family(
     own_fields=OWN_FIELDS,
     reasons={
         "norm_first": "the family bert normalises after each sublayer",
+        "head_activation": "BertForMaskedLM has the encoder's activation in its head",
         "num_segments": "BertModel needs a table of segments",
     },
 )
@@ -162,8 +163,10 @@ ROBERTA_PRELAYERNORM = Family(
     defaults={"vocab_size": 50265, "pad_token_id": 1, "norm_first": True},
     reasons={
         "norm_first": "the family roberta-prelayernorm normalises before each sublayer",
+        "head_activation": "RobertaPreLayerNormForMaskedLM has GELU in its head, whatever the encoder's activation is",
         "num_segments": "RobertaPreLayerNormModel needs a table of segments",
     },
+    head_activation="gelu",
 )
 
 FAMILIES = {family.model_type: family for family in (BERT, ROBERTA_PRELAYERNORM)}

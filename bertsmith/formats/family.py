@@ -11,7 +11,7 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.formats.storage import Names, as_stored, expand
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import Activation, EncoderConfig
 
 TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.positions.weight"
 # Fields of a `config.json` that do not change what an encoder computes. The first describe the file or the head, and
@@ -90,6 +90,7 @@ class Family:
     own_fields: tuple[str, ...] = ()  # written under our own names where they differ from the default
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of our settings, where they are not EncoderConfig's
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
+    head_activation: Activation | None = None  # that their head over the vocabulary always has; None: the encoder's
 
     @property
     def config_keys(self) -> set[str]:
@@ -119,6 +120,8 @@ class Family:
 
     def default(self, name: str) -> Any:
         """The value of a setting that a `config.json` does not have."""
+        if name == "head_activation":
+            return self.head_activation
         return self.defaults.get(name, getattr(EncoderConfig(), name))
 
     def accepts(self, name: str, value: Any) -> bool:
@@ -129,8 +132,11 @@ class Family:
 
     def refused(self, config: EncoderConfig) -> str:
         """The first setting that the family cannot express; empty if it can express the encoder."""
-        names = [each.name for each in fields(config) if each.name != "family"]
-        return next((name for name in names if not self.accepts(name, getattr(config, name))), "")
+        names = [each.name for each in fields(config) if each.name not in ("family", "head_activation")]
+        if refused := next((name for name in names if not self.accepts(name, getattr(config, name))), ""):
+            return refused
+        expected = self.head_activation or config.activation
+        return "head_activation" if config.head_transform and config.masked_word_activation != expected else ""
 
     def refusal(self, config: EncoderConfig) -> str:
         """The reason why the family cannot express an encoder, with a fix; empty if it can."""

@@ -49,6 +49,8 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     named |= {name: values[name] for name in family.own_fields if values.get(name) is not None}
     given = {name: value for name, value in named.items() if value is not None}
     config = from_dict(EncoderConfig, {**family.defaults, **given, "family": family.model_type}, str(where))
+    if config.head_transform and family.head_activation not in (None, config.activation):
+        config = replace(config, head_activation=family.head_activation)
     return replace(config, max_positions=config.max_positions - family.unused_rows(config.pad_token_id))
 
 

@@ -79,7 +79,7 @@ class EncoderConfig:
     norm of the embeddings it is not needed (ModernBERT).
     - `shared_layers`: which sublayers, with their norms, have the same parameters in all layers (ALBERT).
     - `head_transform`: whether the masked-word head has a dense layer, an activation and a norm before its scores.
-      `head_activation` is that activation; None: "gelu" in a pre-norm encoder, else the encoder's `activation`.
+      `head_activation` is that activation; None: the encoder's `activation`.
     - `num_segments` 0: there is no table of segments.
     """
 
@@ -149,7 +149,13 @@ class EncoderConfig:
         self._check_attention()
         self._check_norms_and_head()
         if not self.family:
-            object.__setattr__(self, "family", "roberta-prelayernorm" if self.norm_first else "bert")
+            self._name_family()
+
+    def _name_family(self) -> None:
+        """Complete a configuration from before families had names, when pre-norm encoders had GELU in their heads."""
+        object.__setattr__(self, "family", "roberta-prelayernorm" if self.norm_first else "bert")
+        if self.norm_first and self.head_transform and self.activation != "gelu" and self.head_activation is None:
+            object.__setattr__(self, "head_activation", "gelu")
 
     def _check_attention(self) -> None:
         """Refuse positions and windows that contradict each other."""
@@ -198,7 +204,7 @@ class EncoderConfig:
     @property
     def masked_word_activation(self) -> Activation:
         """The activation in the masked-word head."""
-        return self.head_activation or ("gelu" if self.norm_first else self.activation)
+        return self.head_activation or self.activation
 
     def layer(self, index: int) -> LayerConfig:
         """The configuration of the layer with this index, counted from 0."""

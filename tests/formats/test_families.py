@@ -231,3 +231,14 @@ def test_settings_that_do_not_fit_the_family_are_refused_before_a_run():
 def test_a_configuration_without_family_gets_it_from_norm_first(norm_first, family):
     values = {name: value for name, value in to_dict(EncoderConfig(norm_first=norm_first)).items() if name != "family"}
     assert from_dict(EncoderConfig, values).family == family
+
+
+def test_the_activation_of_the_head_is_the_family_s() -> None:
+    pre_norm = ["model.activation=relu", "model.norm_first=true", "model.family=roberta-prelayernorm"]
+    with pytest.raises(UserError, match=r"head_activation=null: RobertaPreLayerNorm.*; set model.head_activation=gelu"):
+        override(recipe("bert-tiny"), pre_norm)
+    assert override(recipe("bert-tiny"), [*pre_norm, "model.head_activation=gelu"]).model.head_activation == "gelu"
+    with pytest.raises(
+        UserError, match=r"head_activation=gelu: BertForMaskedLM .*; set model.head_activation=null"
+    ):
+        override(recipe("bert-tiny"), ["model.activation=relu", "model.head_activation=gelu"])
