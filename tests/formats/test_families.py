@@ -238,7 +238,5 @@ def test_the_activation_of_the_head_is_the_family_s() -> None:
     with pytest.raises(UserError, match=r"head_activation=null: RobertaPreLayerNorm.*; set model.head_activation=gelu"):
         override(recipe("bert-tiny"), pre_norm)
     assert override(recipe("bert-tiny"), [*pre_norm, "model.head_activation=gelu"]).model.head_activation == "gelu"
-    with pytest.raises(
-        UserError, match=r"head_activation=gelu: BertForMaskedLM .*; set model.head_activation=null"
-    ):
+    with pytest.raises(UserError, match=r"head_activation=gelu: BertForMaskedLM .*; set model.head_activation=null"):
         override(recipe("bert-tiny"), ["model.activation=relu", "model.head_activation=gelu"])
