@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]  # an exp
 
 
 def make(kind: str, tokenizer, **changes) -> Loaded:
-    """A small model with wide random weights."""
+    """A small model with large random weights."""
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 48}
     encoder = Encoder(EncoderConfig(**{"vocab_size": tokenizer.vocab_size, **sizes, **changes}))
     if kind in ("mlm", "mlm+nsp"):

@@ -296,7 +296,7 @@ def test_damaged_folders_are_refused(damage, their_folder):
         ({"objective": MaskedLMConfig()}, (*MASKED_LM, "next_sentence.output.weight", "next_sentence.output.bias")),
         *[({"head": head}, CLASSIFIER) for head in HEADS.values()],
     ],
-    ids=["as it is", "mlm", "mlm+nsp", *HEADS],
+    ids=["no change", "mlm", "mlm+nsp", *HEADS],
 )
 def test_an_encoder_without_head_loads_and_lists_missing_weights(options, missing, variant, their_folder):
     theirs, folder = their_folder("encoder", variant)

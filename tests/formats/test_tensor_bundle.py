@@ -203,7 +203,7 @@ def test_a_partitioned_variable_with_a_missing_part_is_refused(tmp_path, extents
         read_index(write(tmp_path, rows, data))
 
 
-def test_what_is_written_is_read_again(written):
+def test_a_written_checkpoint_is_read_back(written):
     same(read(written), ARRAYS)
     assert sorted(p.name for p in written.parent.iterdir()) == ["model.ckpt.data-00000-of-00001", "model.ckpt.index"]
 

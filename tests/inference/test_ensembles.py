@@ -39,7 +39,7 @@ DATA = {
 
 @pytest.fixture(scope="module")
 def trained(world, tmp_path_factory):
-    """Runs of a task with several seeds, made once each."""
+    """Runs of a task with several seeds, each trained once."""
     root, made = tmp_path_factory.mktemp("ensembles"), {}
 
     def train(task: str, seed: int = 1, *changes: str) -> Path:

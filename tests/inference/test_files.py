@@ -31,7 +31,7 @@ class Stub:
     """A predictor that labels by the length of the text and records how many rows each window had."""
 
     columns, shortened, max_length, task, members = Columns(), 0, 16, find_task("classify"), ()
-    engine, unknowns = "stub", Unknowns(None)  # nothing is tokenised
+    engine, unknowns = "stub", Unknowns(None)  # the stub does not tokenise
 
     def __init__(self, folder: Path, fail_after: int | None = None) -> None:
         self.folders, self.fail_after, self.windows = (folder,), fail_after, []
@@ -247,7 +247,7 @@ MEMORY = """
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "out"), [(".parquet", ".parquet"), (".csv", ".jsonl")])
 def test_memory_does_not_grow_with_the_file(kind, out, tmp_path):
-    """200,000 rows after 20,000 in a process of its own; all of them at once would take over 100 MB."""
+    """A separate process reads 20,000 and then 200,000 rows; all of them in memory would take over 100 MB."""
     files = []
     for count in (20_000, 200_000):
         files.append(tmp_path / f"{count}{kind}")

@@ -96,7 +96,7 @@ def test_runs_are_found_in_folders_of_folders(tmp_path: Path) -> None:
     assert found == ["alone", "grid/a", "grid/b", "seeds/seed-2", "seeds/seed-10"]
 
 
-def test_the_page_says_that_the_model_was_chosen_on_dev(tmp_path: Path) -> None:
+def test_the_page_notes_that_the_model_was_chosen_on_dev(tmp_path: Path) -> None:
     out = tmp_path / "mrpc"
     for rate, scores in ((2e-5, (0.80, 0.84)), (5e-5, (0.9, 0.88))):
         for seed, score in enumerate(scores, 1):

@@ -192,7 +192,7 @@ def test_predictions_of_masked_words_are_shown_over_time(tmp_path: Path) -> None
     assert "size <small>41 %" in rows[2]
     assert "✓ length <small>20 %" in rows[2]
     assert "✓ length <small>90 %" in rows[-1]
-    assert "✓ 4. 두 <small>5.0 %" in rows[2]  # ranked below the words that are shown otherwise
+    assert "✓ 4. 두 <small>5.0 %" in rows[2]  # the target is shown although its rank is low
     assert "d <small>1.0 %" not in part
     both = written([tmp_path / "first", make_run(tmp_path / "second", lines)], tmp_path / "both.html")
     assert re.findall(r"<details><summary>Over time: (\w+)", both) == ["first", "second"]
