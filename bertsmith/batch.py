@@ -66,7 +66,7 @@ class Padded:
 class Groups:
     """The sequences of a packed batch in padded groups of similar length, N places in all.
 
-    `shapes[g]` is the (sequences, length) of a rectangle and `masks[g]` says where it has tokens, None where it is
+    `shapes[g]` is the (sequences, length) of a rectangle and `masks[g]` marks its tokens, None if it is
     full. `source` (N,) is the token that each place takes, `places` (T,) the place of each token.
     """
 

@@ -34,12 +34,12 @@ SHORT = {
     "label": "data.columns.label",
     "skip_bad": "data.skip_bad",
 }
-LENGTHS = ("train.steps", "train.epochs", "train.hours")  # each says how long a run is
+LENGTHS = ("train.steps", "train.epochs", "train.hours")  # each sets the length of a run
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """The allowed range of a number; `ends` says which ends belong to it, as in `[0, 1)`."""
+    """The allowed range of a number; `ends` are the brackets that include or exclude the ends, as in `[0, 1)`."""
 
     least: float
     most: float

@@ -158,7 +158,7 @@ def _write_card(folder: Path, work: Path) -> None:
 
 
 def _keep_pooling(folder: Path, work: Path, hidden_size: int) -> dict[str, Any]:
-    """Write the modules of `sentence-transformers`, or say that they are dropped if we do not support them."""
+    """Write the modules of `sentence-transformers`, or print that they are dropped if we do not support them."""
     try:
         pooling = read_pooling(folder)
     except UserError as error:
@@ -174,7 +174,7 @@ def _facts(pooling: Pooling) -> dict[str, Any]:
 
 
 def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict[str, Any]:
-    """Write the encoder alone, and how its states are pooled to one vector per text."""
+    """Write the encoder without a head, and the settings that pool its states to one vector per text."""
     loaded = load_folder(folder)
     positions = loaded.model.encoder.config.max_positions
     pooling = read_pooling(folder) or Pooling(max_length=loaded.notes.max_length or positions)

@@ -12,7 +12,7 @@ VERY_CLOSE = 0.75  # of difflib's ratio
 class UserError(ValueError):
     """A mistake in the user's input: the message names the value, its place and the fix.
 
-    The command line prints the message alone and exits with code 2; any other exception is a bug.
+    The command line prints only the message and exits with code 2; any other exception is a bug.
     """
 
 

@@ -141,7 +141,7 @@ class _Vocabulary:
     def entry(self, word: str) -> str | None:
         """The entry that a word would get; nothing if it has one, or is not whole when the model sees it."""
         parts = self.parts(word)
-        added = (token["content"] for token in self.values["added_tokens"])  # these are cut out of words
+        added = (token["content"] for token in self.values["added_tokens"])  # these are split off from words
         if len(parts) != 1 or parts[0] in self.entries or any(token in word for token in added):
             return None
         return parts[0] if len(parts[0]) <= self.values["model"]["max_input_chars_per_word"] else None
@@ -174,7 +174,7 @@ class _Vocabulary:
     def extended(self, new: Sequence[str]) -> Tokenizer:
         """The tokenizer with new entries at the end; special and added tokens do not change."""
         vocab = {**self.entries, **{word: self.end + i for i, word in enumerate(new)}}
-        # Added tokens have to be entries of the model as well: the library numbers the others anew, after all entries.
+        # Added tokens have to be entries of the model as well: the library would give others new ids after all entries.
         values = {**self.values, "model": {**self.values["model"], "vocab": vocab}}
         backend = Backend.from_str(json.dumps(values, ensure_ascii=False))
         if any(backend.token_to_id(token) != number for token, number in vocab.items()):

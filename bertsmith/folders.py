@@ -37,9 +37,9 @@ _held: dict[tuple[Path, int], int] = {}  # the open lock files of this process b
 def locked(path: str | Path, option: str = "--out") -> Iterator[None]:
     """Lock an output while a command writes it; a second process gets an error that names the first.
 
-    It is a lock of the operating system, on `.NAME.lock` beside the output: it ends with its process, and a file that
-    was left behind locks nothing. Incomplete files of a killed process are removed. Standard output, URLs and file
-    systems without locks are not locked.
+    The lock is one of the operating system, on `.NAME.lock` beside the output: it ends with its process, and a file
+    that was left behind does not lock the output. Incomplete files of a killed process are removed. Standard output,
+    URLs and file systems without locks are not locked.
     """
     key = _local(path), threading.get_ident()
     missing = [folder for folder in key[0].parents if not folder.exists()]
@@ -55,7 +55,7 @@ def locked(path: str | Path, option: str = "--out") -> Iterator[None]:
         with naming(path):
             yield
     finally:
-        with suppress(OSError):  # before it is released: a process that has opened this file opens it anew
+        with suppress(OSError):  # before it is released: a process that has opened this file opens it again
             lock.unlink()
         os.close(_held.pop(key))
         for folder in missing:
@@ -120,7 +120,7 @@ def _take(lock: Path, path: Path, shown: str) -> int | None:
 
 
 def _this_process() -> str:
-    """This process in words, for the error of another one."""
+    """A description of this process, for the error of another one."""
     name = Path(sys.argv[0]).name
     command = shlex.join(["bertsmith" if name == "__main__.py" else name, *sys.argv[1:]])
     return f"process {os.getpid()} on {platform.node()} ({command[:300]})"

@@ -114,7 +114,7 @@ def _plan(tok: Tokenizer, sources: Sequence[Source], config: BuildConfig) -> dic
 
 
 def _open_plan(store: Store, plan: dict[str, Any]) -> None:
-    """Begin a build, or resume the one that was stopped; any other folder is refused and left as it is."""
+    """Begin a build, or resume the one that was stopped; any other folder is refused and not changed."""
     if store.local is not None and store.local.is_file():
         raise UserError(f"--out {store.url} is a file; give a folder")
     names = store.names()

@@ -1,7 +1,7 @@
 """Find and open input files and cut them into blocks of whole records, through `fsspec`, so that `s3://` works too.
 
-Cutting is cheap and runs in one process; the workers parse the blocks (`readers.py`). Where a block ends depends on
-the bytes alone.
+Cutting is cheap and runs in one process; the workers parse the blocks (`readers.py`). Where a block ends depends only
+on the bytes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class TrainedTokenizer:
 
     tokenizer: Tokenizer
     coverage: Coverage | None
-    sampled: str  # in words; empty if the whole text was used
+    sampled: str  # a description; empty if the whole text was used
 
 
 @writes()
@@ -81,7 +81,7 @@ class _Text:
 
     @property
     def sampled(self) -> str:
-        """The size of the sample, in words; empty if the whole text is used."""
+        """A description of the sample's size; empty if the whole text is used."""
         return f"{SAMPLE_BYTES / 1e6:,.1f} of {self.size / 1e6:,.1f} MB of text" if self.size > SAMPLE_BYTES else ""
 
     def __iter__(self) -> Iterator[str]:

@@ -14,8 +14,8 @@ NEAR = 0.9  # of the constant prediction's loss: with a lower loss, a model has 
 def collapse(loss: float, constant_loss: float | None, constant: str) -> str:
     """The reason why a run has collapsed; empty if it has not.
 
-    `loss` is its final training loss, `constant_loss` that of the best constant prediction; `constant` says in words
-    what the model predicts for all dev rows, if that is the same.
+    `loss` is its final training loss, `constant_loss` that of the best constant prediction; `constant` describes the
+    prediction that all dev rows have in common, if there is one.
     """
     if constant_loss is None or not math.isfinite(loss):
         return ""

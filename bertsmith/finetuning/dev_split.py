@@ -1,6 +1,6 @@
 """Dev rows held out from the training rows, if there are no others.
 
-Which rows are held out depends on the rows alone: runs with other seeds or settings are scored on the same rows, and so
+Which rows are held out depends only on the rows: runs with other seeds or settings are scored on the same rows, and so
 is a resumed run.
 """
 

@@ -15,7 +15,7 @@ from bertsmith.model.config import Activation, EncoderConfig
 
 TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.positions.weight"
 # Fields of a `config.json` that do not change what an encoder computes. The first describe the file or the head, and
-# are written anew; the others are kept and written back.
+# are set again; the others are kept and written back.
 WRITTEN_ANEW = frozenset(
     """architectures id2label label2id num_labels _num_labels problem_type num_choices finetuning_task model_type
     transformers_version torch_dtype dtype _name_or_path name_or_path attn_implementation _attn_implementation_autoset

@@ -123,7 +123,7 @@ def load_folder(
         names |= {name: Stored((name,)) for name in weights if name.startswith(OWN_NAMES)}
     if head is None:
         head = saved
-    elif saved is None or not saved.same_classes(head):  # the output layer is initialised anew
+    elif saved is None or not saved.same_classes(head):  # the output layer is initialised again
         names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(HEAD_NAMES)}
     pair_head = names.get("next_sentence.output.weight")
     has_pair_head = pair_head is not None and bool(pair_head.found_in(weights))
@@ -242,7 +242,7 @@ def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
     if not value.is_floating_point():
         raise UserError(f"{folder}: {name} holds {value.dtype}, not floating-point numbers")
     value = value.float()
-    if not value.sum().isfinite() and not value.isfinite().all():  # the sum alone is fast, and may overflow
+    if not value.sum().isfinite() and not value.isfinite().all():  # the sum is a fast check, and may overflow
         raise UserError(f"{folder}: {name} holds NaN or infinite values; the weights are damaged or training diverged")
     return value
 
@@ -259,7 +259,7 @@ def _refuse_other_layers(config: EncoderConfig, weights: Mapping[str, Tensor], f
 
 
 def _layer_names(family: Family, layer: int) -> list[str]:
-    """The names in the files of a layer's tensors; none where all layers share theirs."""
+    """The names of a layer's tensors in the files; none if all layers share their parameters."""
     rows = {ours: row for ours, row in family.encoder.items() if "{i}" in as_stored(row).names[0]}
     return [name for _, stored in expand(rows, range(layer, layer + 1)) for name in stored.names]
 

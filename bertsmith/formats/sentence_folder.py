@@ -114,7 +114,7 @@ def _kind(path: Path) -> tuple[PoolingKind, bool]:
 
 
 def write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
-    """Write the modules beside an encoder."""
+    """Write the files of the modules into the folder of an encoder."""
     modules = [("Transformer", ""), ("Pooling", POOLING), *([("Normalize", NORMALIZE)] if pooling.normalize else [])]
     for _, name in modules:
         (folder / name).mkdir(exist_ok=True)

@@ -244,7 +244,7 @@ class Extractor:
             raise UserError(f"--overlap {overlap} is not between 0 and {self.room // 2}, half of a window")
 
     def parts(self, rows: Iterable[Row]) -> Iterator[list[Passage]]:
-        """Yield lists of passages whose vectors fit into memory together; a larger passage comes alone."""
+        """Yield lists of passages whose vectors fit into memory together; a larger passage is a list by itself."""
         chosen: list[Passage] = []
         size = 0
         for passage in passages(rows, self.tokenizer, self.described.align):

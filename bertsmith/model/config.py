@@ -36,8 +36,8 @@ REACHES: dict[Direction, Reach] = {
 class LayerConfig:
     """Everything that one layer is built from; `EncoderConfig.layer` returns it.
 
-    Without `attention_norm` the attention of a pre-norm layer takes its input as it is. Without a `rotary_base` queries
-    and keys are not rotated.
+    Without `attention_norm`, a pre-norm layer has no norm before its attention. Without a `rotary_base`, queries and
+    keys are not rotated.
     """
 
     hidden_size: int

@@ -79,7 +79,7 @@ def choose(
 
 @lru_cache
 def _device_reason(device: torch.device) -> str:
-    """Why the kernels cannot be compiled for a GPU; empty where they can."""
+    """The reason why the kernels cannot be compiled for a GPU; empty if they can."""
     try:
         import triton  # noqa: F401
     except ImportError:

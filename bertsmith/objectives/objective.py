@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bertsmith.batch import Batch
 from bertsmith.model.encoder import Encoder
 
-PAIR_LABEL = "next"  # the label of a batch that says whether a segment pair is in its order
+PAIR_LABEL = "next"  # the label of segment pairs: whether the second segment follows the first
 
 
 class Objective(nn.Module):

@@ -30,7 +30,7 @@ MASKING, ORDER = 101, 102  # streams of draws
 class DataConfig:
     """How a corpus becomes pre-training data.
 
-    `pairs` says what a sequence holds: a segment and the "next" or a random one (BERT), two segments in "order" or
+    `pairs` is what a sequence holds: a segment and the "next" or a random one (BERT), two segments in "order" or
     swapped (ALBERT), or "full" sentences in one segment (RoBERTa), which have no pair labels. `short_share` is the
     share of pairs that are shortened to a random length; full sentences never are. `copies` is the number of
     differently masked copies of the data, used in turn (the paper: ten); 0 draws new masks in every epoch. `held_out`
@@ -51,7 +51,7 @@ class DataConfig:
         "short_share": Bounds(0, 1),
         "long_length": Bounds(5, 2**24),
         "long_share": Bounds(0, 1, "()"),
-        "copies": Bounds(0, 10**9),  # 0: masks drawn anew in every epoch
+        "copies": Bounds(0, 10**9),  # 0: new masks in every epoch
         "held_out": Bounds(0, 1, "[)"),
     }
 

@@ -95,7 +95,7 @@ class Vocabulary:
 def mask_tokens(
     tokens: NDArray[Any], lengths: NDArray[Any], keys: NDArray[np.uint64], policy: MaskPolicy, vocabulary: Vocabulary
 ) -> Masked:
-    """Mask packed sequences; sequence i draws from `keys[i]` alone, so its neighbours do not matter.
+    """Mask packed sequences; sequence i draws only from `keys[i]`, so its masks do not depend on the other sequences.
 
     In a sequence of n tokens (special ones included) the budget is max(1, round(rate · n)) tokens, as in the released
     code: the units token and span choose exactly that many, the unit word as many as whole words fit. Special tokens

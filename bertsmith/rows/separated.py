@@ -130,7 +130,7 @@ def _goes_on(fields: list[str], width: int, lines: _Lines) -> bool:
 
 
 def _read_on(line: str, lines: _Lines, width: int) -> list[str] | None:
-    """The record from this line to its closing quote; None where it does not have the file's number of fields."""
+    """The record from this line to its closing quote; None if it does not have the file's number of fields."""
     following = lines.look(LONGEST)
     reader = csv.reader([f"{text}\n" for text in [line, *following]], delimiter="\t", strict=True)
     try:

@@ -13,7 +13,7 @@ TUPLES = {2: ("text", "label"), 3: ("text", "pair", "label")}
 
 
 def as_source(data: Any) -> Source:
-    """A path as it is, rows in memory as a table."""
+    """Return a path unchanged, and rows in memory as a table."""
     if isinstance(data, (str, Path, Table)):
         return data
     records = [_record(row, number) for number, row in enumerate(_rows(data), 1)]

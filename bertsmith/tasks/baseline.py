@@ -57,25 +57,25 @@ def _entropy(counts: NDArray[Any]) -> float:
 
 
 def constant_label(rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig) -> str:
-    """The label that all rows get although their labels differ, in words; empty where predictions differ."""
+    """A description of the label that all rows get although their labels differ; empty if predictions differ."""
     gold = {label_index(row, head) for row in rows}
     return _constant("every dev row gets the label", {p["label"] for p in predictions}, gold)
 
 
 def constant_labels(rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig) -> str:
-    """The labels that all rows get although their labels differ, in words; empty where predictions differ."""
+    """A description of the labels that all rows get although theirs differ; empty if predictions differ."""
     gold = {tuple(multi_hot(row, head)) for row in rows}
     return _constant("every dev row gets the label", {", ".join(p["labels"]) or "none" for p in predictions}, gold)
 
 
 def constant_number(rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig) -> str:
-    """The number that all rows get although their labels differ, in words; empty where predictions differ."""
+    """A description of the number that all rows get although their labels differ; empty if predictions differ."""
     gold, predicted = np.std([number_of(row, head) for row in rows]), np.array([p["value"] for p in predictions])
     return f"every dev row gets a number near {predicted.mean():.3g}" if predicted.std() < NARROW * gold else ""
 
 
 def constant_tag(rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig) -> str:
-    """The tag that all words get although their tags differ, in words; empty where predictions differ."""
+    """A description of the tag that all words get although their tags differ; empty if predictions differ."""
     gold = {i for row in rows for i in tagging.tag_indices(row, head)}
     return _constant("every word of the dev rows gets the tag", {t for p in predictions for t in p["tags"]}, gold)
 

@@ -56,7 +56,7 @@ def _scores(classes: Iterable[str], gold: Iterable[Item], predicted: Iterable[It
 
 
 def _figures(right: int, gold: int, predicted: int) -> dict[str, float | None]:
-    """The scores of a class; None where no gold row has it."""
+    """The scores of a class; None if no gold row has it."""
     if not gold:
         return {"precision": None, "recall": None, "f1": None, "rows": 0}
     precision = 100.0 * right / predicted if predicted else 0.0

@@ -1,4 +1,4 @@
-"""Rows beside their predictions, in the one form that reports read for every kind of task.
+"""Rows and their predictions, in one form that reports read for every kind of task.
 
 A comparison has `gold` and `predicted` as lists of text: one label, several labels, the tags of all words, the index of
 an ending, the gold answers of a question, or a number. `probability` is that of the prediction, `gold_probability` that

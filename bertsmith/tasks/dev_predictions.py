@@ -1,4 +1,4 @@
-"""`dev_predictions.parquet` of a run: the dev rows beside their predictions, for reports (see `comparison`)."""
+"""`dev_predictions.parquet` of a run: the dev rows with their predictions, for reports (see `comparison`)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def compare(task: Task, head: HeadConfig, row: Row, prediction: Prediction) -> C
 
 
 def read_dev_predictions(run: Path) -> tuple[dict[str, Any], list[Comparison]] | None:
-    """The facts (task, kind, labels) and the comparisons that a run has written; None where it has none."""
+    """The facts (task, kind, labels) and the comparisons that a run has written; None if it has none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -32,7 +32,7 @@ class Kind:
     head_for: Callable[[Task, Sequence[Row]], HeadConfig]  # the head for the labels of training rows
     target: Callable[[Row, HeadConfig], Any]  # what the head learns from a row; a label that it lacks is refused
     from_input: Callable[[Any], Row | None]  # a row from a value that a program passes; None if the value does not fit
-    input_form: str  # such values, in words
+    input_form: str  # a description of such values
     # From rows to predictions and scores.
     encode: Callable[..., Encoded]
     decode: Callable[..., list[Prediction]]  # predictions of one array of logits per example

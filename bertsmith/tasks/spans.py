@@ -121,7 +121,7 @@ def align_answers(rows: Iterable[Row], skipped: list[str] | None) -> tuple[list[
 
 
 def find_answer(text: str, start: int | None, context: str) -> int | None:
-    """Where an answer begins: at `start`, else at the nearest occurrence; None where the context does not have it."""
+    """Where an answer begins: at `start`, else at the nearest occurrence; None if the context does not have it."""
     if start is not None and start >= 0 and context.startswith(text, start):
         return start
     found = context.find(text)
@@ -174,7 +174,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
 
 
 def _tokens_of_answer(row: Row, offsets: NDArray[Any]) -> tuple[int, int] | None:
-    """The first and the last token of a row's first answer; None where it has no answer."""
+    """The first and the last token of a row's first answer; None if it has no answer."""
     answers = answers_of(row)
     if not answers:
         return None

@@ -230,7 +230,7 @@ _COMPOUNDS = frozenset(
 
 
 def unwrap(lines: list[str]) -> list[str]:
-    """Join the lines of hard-wrapped paragraphs; a document that is not wrapped stays as it is."""
+    """Join the lines of hard-wrapped paragraphs; a document that is not wrapped is not changed."""
     page = _page(lines)
     if page is None:
         return list(lines)

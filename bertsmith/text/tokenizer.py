@@ -31,7 +31,7 @@ from bertsmith.text.safe import safe_text
 MAX_WORD = 100  # characters; a longer word is [UNK], as in `transformers`
 _LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD + 1},}}")  # without spaces and ASCII punctuation
 FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
-TOKEN_FIELDS = {  # the frame's names beside those of tokenizer_config.json, which may rename special tokens
+TOKEN_FIELDS = {  # the frame's names and those of tokenizer_config.json, which may rename special tokens
     "pad": "pad_token",
     "unknown": "unk_token",
     "first": "cls_token",
@@ -59,7 +59,7 @@ def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalize
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """Turns text into token ids and back; its frame says how parts of text become a sequence."""
+    """Turns text into token ids and back; its frame defines how parts of text become a sequence."""
 
     backend: Backend
     lowercase: bool

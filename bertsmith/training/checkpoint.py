@@ -1,4 +1,4 @@
-"""Checkpoints: a model folder with the trainer's state beside it, written whole or not at all. No pickle.
+"""Checkpoints: a model folder with the trainer's state beside it, written atomically. No pickle.
 
 Sharded tensors are gathered, so that a checkpoint does not depend on the number of ranks. Rank 0 reads and writes; the
 other ranks take part in the gathering.
@@ -164,7 +164,7 @@ def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimiz
 
 @torch.no_grad()
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor] | None) -> None:
-    """Load full tensors, which rank 0 alone has, into a model; each rank keeps its shard."""
+    """Load full tensors, which only rank 0 has, into a model; each rank keeps its shard."""
     found = distributed.broadcast_tensors(tensors)
     own = distributed.unwrap(model)
     for name, value in own.state_dict().items():

@@ -77,7 +77,7 @@ class GraphRunner:
         self.seconds += time.monotonic() - began
 
     def _has_room(self) -> bool:
-        """Whether there are few enough graphs, and memory for another one beside that of the passes themselves."""
+        """Whether another graph is allowed, by the number of graphs and the memory left beside the passes."""
         most = torch.cuda.max_memory_allocated()
         few = sum(graph is not None for graph in self.passes.values()) < MAX_GRAPHS
         return few and 2 * most < 0.9 * torch.cuda.get_device_properties(self.parameters[0].device).total_memory

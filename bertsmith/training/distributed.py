@@ -134,7 +134,7 @@ def broadcast(value: Any, source: int = 0) -> Any:
 
 
 def on_rank_zero(work: Callable[[], Any]) -> Any:
-    """Call a function on rank 0 alone and return its result on every rank; its error is raised on every rank."""
+    """Call a function only on rank 0 and return its result on every rank; its error is raised on every rank."""
     result, failed = None, None
     if is_rank_zero():
         try:

@@ -111,7 +111,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _samples(batch: Batch) -> str:
-    """The numbers of the samples of a batch, in words."""
+    """The numbers of the samples of a batch, as text."""
     if batch.indices is None:
         return f"{batch.num_tokens} tokens"
     shown = ", ".join(str(int(i)) for i in batch.indices[:64])

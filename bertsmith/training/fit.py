@@ -144,7 +144,7 @@ class _Loop:
             step += 1
 
     def _share(self, step: int) -> float:
-        """The share of the run that is done before a step; by the clock, the share that is done now."""
+        """The share of the run that is done before a step; in a run by the clock, the share that is done now."""
         return (self.done if self.budget.by_clock else step) / self.budget.total
 
     def train(

@@ -41,7 +41,7 @@ def is_untrained(model: nn.Module, name: str) -> bool:
 
 
 def freeze(model: nn.Module) -> None:
-    """Take the parameters of the modules that are not trained out of the backward pass."""
+    """Exclude the parameters of the modules that are not trained from the backward pass."""
     for part in untrained(model):
         part.requires_grad_(False)
 

@@ -128,7 +128,7 @@ def finish_run(run: Path, model: nn.Module, save: Save) -> None:
 def same_settings(
     stored: dict[str, Any], given: dict[str, Any], where: Path, option: str = "--resume: ", prefix: str = ""
 ) -> None:
-    """Refuse to resume a run with other settings than it was started with; `option` is what asked for that.
+    """Refuse to resume a run with other settings than it was started with; `option` is the option that requested it.
 
     If a run of an older version has several lengths (steps, epochs, hours), only the deciding one is compared.
     """

@@ -74,7 +74,7 @@ class Meter:
         return means
 
     def close(self) -> dict[str, float]:
-        """Return the means and the peak memory, and start anew."""
+        """Return the means and the peak memory, and reset them."""
         self.last = {**self.means(), "memory_gb": round(peak_memory(self.device) / 1e9, 3)}
         self._reset()
         return self.last
