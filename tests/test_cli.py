@@ -158,9 +158,7 @@ def test_recipes_lists_the_recommended_ones_first(run_command, monkeypatch: pyte
     lines = out.splitlines()
     assert lines[0] == "To start with"
     assert [line.split()[0] for line in lines[1:10] if line[2:3].strip()] == ["quickstart", "speedrun", "bert-base"]
-    assert (
-        sum("BERT as in its paper" in line for line in lines) == 2
-    )  # once for all sizes, and once among the recommended
+    assert sum("BERT as in its paper" in line for line in lines) == 2  # for bert-base, and once for all sizes
     assert set(RECIPES) <= {line.split()[0] for line in lines if line.strip()}
     assert max(map(len, lines)) <= 80
     assert len(lines) < 80

@@ -55,9 +55,7 @@ def test_set_changes_a_field_or_the_kind() -> None:
     assert override(drawing, ["shape.radius=3"]).shape == Circle(radius=3.0)
     assert override(drawing, ["shape.kind=circle"]).shape == Circle(radius=2.0)  # the other fields are kept
     assert override(drawing, ["shape.kind=box"]).shape == Box()
-    assert override(drawing, ["shape.width=9", "shape.kind=box"]).shape == Box(
-        width=9
-    )  # the kind is set before its fields
+    assert override(drawing, ["shape.width=9", "shape.kind=box"]).shape == Box(width=9)  # kinds are set before fields
     assert dotted_keys(Drawing) == [
         "name", "shape.kind", "shape.radius", "shape.width", "shape.height", "pen.colour", "pen.dashes"
     ]  # fmt: skip

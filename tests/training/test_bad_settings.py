@@ -1,4 +1,4 @@
-"""Settings that cannot work are refused before the first step: the error names the value and a fix."""
+"""Bad settings are refused before the first step: the error names the value and a fix, and nothing is written."""
 
 import dataclasses
 import re
