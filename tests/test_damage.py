@@ -231,7 +231,7 @@ def test_reproduce_and_demo_do_not_advise_a_resume_option(tmp_path: Path, monkey
     monkeypatch.setattr(tables, "run_table", stopped)
     with pytest.raises(Interrupted) as caught:
         tables.reproduce(["table5"], tmp_path / "out", device="cpu")
-    assert str(caught.value) == "stopped after step 3; saved x. The same command goes on"
+    assert str(caught.value) == "stopped after step 3; saved x. The same command resumes it"
     monkeypatch.setattr(demonstration, "write_text", stopped)
     with pytest.raises(Interrupted) as caught:
         demonstration.demo(tmp_path / "demo")
