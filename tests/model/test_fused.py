@@ -274,7 +274,7 @@ def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-SLOW = "pre-norm", "another activation", "windows, shared layers"
+SLOW = "pre-norm", "pre-norm without biases", "another activation", "windows, shared layers"
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
