@@ -6,7 +6,7 @@ batch is laid out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,8 @@ class Trace:
     attention: list[Tensor] = field(default_factory=list)  # each (B, A, L, L)
 
 
+Rotations = Mapping[float | None, Rotation]  # by rotary base
+NO_ROTATIONS: Rotations = {}
 # The sublayers, with their norms, whose parameters the layers of an encoder may share.
 SHARED: dict[Sharing, tuple[str, ...]] = {
     "none": (),
@@ -154,7 +156,7 @@ class Block(nn.Module):
 
     def forward(
         self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None, fused: bool = False,
-        angles: Rotation | None = None,
+        angles: Rotations = NO_ROTATIONS,
     ) -> Tensor:  # fmt: skip
         """The states after this layer (…, H), or those of the given `rows` (R,) of the flat form: (R, H)."""
         if fused:
@@ -162,7 +164,8 @@ class Block(nn.Module):
 
             assert isinstance(layout, Packed)
             return layer_forward(self._weights(), x, layout, rows)
-        mixed = self.attention(self._before(x, self.attention_norm), layout, self.layer.reach, angles, trace)
+        own = angles.get(self.layer.rotary_base)
+        mixed = self.attention(self._before(x, self.attention_norm), layout, self.layer.reach, own, trace)
         if rows is not None:
             mixed, x = (layout.flat(states).index_select(0, rows) for states in (mixed, x))
         x = self._after(x + self.dropout(self.attention.output(mixed)), self.attention_norm)
@@ -216,11 +219,11 @@ class Encoder(nn.Module):
         x = self.embeddings(batch.tokens, batch.segments, batch.positions, fused)
         angles = self._angles(batch.positions)
         checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and trace is None
-        for block, layer in zip(self.layers, self.config.layers, strict=True):
+        for block in self.layers:
             wanted = rows if block is self.layers[-1] else None
             if trace is not None:
                 trace.hidden.append(x)
-            inputs = x, batch.layout, trace, wanted, fused, angles.get(layer.rotary_base)
+            inputs = x, batch.layout, trace, wanted, fused, angles
             x = checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
         x = self._normalise(x, fused)
         if trace is not None:
@@ -232,8 +235,10 @@ class Encoder(nn.Module):
         """Whether layers have parameters in common."""
         return self.config.shared_layers != "none"
 
-    def _angles(self, positions: Tensor) -> dict[float | None, Rotation]:
+    def _angles(self, positions: Tensor) -> Rotations:
         """The rotation of every token for each rotary base; layers with the same base share it."""
+        if self.config.positions != "rotary":
+            return {}
         bases = {layer.rotary_base for layer in self.config.layers}
         return {base: rotation(positions, self.config.head_size, base) for base in bases if base is not None}
 
