@@ -81,7 +81,7 @@ def _pretrain(
     lengths = [phase.length for phase in phases.parts] if len(kept) else []
     loaders = [make_loader(config, corpus, kept, tokenizer, length) for length in lengths]
     samples = held_out.choose_samples(corpus, kept, tokenizer) if len(kept) else []
-    return _Run(config, run, corpus, tokenizer, objective, phases, loaders, samples).train(steps, where, found)
+    return _Run(config, run, corpus, tokenizer, objective, phases, loaders, samples, where).train(steps, found)
 
 
 @dataclass(eq=False)
@@ -96,16 +96,20 @@ class _Run:
     phases: Phases
     held_out_loaders: list[Loader]  # one for each phase; none if nothing is held out
     samples: list[held_out.Sample]
+    where: torch.device
     phase: int = 0  # the number of the phase that the run is in
-    dtype: torch.dtype | None = None  # of autocast
 
-    def train(self, steps: int | None, where: torch.device, checkpoint: Found | None) -> dict[str, Any]:
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type of autocast; None: there is none."""
+        return autocast_dtype(self.config.train.precision, self.where)
+
+    def train(self, steps: int | None, checkpoint: Found | None) -> dict[str, Any]:
         """Train to the end, from a checkpoint where there is one, write the model and return its held-out scores."""
         config, objective = self.config, self.objective
-        self.dtype = autocast_dtype(config.train.precision, where)
         if checkpoint is not None and distributed.is_rank_zero():
             objective.load_state_dict(load_tensors(checkpoint[0], config.objective))
-        objective.to(where)
+        objective.to(self.where)
         objective.encoder.gradient_checkpointing = config.train.gradient_checkpointing
         scores = fit(
             objective,
@@ -120,7 +124,7 @@ class _Run:
             flops=self.flops,
             before_step=self.before_step,
             resume=checkpoint,
-            capturable=choose_for_run(config.model, where, self.dtype).fused,
+            capturable=choose_for_run(config.model, self.where, self.dtype).fused,
             title=f"pre-training {config.recipe}",
         )
         finish_run(self.folder, objective, self.save_with_card)
