@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: one thread is faster, and tests may run in parallel
@@ -160,3 +161,18 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, bilingual: list[s
     folder = tmp_path_factory.mktemp("tokenizer") / "tok"
     train_wordpiece(bilingual, 1200).save(folder)
     return folder
+
+
+@pytest.fixture
+def run_command(monkeypatch, capfd):
+    """Run the command line in this process; return the exit code, standard output and standard error."""
+    from bertsmith.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return (stop.value.code or 0, *capfd.readouterr())
+
+    return run

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import cut
 from safetensors.torch import load_file
-from test_objectives import unfinished
 
 import bertsmith
 from bertsmith.config import override
@@ -137,9 +137,9 @@ def test_family_is_pretrained_saved_by_its_table_and_read_back(run: Path) -> Non
 def test_resumed_run_gives_identical_bytes(made_up: None, world: Path, tmp_path: Path) -> None:
     config = override(recipe("pebble"), ["train.steps=6", "train.save_every=3", "train.keep=9"])
     bertsmith.pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
-    cut = unfinished(tmp_path / "whole", tmp_path / "cut")
-    bertsmith.pretrain(config, world / "shards", cut, device="cpu", resume=True)
-    whole, resumed = (run / "model" / "model.safetensors" for run in (tmp_path / "whole", cut))
+    copy = cut(tmp_path / "whole", tmp_path / "cut", 3)
+    bertsmith.pretrain(config, world / "shards", copy, device="cpu", resume=True)
+    whole, resumed = (run / "model" / "model.safetensors" for run in (tmp_path / "whole", copy))
     assert resumed.read_bytes() == whole.read_bytes()
 
 

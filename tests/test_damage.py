@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import settings
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from test_training import settings
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 

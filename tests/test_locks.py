@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_training import settings
+from runs import settings
 
 from bertsmith import folders
 from bertsmith.conversion import convert

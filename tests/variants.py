@@ -1,10 +1,18 @@
 """The encoders that can be saved, with their classes of `transformers`: a new one is tested by a line here."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import transformers
 from conftest import LABELS, REFERENCES
+
+from bertsmith.formats.hf import Loaded, Notes
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.settings import MaskedLMConfig
 
 KINDS = ["mlm+nsp", "mlm", "single", "multi", "regression", "tags", "span", "choice"]
 POSITIONS = 48
@@ -69,3 +77,15 @@ def randomise(model, seed: int = 0):
         if name.endswith("weight") and parameter.dim() == 1:  # the weight of a norm
             parameter.add_(1.0)
     return model
+
+
+def make(kind: str, tokenizer, **changes) -> Loaded:
+    """A small model with large random weights."""
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 48}
+    encoder = Encoder(EncoderConfig(**{"vocab_size": tokenizer.vocab_size, **sizes, **changes}))
+    if kind in ("mlm", "mlm+nsp"):
+        model = MaskedLM(encoder, MaskedLMConfig(next_sentence=kind == "mlm+nsp"))
+    else:
+        labels = ("red", "green", "blue") if kind in ("single", "multi", "tags") else ()
+        model = TaskModel(encoder, HeadConfig(kind, labels, 4 if kind == "choice" else 0))
+    return Loaded(Path("here"), randomise(model).eval(), tokenizer, Notes())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_kinds import ROWS
+from kind_rows import ROWS
 
 from benchmarks.finetune_data import OURS, PADDED, PEER, TABLE, Measured, training_file
 from benchmarks.finetune_peer import Peer, open_start, start_folder

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from kind_rows import ROWS
+from runs import finish, torchrun
 from safetensors.torch import load_file
-from test_distributed import finish, torchrun
-from test_kinds import ROWS
 
 from bertsmith.config import override
 from bertsmith.finetuning.run import FinetuneConfig, finetune

@@ -2,7 +2,6 @@
 
 import builtins
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch.testing import assert_close
 from variants import their_cases, their_model
 
 from bertsmith import verify
-from bertsmith.cli import main
 from bertsmith.config import override
 from bertsmith.conversion import Options, convert
 from bertsmith.errors import UserError
@@ -40,18 +38,6 @@ def saved(tmp_path, tiny_tokenizer):
         return tmp_path / "theirs"
 
     return save
-
-
-@pytest.fixture
-def run_command(monkeypatch, capfd):
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return (stop.value.code or 0, *capfd.readouterr())
-
-    return run
 
 
 def spoil(folder: Path, name: str, by: float = 0.1) -> None:

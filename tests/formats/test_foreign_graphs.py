@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_onnx import make
+from variants import make
 
 from bertsmith.errors import UserError
 from bertsmith.formats import onnx as module

@@ -6,32 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from variants import KINDS, VARIANTS, randomise
+from variants import KINDS, VARIANTS, make
 
 from bertsmith.errors import UserError
 from bertsmith.formats import onnx as module
-from bertsmith.formats.hf import Loaded, Notes
-from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.objectives.settings import MaskedLMConfig
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]  # an export takes seconds
-
-
-def make(kind: str, tokenizer, **changes) -> Loaded:
-    """A small model with large random weights."""
-    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 48}
-    encoder = Encoder(EncoderConfig(**{"vocab_size": tokenizer.vocab_size, **sizes, **changes}))
-    if kind in ("mlm", "mlm+nsp"):
-        model = MaskedLM(encoder, MaskedLMConfig(next_sentence=kind == "mlm+nsp"))
-    else:
-        labels = ("red", "green", "blue") if kind in ("single", "multi", "tags") else ()
-        model = TaskModel(encoder, HeadConfig(kind, labels, 4 if kind == "choice" else 0))
-    return Loaded(Path("here"), randomise(model).eval(), tokenizer, Notes())
 
 
 def run(path: Path, rows: int, length: int, model, encoder_alone: bool = False):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_onnx import make
+from variants import make
 
 from bertsmith.batch import Example, collate
 from bertsmith.errors import UserError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import finish, torchrun
 from safetensors.torch import load_file
-from test_distributed import finish, torchrun
 
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError

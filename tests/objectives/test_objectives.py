@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from conftest import TINY
+from runs import cut
 from torch import Tensor
 
 from bertsmith.config import dotted_keys, from_dict, load, override, read_json, to_dict
@@ -93,19 +93,11 @@ def test_configurations_of_older_versions_are_read(name: str, tmp_path: Path) ->
         from_dict(PretrainConfig, {**to_dict(config), "next_sentence": True})
 
 
-def unfinished(run: Path, to: Path) -> Path:
-    """Copy a run to its state after the last checkpoint but one."""
-    shutil.copytree(run, to)
-    shutil.rmtree(to / "model")
-    shutil.rmtree(max((to / "checkpoints").iterdir()))
-    return to
-
-
 @pytest.mark.parametrize("name", ["bert-tiny", "bert-tiny-left-to-right"])
 def test_a_run_of_an_older_version_is_resumed_and_reported(name: str, world: Path, tmp_path: Path) -> None:
     config = override(recipe(name), QUICK)
     pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
-    run = unfinished(tmp_path / "whole", tmp_path / "old")
+    run = cut(tmp_path / "whole", tmp_path / "old", 4)
     stored = load(PretrainConfig, run / "config.json")
     (run / "config.json").write_text(json.dumps(older(stored)))
     (shown,) = read_runs([run])
@@ -179,7 +171,7 @@ def test_a_made_up_objective_needs_one_row_and_one_module(world: Path, tmp_path:
     folder = tmp_path / "whole" / "model"
     sizes = [load_folder(path).model.encoder.config.num_layers for path in (folder, folder / "second")]
     assert sizes == [2, 3]
-    run = unfinished(tmp_path / "whole", tmp_path / "cut")
+    run = cut(tmp_path / "whole", tmp_path / "cut", 4)
     pretrain(config, world / "shards", run, device="cpu", resume=True)
     for name in ("model/model.safetensors", "model/second/model.safetensors"):
         assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY
+from runs import command, finish, settings, torchrun, weights
 from safetensors.torch import load_file
-from test_distributed import command, finish, torchrun
-from test_training import settings, weights
 
 from bertsmith.batch import Example, collate, largest_id
 from bertsmith.config import override, read_json

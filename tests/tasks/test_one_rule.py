@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import reference
-from test_onnx import make
+from variants import make
 
-from bertsmith.cli import main
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import Notes, save_folder
 from bertsmith.inference.files import evaluate, fill, predict
@@ -211,18 +209,6 @@ def test_fill_names_the_missing_head(tmp_path: Path, tiny_tokenizer) -> None:
         with pytest.raises(UserError, match=f"--top {top} must be at least 1"):
             fill(tmp_path / "mlm", "the [MASK]", top=top, device="cpu")
     assert len(fill(tmp_path / "mlm", "the [MASK]", top=3, device="cpu")[0]) == 3
-
-
-@pytest.fixture
-def run_command(monkeypatch, capfd):
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return (stop.value.code or 0, *capfd.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("model", ["classify"], indirect=True)

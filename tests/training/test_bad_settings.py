@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_training import settings
+from runs import settings
 
 from bertsmith.config import dotted_keys, override, read_json
 from bertsmith.corpus.build import BuildConfig

@@ -1,15 +1,13 @@
 """Several ranks give the losses, weights, data order and checkpoints of one."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TINY
+from runs import command, finish, torchrun
 from safetensors.torch import load_file
 
 from bertsmith.config import override
@@ -17,7 +15,6 @@ from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training import runlog
 
-ROOT = Path(__file__).parent.parent.parent
 # Sequences of unequal length, dropout on, five micro-batches of unequal size for two ranks: the sixth has zero weight.
 SETTINGS = [
     *TINY,
@@ -43,49 +40,6 @@ with process_group(torch.device("cpu")):
         config = override(recipe("bert-tiny"), [*settings, f"train.parallel={parallel}"])
         pretrain(config, data, f"{folder}/{parallel}", device="cpu")
 """
-
-
-def command(world: Path, out: Path, settings: list[str], *more: str) -> list[str]:
-    flags = [part for setting in settings for part in ("--set", setting)]
-    return [
-        "pretrain",
-        "bert-tiny",
-        "--data",
-        str(world / "shards"),
-        "--out",
-        str(out),
-        "--device",
-        "cpu",
-        *flags,
-        *more,
-    ]
-
-
-def torchrun(
-    arguments: list[str],
-    *,
-    processes: int = 2,
-    store: torch.distributed.TCPStore | None = None,
-    program: tuple[str, ...] = ("-m", "bertsmith"),
-    **options: str,
-) -> subprocess.Popen[str]:
-    agent = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
-    agent += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    if store is None:
-        agent += ["--standalone"]  # binds a free port and keeps it
-    else:
-        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
-    agent += ["--local-addr=127.0.0.1", *program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*agent, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def finish(*processes: subprocess.Popen[str]) -> None:
-    for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
 
 
 def losses(run: Path) -> list[tuple[float, float]]:

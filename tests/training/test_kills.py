@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
+from runs import ROOT, command, finish, torchrun, weights
 from safetensors.torch import load_file, save_file
-from test_distributed import ROOT, command, finish, torchrun
 from test_safety import only_plain_files
-from test_training import weights
 
 from bertsmith import verify
 from bertsmith.config import override

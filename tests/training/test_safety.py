@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from runs import cut, settings, weights
 from safetensors import safe_open
-from test_training import cut, examples, settings, task_model, weights
+from test_training import examples, task_model
 from torch import nn
 
 from bertsmith.batch import Batch, collate

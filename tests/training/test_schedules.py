@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import cut, settings, weights
 from test_safety import signal_in_step
-from test_training import cut, settings, weights
 
 from bertsmith.config import override
 from bertsmith.corpus.build import build_corpus

@@ -5,14 +5,13 @@ import gc
 import json
 import multiprocessing
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
 from labels import of_task
+from runs import cut, settings, weights
 from safetensors.torch import load_file
 
 from bertsmith.batch import Batch, Example, collate
@@ -25,7 +24,6 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining.run import pretrain
-from bertsmith.recipes import recipe
 from bertsmith.tasks.examples import Examples
 from bertsmith.training import checkpoint, fit, runlog
 from bertsmith.training.optim import make_optimizers
@@ -35,27 +33,7 @@ from bertsmith.training.schedule import learning_rate_factor
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
 from bertsmith.training.steps import gradients, seed_dropout, update
 
-SMALL = [*TINY, "train.batch_size=8", "data.max_length=32", "train.learning_rate=1e-3", "train.warmup=0.1"]
 MODEL = EncoderConfig(vocab_size=50, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, max_positions=40)
-
-
-def settings(*changes: str):
-    return override(recipe("bert-tiny"), [*SMALL, *changes])
-
-
-def weights(run: Path) -> bytes:
-    return (run / "model" / "model.safetensors").read_bytes()
-
-
-def cut(whole: Path, to: Path, step: int) -> Path:
-    """A copy of a run as a kill after the step would have left it."""
-    shutil.copytree(whole, to)
-    shutil.rmtree(to / "model")
-    for path in checkpoint.checkpoints(to):
-        if int(path.name.removeprefix("step-")) > step:
-            shutil.rmtree(path)
-    assert checkpoint.checkpoints(to)[-1].name == f"step-{step:08}"
-    return to
 
 
 def examples(count: int) -> list[Example]:

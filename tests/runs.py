@@ -1,0 +1,79 @@
+"""Small pre-training runs, in this process or in several, and copies of runs as a kill would have left them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from conftest import TINY
+
+from bertsmith.config import override
+from bertsmith.recipes import recipe
+from bertsmith.training import checkpoint
+
+ROOT = Path(__file__).parent.parent
+SMALL = [*TINY, "train.batch_size=8", "data.max_length=32", "train.learning_rate=1e-3", "train.warmup=0.1"]
+
+
+def settings(*changes: str):
+    return override(recipe("bert-tiny"), [*SMALL, *changes])
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def cut(whole: Path, to: Path, step: int) -> Path:
+    """A copy of a run as a kill after the step would have left it."""
+    shutil.copytree(whole, to)
+    shutil.rmtree(to / "model")
+    for path in checkpoint.checkpoints(to):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    assert checkpoint.checkpoints(to)[-1].name == f"step-{step:08}"
+    return to
+
+
+def command(world: Path, out: Path, settings: list[str], *more: str) -> list[str]:
+    flags = [part for setting in settings for part in ("--set", setting)]
+    return [
+        "pretrain",
+        "bert-tiny",
+        "--data",
+        str(world / "shards"),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+        *flags,
+        *more,
+    ]
+
+
+def torchrun(
+    arguments: list[str],
+    *,
+    processes: int = 2,
+    store: torch.distributed.TCPStore | None = None,
+    program: tuple[str, ...] = ("-m", "bertsmith"),
+    **options: str,
+) -> subprocess.Popen[str]:
+    agent = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"]
+    agent += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    if store is None:
+        agent += ["--standalone"]  # binds a free port and keeps it
+    else:
+        agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-conf=is_host=0"]
+    agent += ["--local-addr=127.0.0.1", *program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*agent, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finish(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
