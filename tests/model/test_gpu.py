@@ -31,7 +31,7 @@ from bertsmith.training.steps import gradients, update
 
 CUDA = torch.device("cuda")
 pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or choose(encoder_config("base"), CUDA, torch.bfloat16).reason,
+    not torch.cuda.is_available() or bool(choose(encoder_config("base"), CUDA, torch.bfloat16).reason),
     reason="needs a CUDA GPU and Triton",
 )
 
