@@ -104,7 +104,7 @@ def test_only_a_limited_reach_needs_a_mask(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @reaches
 def test_the_variable_length_kernel_equals_the_reference(reach):
-    layout, qkv = packed(LENGTHS).to(torch.device("cuda")), random_qkv(LENGTHS)
+    layout, qkv = packed(LENGTHS).map(Tensor.cuda), random_qkv(LENGTHS)
     q, k, v = (torch.cat([x] * 8, -1).detach().cuda().bfloat16() for x in qkv)  # head size 64
     assert kernels.has_varlen(q)
     found = kernels.varlen(q, k, v, layout, reach)
