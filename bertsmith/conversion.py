@@ -19,7 +19,7 @@ from bertsmith.config import write_json
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.card import CARD, write_card
-from bertsmith.formats.families import OWN_TYPE, family_named, family_of
+from bertsmith.formats.families.table import OWN_TYPE, family_named, family_of
 from bertsmith.formats.family import Family
 from bertsmith.formats.hf import NOTES, load_folder
 from bertsmith.formats.hub import find_model

@@ -204,7 +204,7 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
     Returns the number of positions of the model.
     """
     from bertsmith.formats import hf
-    from bertsmith.formats.families import family_of
+    from bertsmith.formats.families.table import family_of
     from bertsmith.formats.saved_config import CONFIG, read_config
     from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 

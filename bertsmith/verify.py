@@ -26,7 +26,7 @@ from torch import Tensor
 from bertsmith.batch import Batch, Example, Padded, collate
 from bertsmith.config import to_dict
 from bertsmith.errors import UserError
-from bertsmith.formats.families import family_named
+from bertsmith.formats.families.table import family_named
 from bertsmith.formats.graphs import FLOAT32, INT8
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.onnx import TOLERANCE as GRAPH_TOLERANCE

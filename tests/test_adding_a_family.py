@@ -18,7 +18,7 @@ import bertsmith
 from bertsmith.config import override
 from bertsmith.errors import UserError
 from bertsmith.finetuning.settings import FinetuneConfig
-from bertsmith.formats.families import FAMILIES
+from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.family import Family, Field, Output
 from bertsmith.formats.hf import load_folder
 from bertsmith.formats.storage import Stored

@@ -1,4 +1,4 @@
-"""The saved format: model folders that Hugging Face `transformers` opens. Its names are in `families.py`.
+"""The saved format: model folders that Hugging Face `transformers` opens. Its names are in `families/`.
 
 A folder holds `config.json`, `model.safetensors` and the tokenizer's files; `bertsmith.json` beside them holds what
 `transformers` has no field for (the task, its columns).
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertsmith.config import from_dict, read_json, write_json
 from bertsmith.errors import UserError
-from bertsmith.formats.families import family_of
+from bertsmith.formats.families.table import family_of
 from bertsmith.formats.family import KEPT, Family
 from bertsmith.formats.saved_config import (
     CONFIG,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError, suggestion
-from bertsmith.formats.families import FEATURE_TAGGER, OWN_CLASS, family_named, family_of
+from bertsmith.formats.families.table import FEATURE_TAGGER, OWN_CLASS, family_named, family_of
 from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.heads import HeadConfig, TaskModel

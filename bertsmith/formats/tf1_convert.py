@@ -14,7 +14,7 @@ from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
 from bertsmith.formats.card import write_card
-from bertsmith.formats.families import BERT
+from bertsmith.formats.families.bert import BERT
 from bertsmith.formats.hf import NOTES
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import CONFIG, config_in, read_config

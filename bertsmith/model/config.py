@@ -62,7 +62,7 @@ class EncoderConfig:
     `norm_first` normalises the input of each sublayer instead of its output, and the states once more at the end.
     Without `bias` the encoder's linear layers and norms only multiply; the heads keep theirs. `direction` says which
     tokens a token sees: all, those up to itself, or those from itself on (section 5.1: the left-to-right ablation).
-    `family` names the table of `formats/families.py` that the model is saved by. Configurations from before families
+    `family` names the table of `formats/families/` that the model is saved by. Configurations from before families
     had names have none: they are `bert`, or `roberta-prelayernorm` where `norm_first` is set.
 
     The other fields are for other families (the defaults are BERT's):

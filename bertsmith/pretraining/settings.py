@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertsmith.errors import UserError
-from bertsmith.formats.families import family_of
+from bertsmith.formats.families.table import family_of
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.kinds import objective_class
 from bertsmith.objectives.objective import PAIR_LABEL

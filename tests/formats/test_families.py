@@ -13,7 +13,8 @@ from variants import randomise
 from bertsmith.batch import lay_out
 from bertsmith.config import from_dict, override, to_dict
 from bertsmith.errors import UserError
-from bertsmith.formats.families import FAMILIES, FIELDS, FIXED, family_of
+from bertsmith.formats.families.bert import FIELDS, FIXED
+from bertsmith.formats.families.table import FAMILIES, family_of
 from bertsmith.formats.family import Family, Field, Output
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.storage import Stored

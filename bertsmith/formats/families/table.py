@@ -1,0 +1,53 @@
+"""The table of families, and the family of a saved configuration or of an encoder.
+
+The names of `transformers` are only in the modules of this folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertsmith.errors import UserError, suggestion
+from bertsmith.formats.families.bert import BERT
+from bertsmith.formats.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
+from bertsmith.formats.family import Family
+from bertsmith.model.config import EncoderConfig
+
+# A model that `transformers` has no class for must not be opened as another one: it has a `model_type` and a class of
+# our own.
+FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
+OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left)-")
+
+FAMILIES = {family.model_type: family for family in (BERT, ROBERTA_PRELAYERNORM)}
+
+
+def family_named(values: Mapping[str, Any], where: Path) -> Family:
+    """The family of a saved configuration, or an error that lists those that are supported.
+
+    Old releases wrote no `model_type`; then the class decides, and a configuration without either is BERT's.
+    """
+    listed = values.get("architectures") or [BERT.encoder_class]
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise UserError(f"{where}: architectures is not a list of names: {listed!r}")
+    stem = listed[0].removeprefix(OWN_CLASS).split("For")[0].removesuffix("Model").removesuffix("LMHead")
+    name = values.get("model_type") or (BERT.model_type if stem in ("Bert", "") else stem)
+    name = OWN_TYPE.sub("", str(name))
+    if name not in FAMILIES:
+        raise UserError(f"{where}: model_type {name!r} is not supported yet; {' and '.join(map(repr, FAMILIES))} are")
+    return FAMILIES[name]
+
+
+def family_of(config: EncoderConfig) -> Family:
+    """The family that an encoder is saved as; an encoder that the family cannot express is refused, with the fix."""
+    if config.family not in FAMILIES:
+        near = suggestion(config.family, FAMILIES)
+        raise UserError(f"model.family {config.family!r} is not one of {', '.join(FAMILIES)}{near}")
+    family = FAMILIES[config.family]
+    if refusal := family.refusal(config):
+        name = family.refused(config)
+        able = [other.model_type for other in FAMILIES.values() if other.accepts(name, getattr(config, name))]
+        raise UserError(refusal + (f", or model.family={' or '.join(able)}" if able else ""))
+    return family
