@@ -28,6 +28,39 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, shell=True, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
 
 
+def shortened(command: str) -> list[str]:
+    """The words of a command after `bertsmith`, with two steps or one epoch of training."""
+    words = shlex.split(command)[1:]
+    if words[0] == "pretrain":
+        words += ["--steps", "2", "--set", "train.evaluate_every=0"]
+    if "--epochs" in words:
+        words[words.index("--epochs") + 1] = "1"
+    return words
+
+
+def test_commands_from_text_to_predictions_run_in_their_order(tmp_path: Path, monkeypatch, run_command) -> None:
+    """The same commands on less text, with a few steps of training; the slow test below shows what they learn."""
+    monkeypatch.chdir(tmp_path)
+    for command in PATH:
+        code, out, err = run_command(*shortened(command))
+        assert code == 0, f"{command}\n{out}{err}"
+        for path in tmp_path.glob("sample/t*"):  # the first command wrote the text and the rows to train on
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(lines[:2000]), encoding="utf-8")
+    assert [command.split()[1] for command in PATH][-3:] == ["evaluate", "predict", "report"]
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(answers) == 600
+    assert {name for answer in answers for name in answer} == {"label", "score", "scores"}
+    exec(compile(python_example(), "README.md", "exec"), {"__name__": "example"})
+
+
+def python_example() -> str:
+    found = re.search(r"```python\n(.*?)```", README, re.S)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_from_text_to_predictions_train_a_useful_model(tmp_path: Path) -> None:
     printed = {}
@@ -41,9 +74,7 @@ def test_commands_from_text_to_predictions_train_a_useful_model(tmp_path: Path) 
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(answers) == 600
     assert len({answer["label"] for answer in answers}) == 8
-    python = re.search(r"```python\n(.*?)```", README, re.S)
-    assert python is not None
-    (tmp_path / "example.py").write_text(python.group(1))
+    (tmp_path / "example.py").write_text(python_example())
     result = shell("python example.py", tmp_path)
     assert result.returncode == 0, result.stderr
     assert len(result.stdout.splitlines()) == 2
