@@ -26,7 +26,8 @@ KEPT = frozenset(
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_hidden_act output_past output_attentions
     output_hidden_states return_dict bos_token_id eos_token_id sep_token_id decoder_start_token_id
     chunk_size_feed_forward task_specific_params torchscript use_bfloat16 prefix pruned_heads model_name language
-    keys_to_ignore_at_inference max_length min_length""".split()
+    keys_to_ignore_at_inference max_length min_length classifier_dropout_prob net_structure_type gap_size
+    num_memory_blocks down_scale_factor layers_to_keep""".split()
 )
 
 
@@ -90,13 +91,15 @@ class Family:
     own_fields: tuple[str, ...] = ()  # written under our own names where they differ from the default
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of our settings, where they are not EncoderConfig's
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
+    layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
+    head_dropout: tuple[str, float | None] = ("classifier_dropout", None)  # its default; None: the encoder's dropout
     head_activation: Activation | None = None  # that their head over the vocabulary always has; None: the encoder's
 
     @property
     def config_keys(self) -> set[str]:
         """Every field of a `config.json` that is not refused."""
         named = {name for theirs in self.fields.values() for name in theirs.names}
-        return {*named, *self.fixed, *self.own_fields, *WRITTEN_ANEW, *KEPT}
+        return {*named, *self.fixed, *self.own_fields, *WRITTEN_ANEW, *KEPT, self.layer_groups} - {""}
 
     @property
     def class_names(self) -> set[str]:

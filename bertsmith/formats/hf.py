@@ -34,7 +34,7 @@ from bertsmith.formats.saved_config import (
 from bertsmith.formats.storage import Names, Stored, as_stored, expand
 from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.model.config import EncoderConfig, HeadKind
-from bertsmith.model.encoder import Encoder, init_parameter
+from bertsmith.model.encoder import SHARED, Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.kinds import build_objective
 from bertsmith.objectives.objective import Objective
@@ -118,7 +118,7 @@ def load_folder(
         config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
     weights = _read_weights(folder, family_of(config))
     _refuse_other_layers(config, weights, folder)
-    names = dict(expand(_saved_names(family_of(config), values), range(config.num_layers)))
+    names = _with_copies(dict(expand(_saved_names(family_of(config), values), range(config.num_layers))), config)
     if saved is not None and saved.is_own and (head is None or saved.own_form == head.own_form):
         names |= {name: Stored((name,)) for name in weights if name.startswith(OWN_NAMES)}
     if head is None:
@@ -168,11 +168,19 @@ def names_of(model: Model) -> dict[str, Stored]:
     else:
         output = output_of(model).names
     lacking = not config.bias and "bias" in family.own_fields
-    return {
-        name: stored
-        for name, stored in expand({**family.encoder, **output}, range(config.num_layers))
-        if name in has or (lacking and _is_lacking_bias(name, has))
-    }
+    names = _with_copies(dict(expand({**family.encoder, **output}, range(config.num_layers))), config)
+    return {name: stored for name, stored in names.items() if name in has or (lacking and _is_lacking_bias(name, has))}
+
+
+def _with_copies(names: dict[str, Stored], config: EncoderConfig) -> dict[str, Stored]:
+    """Give each sublayer that some of several stored layers share the names that it has in the other layers."""
+    copied = dict(names)
+    for name, stored in names.items():
+        prefix, part = "encoder.layers.0.", name.removeprefix("encoder.layers.0.")
+        if name.startswith(prefix) and part.split(".")[0] in SHARED[config.shared_layers]:
+            others = [names[f"encoder.layers.{i}.{part}"].names for i in range(1, config.stored_layers)]
+            copied[name] = replace(stored, copies=tuple(other for other in others if other != stored.names))
+    return copied
 
 
 def _is_lacking_bias(name: str, has: Collection[str]) -> bool:
@@ -213,6 +221,7 @@ def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Store
             parts = {name: _floating(weights[name], name, folder) for name in found}
             if ours in parameters:
                 _check_shapes(parts, stored.shape(parameters[ours].shape, unused_rows), folder)
+                _check_copies(stored, weights, folder)
                 tensors[ours] = stored.joined(list(parts.values()), unused_rows)
             elif any(part.any() for part in parts.values()):
                 raise UserError(f"{folder}: {found[0]} is not zero, and {CONFIG} says bias = false; set it to true")
@@ -238,6 +247,19 @@ def _check_shapes(parts: Mapping[str, Tensor], expected: tuple[int, ...], folder
             raise UserError(f"{folder}: {name} has shape {tuple(part.shape)}, and {CONFIG} asks for {expected}")
 
 
+def _check_copies(stored: Stored, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Refuse layers that share a tensor and hold different ones."""
+    for names in stored.copies:
+        for copy, name in zip(names, stored.names, strict=True):
+            if copy not in weights:
+                raise UserError(f"{folder}: the weights lack {copy}")
+            if not torch.equal(weights[copy], weights[name]):
+                raise UserError(
+                    f"{folder}: {copy} differs from {name}, and {CONFIG} says that the layers share it; if they were "
+                    "trained apart, set shared_layers to none"
+                )
+
+
 def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
     if not value.is_floating_point():
         raise UserError(f"{folder}: {name} holds {value.dtype}, not floating-point numbers")
@@ -249,9 +271,9 @@ def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
 
 def _refuse_other_layers(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Refuse a number of layers that differs from the weights, before the layers are built."""
-    family, layers = family_of(config), config.num_layers
+    family, layers = family_of(config), config.stored_layers
     after, last = ([n for n in _layer_names(family, i) if n in weights] for i in (layers, layers - 1))
-    field, expected = family.fields["num_layers"].names[0], _layer_names(family, layers - 1)
+    field, expected = family.layer_groups or family.fields["num_layers"].names[0], _layer_names(family, layers - 1)
     if after:
         raise UserError(f"{folder}: the weights have a layer {layers}, which {CONFIG} does not; fix {field}")
     if expected and not last:

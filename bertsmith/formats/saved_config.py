@@ -48,10 +48,26 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     named = {name: field.read(values, where) for name, field in family.fields.items()}
     named |= {name: values[name] for name in family.own_fields if values.get(name) is not None}
     given = {name: value for name, value in named.items() if value is not None}
+    if family.layer_groups:
+        given["shared_layers"] = _sharing_in(family, given, values.get(family.layer_groups), where)
     config = from_dict(EncoderConfig, {**family.defaults, **given, "family": family.model_type}, str(where))
     if config.head_transform and family.head_activation not in (None, config.activation):
         config = replace(config, head_activation=family.head_activation)
     return replace(config, max_positions=config.max_positions - family.unused_rows(config.pad_token_id))
+
+
+def _sharing_in(family: Family, given: Mapping[str, Any], groups: int | None, where: Path) -> str:
+    """Which parameters the layers share, given the number of layers that have their own."""
+    layers, said = given.get("num_layers", family.default("num_layers")), given.get("shared_layers")
+    if groups in (None, 1) and said in (None, "all"):
+        return "all"
+    if groups == layers and said != "all":
+        return said or "none"
+    given_too = f" with shared_layers {said}" if said else ""
+    raise UserError(
+        f"{where}: {family.layer_groups} {groups!r}{given_too} is not supported; 1 is, where all layers share their "
+        f"parameters, and {layers}, where each has its own"
+    )
 
 
 def config_out(model: Model) -> dict[str, Any]:
@@ -69,13 +85,15 @@ def config_out(model: Model) -> dict[str, Any]:
         theirs, value = family.fields.get(name), getattr(config, name)
         if value != family.default(name):
             values |= theirs.write(value) if theirs is not None and theirs.accepts(value) else {name: value}
+    if family.layer_groups:
+        values[family.layer_groups] = config.stored_layers
     if pools_last(model):
         values["pooled"] = "last"
-    return {**values, **head_out(model.head_config)} if isinstance(model, TaskModel) else values
+    return {**values, **head_out(model.head_config, config)} if isinstance(model, TaskModel) else values
 
 
-def head_out(head: HeadConfig) -> dict[str, Any]:
-    """Return the fields of their configuration that describe a head."""
+def head_out(head: HeadConfig, config: EncoderConfig) -> dict[str, Any]:
+    """Return the fields of their configuration that describe a head on an encoder."""
     values: dict[str, Any] = {}
     if head.labels:
         values["id2label"] = {str(i): name for i, name in enumerate(head.labels)}
@@ -87,8 +105,9 @@ def head_out(head: HeadConfig) -> dict[str, Any]:
         values["id2label"], values["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     if head.kind == "choice":
         values["num_choices"] = head.num_choices
-    if head.dropout is not None:
-        values["classifier_dropout"] = head.dropout
+    name, default = family_of(config).head_dropout
+    if (dropout := config.hidden_dropout if head.dropout is None and default is not None else head.dropout) is not None:
+        values[name] = dropout
     if head.features is not None:
         values["features"] = asdict(head.features)
     if head.bilstm_layers:
@@ -154,9 +173,10 @@ def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> i
 
 def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
     """Return the dropout before the output layer; None if it is the encoder's."""
-    dropout = values.get("classifier_dropout")
+    name, default = family_named(values, folder / CONFIG).head_dropout
+    dropout = values.get(name, default)
     if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
-        raise UserError(f"{folder / CONFIG}: classifier_dropout must be at least 0 and under 1, not {dropout!r}")
+        raise UserError(f"{folder / CONFIG}: {name} must be at least 0 and under 1, not {dropout!r}")
     return dropout
 
 

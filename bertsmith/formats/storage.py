@@ -20,13 +20,18 @@ class Stored:
     transposed: bool = False  # a matrix has its inputs first, as in the Conv1D of GPT
     pad_rows: bool = False  # pad_token_id + 1 unused rows come before the first row, as in RoBERTa's positions
     tied: tuple[str, ...] = ()  # further names of the same tensor: not written, and read where the first is missing
+    copies: tuple[
+        tuple[str, ...], ...
+    ] = ()  # further names of all parts: written as well, and equal when they are read
 
     def parts(self, tensor: Tensor, unused_rows: int) -> dict[str, Tensor]:
         """Our tensor as the tensors of a file, by name."""
         if self.pad_rows:
             tensor = torch.cat([tensor.new_zeros(unused_rows, *tensor.shape[1:]), tensor])
         chunks = tensor.chunk(len(self.names))
-        return {name: self._turned(chunk).contiguous() for name, chunk in zip(self.names, chunks, strict=True)}
+        parts = {name: self._turned(chunk).contiguous() for name, chunk in zip(self.names, chunks, strict=True)}
+        copied = {copy: parts[name] for names in self.copies for copy, name in zip(names, self.names, strict=True)}
+        return parts | copied
 
     def joined(self, parts: Sequence[Tensor], unused_rows: int) -> Tensor:
         """Our tensor from the tensors of a file, in its own memory."""

@@ -202,6 +202,11 @@ class EncoderConfig:
         return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
+    def stored_layers(self) -> int:
+        """The number of layers with parameters of their own."""
+        return 1 if self.shared_layers == "all" else self.num_layers
+
+    @property
     def masked_word_activation(self) -> Activation:
         """The activation in the masked-word head."""
         return self.head_activation or self.activation

@@ -221,7 +221,7 @@ def test_settings_that_do_not_fit_the_family_are_refused_before_a_run():
         override(recipe("bert-tiny"), ["model.norm_first=true"])
     with pytest.raises(UserError, match=r"model.num_segments=0: BertModel needs a table of segments"):
         family_of(replace(encoder_config(), family="bert", num_segments=0))
-    with pytest.raises(UserError, match=r"'robert' is not one of bert, roberta-prelayernorm; did you mean 'bert'"):
+    with pytest.raises(UserError, match=r"'robert' is not one of bert, roberta, .*; did you mean 'roberta'"):
         override(recipe("bert-tiny"), ["model.family=robert"])
     changes = ["model.norm_first=true", "model.family=roberta-prelayernorm"]
     assert override(recipe("bert-tiny"), changes).model.norm_first

@@ -235,8 +235,8 @@ DAMAGES = {
     ),
     "unknown key": (lambda f: edit_config(f, zzz=1), ["config.json", "'zzz'", "remove it"]),
     "other family": (
-        lambda f: edit_config(f, model_type="roberta"),
-        ["config.json", "model_type", "'roberta'", "'bert'", "'roberta-prelayernorm'"],
+        lambda f: edit_config(f, model_type="xlnet"),
+        ["config.json", "model_type", "'xlnet'", "'bert'", "'roberta-prelayernorm'"],
     ),
     "dropout": (lambda f: edit_config(f, classifier_dropout=1.5), ["config.json", "classifier_dropout", "1.5"]),
     "dropout in words": (

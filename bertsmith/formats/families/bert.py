@@ -39,16 +39,22 @@ FIXED = {
 }
 
 
-def bert_encoder(prefix: str, decoder: str) -> dict[str, Row]:
-    """The encoder's names in BERT and in the families that took them over; the decoder has the token embeddings."""
-    layer = f"{prefix}.encoder.layer.{{i}}"
+def bert_embeddings(prefix: str, decoder: str) -> dict[str, Row]:
+    """The names of the embeddings in BERT and in the families after it; the decoder has the token embeddings."""
+    tokens = Stored((f"{prefix}.embeddings.word_embeddings.weight",), tied=(f"{decoder}.weight",))
     return {
-        "encoder.embeddings.tokens.weight": Stored(
-            (f"{prefix}.embeddings.word_embeddings.weight",), tied=(f"{decoder}.weight",)
-        ),
+        "encoder.embeddings.tokens.weight": tokens,
         "encoder.embeddings.segments.weight": f"{prefix}.embeddings.token_type_embeddings.weight",
         "encoder.embeddings.positions.weight": f"{prefix}.embeddings.position_embeddings.weight",
         "encoder.embeddings.norm.*": f"{prefix}.embeddings.LayerNorm.*",
+    }
+
+
+def bert_encoder(prefix: str, decoder: str) -> dict[str, Row]:
+    """The encoder's names in BERT and in the families that took them over."""
+    layer = f"{prefix}.encoder.layer.{{i}}"
+    return {
+        **bert_embeddings(prefix, decoder),
         "encoder.layers.{i}.attention.qkv.*": Stored(
             (
                 f"{layer}.attention.self.query.*",

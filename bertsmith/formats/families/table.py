@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError, suggestion
+from bertsmith.formats.families.albert import ALBERT
 from bertsmith.formats.families.bert import BERT
-from bertsmith.formats.families.roberta_prelayernorm import ROBERTA_PRELAYERNORM
+from bertsmith.formats.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bertsmith.formats.family import Family
 from bertsmith.model.config import EncoderConfig
 
@@ -21,7 +22,8 @@ from bertsmith.model.config import EncoderConfig
 FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
 OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left)-")
 
-FAMILIES = {family.model_type: family for family in (BERT, ROBERTA_PRELAYERNORM)}
+LISTED = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT)
+FAMILIES = {family.model_type: family for family in LISTED}
 
 
 def family_named(values: Mapping[str, Any], where: Path) -> Family:
@@ -33,10 +35,10 @@ def family_named(values: Mapping[str, Any], where: Path) -> Family:
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise UserError(f"{where}: architectures is not a list of names: {listed!r}")
     stem = listed[0].removeprefix(OWN_CLASS).split("For")[0].removesuffix("Model").removesuffix("LMHead")
-    name = values.get("model_type") or (BERT.model_type if stem in ("Bert", "") else stem)
-    name = OWN_TYPE.sub("", str(name))
+    stems = {family.encoder_class.removesuffix("Model"): name for name, family in FAMILIES.items()}
+    name = OWN_TYPE.sub("", str(values.get("model_type") or stems.get(stem or "Bert", stem)))
     if name not in FAMILIES:
-        raise UserError(f"{where}: model_type {name!r} is not supported yet; {' and '.join(map(repr, FAMILIES))} are")
+        raise UserError(f"{where}: model_type {name!r} is not supported yet; {', '.join(map(repr, FAMILIES))} are")
     return FAMILIES[name]
 
 

@@ -1,0 +1,74 @@
+"""The tables of RoBERTa (Liu et al. 2019) and of the families with its classes: XLM-RoBERTa, CamemBERT and pre-norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bertsmith.formats.families.bert import FIELDS, FIXED, OWN_FIELDS, bert_encoder, vocabulary_head
+from bertsmith.formats.family import Family, Output
+from bertsmith.formats.storage import Names, Stored
+
+VOCABULARY = ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder")
+WORDS: Names = vocabulary_head("masked_lm", *VOCABULARY)
+
+
+def roberta_outputs(classes: str, prefix: str) -> dict[str, Output]:
+    """The classes of a family like RoBERTa, given the first word of their names and the prefix of its tensors.
+
+    There is none for next sentence: `transformers` ignores that output layer, which has a name of our own.
+    """
+    pairs = {"next_sentence.pooler.dense.*": f"{prefix}.pooler.dense.*", "next_sentence.output.*": "next_sentence.*"}
+    single = {"head.pooler.dense.*": "classifier.dense.*", "head.output.*": "classifier.out_proj.*"}
+    choice = {"head.pooler.dense.*": f"{prefix}.pooler.dense.*", "head.output.*": "classifier.*"}
+    return {
+        "masked_lm": Output(f"{classes}ForMaskedLM", WORDS),
+        "masked_lm+next_sentence": Output(f"{classes}ForMaskedLM", {**WORDS, **pairs}),
+        "causal_lm": Output(f"{classes}ForCausalLM", vocabulary_head("causal_lm", *VOCABULARY)),
+        "single": Output(f"{classes}ForSequenceClassification", single),
+        "choice": Output(f"{classes}ForMultipleChoice", choice),
+        "tags": Output(f"{classes}ForTokenClassification", {"head.output.*": "classifier.*"}),
+        "span": Output(f"{classes}ForQuestionAnswering", {"head.output.*": "qa_outputs.*"}),
+    }
+
+
+def roberta_family(model_type: str, classes: str, vocab_size: int, prefix: str = "roberta") -> Family:
+    """A family with RoBERTa's names; its position table has unused rows up to the padding token's."""
+    positions = f"{prefix}.embeddings.position_embeddings.weight"
+    return Family(
+        model_type=model_type,
+        prefix=f"{prefix}.",
+        encoder_class=f"{classes}Model",
+        encoder={
+            **bert_encoder(prefix, "lm_head.decoder"),
+            "encoder.embeddings.positions.weight": Stored((positions,), pad_rows=True),
+        },
+        outputs=roberta_outputs(classes, prefix),
+        fields=FIELDS,
+        fixed=FIXED,
+        own_fields=OWN_FIELDS,
+        defaults={"vocab_size": vocab_size, "pad_token_id": 1},
+        reasons={
+            "norm_first": f"the family {model_type} normalises after each sublayer",
+            "head_activation": f"{classes}ForMaskedLM has GELU in its head, whatever the encoder's activation is",
+            "num_segments": f"{classes}Model needs a table of segments; that of RoBERTa has one row",
+        },
+        head_activation="gelu",
+    )
+
+
+ROBERTA = roberta_family("roberta", "Roberta", 50265)
+XLM_ROBERTA = roberta_family("xlm-roberta", "XLMRoberta", 30522)
+CAMEMBERT = roberta_family("camembert", "Camembert", 30522)
+_POST_NORM = roberta_family("roberta-prelayernorm", "RobertaPreLayerNorm", 50265, "roberta_prelayernorm")
+_LAYER = "roberta_prelayernorm.encoder.layer.{i}"
+ROBERTA_PRELAYERNORM = replace(
+    _POST_NORM,
+    encoder={
+        **_POST_NORM.encoder,
+        "encoder.layers.{i}.attention_norm.*": f"{_LAYER}.attention.LayerNorm.*",
+        "encoder.layers.{i}.feed_forward_norm.*": f"{_LAYER}.intermediate.LayerNorm.*",
+        "encoder.final_norm.*": "roberta_prelayernorm.LayerNorm.*",
+    },
+    defaults={**_POST_NORM.defaults, "norm_first": True},
+    reasons={**_POST_NORM.reasons, "norm_first": "the family roberta-prelayernorm normalises before each sublayer"},
+)
