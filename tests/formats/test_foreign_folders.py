@@ -155,7 +155,7 @@ def test_a_folder_without_model_type_is_read_as_bert_if_its_class_is_bert(saved)
     found = load_folder(find_model(folder)).model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     edit(folder / "config.json", architectures=["XLNetForSequenceClassification"])
-    with pytest.raises(UserError, match="'XLNet' is not supported yet; 'bert', 'roberta', .* are"):
+    with pytest.raises(UserError, match=r"'XLNet' is not supported yet; 'bert', 'roberta', .* are"):
         load_folder(find_model(folder))
 
 
