@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from bertsmith.model.config import EncoderConfig, Reach
 
 
-def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int) -> float:
+def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int, *, every_state: bool = False) -> float:
     """Model operations of a training step on sequences of these lengths: three times the forward pass's products.
 
     The cost of attention grows with the square of a length, or with the length where a layer has a window. The
     vocabulary head is applied only to the masked positions; in the last layer, the products after the attention are
-    applied to these and to the first token of each sequence.
+    applied to these and to the first token of each sequence or, where a loss needs `every_state`, to all tokens.
     """
     tokens = sum(lengths)
     hidden, table = config.hidden_size, config.table_size
@@ -21,7 +21,7 @@ def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int) -
     layers = config.num_layers * tokens * 2 * (3 * hidden * hidden + after_attention)
     for reach, count in Counter(layer.reach for layer in config.layers).items():
         layers += count * sum(4 * hidden * _token_pairs(length, reach) for length in lengths)
-    unneeded = (tokens - masked - len(lengths)) * 2 * after_attention
+    unneeded = 0 if every_state else (tokens - masked - len(lengths)) * 2 * after_attention
     head = masked * 2 * table * (hidden * config.head_transform + config.vocab_size)
     projection = 0 if config.embedding_size is None else tokens * 2 * table * hidden
     return 3.0 * (projection + layers - max(0, unneeded) + head)

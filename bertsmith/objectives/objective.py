@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder
 
 PAIR_LABEL = "next"  # the label of segment pairs: whether the second segment follows the first
@@ -32,9 +35,18 @@ class Objective(nn.Module):
         """Every loss of this kind with the label of the batch whose entries it is summed over."""
         raise NotImplementedError
 
+    @staticmethod
+    def encoder_configs(model: EncoderConfig, config: Any) -> list[EncoderConfig]:
+        """The configurations of the encoders that are saved, given that of the first one."""
+        return [model]
+
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """The logits of every loss at the positions that the batch's labels name."""
         raise NotImplementedError
+
+    def token_logits(self, batch: Batch) -> Tensor:
+        """The logits over the vocabulary (M, V) at the positions of the label `masked`, which needs no other label."""
+        return self.logits(batch)[self.token_loss]
 
     def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
         """The logits of every loss from the hidden states (B, L, H) of a padded batch, at all positions."""
@@ -43,6 +55,34 @@ class Objective(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The summed losses and, as `<loss>_accuracy`, the numbers of correct predictions."""
         raise NotImplementedError
+
+    def measures(self, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
+        """The held-out scores of a batch, each as a sum and the number of entries that it is the sum of."""
+        logits, targets = self.logits(batch), batch.labels["targets"]
+        loss = F.cross_entropy(logits[self.token_loss], targets, reduction="sum")
+        found: dict[str, tuple[Tensor, int | Tensor]] = {f"{self.token_loss}_loss": (loss, len(targets))}
+        for name, label in self.counts(self.config).items():
+            right = (logits[name].argmax(-1) == batch.labels[label]).sum()
+            found[f"{name}_accuracy"] = right, len(batch.labels[label])
+        return found
+
+    def flops(self, lengths: Sequence[int], predicted: int) -> float:
+        """The operations of a training step on sequences of these lengths, with this number of predicted tokens."""
+        return training_flops(self.encoder.config, lengths, predicted)
+
+    def memory(
+        self, tokens: int, length: int, predicted: int, *, half: bool, checkpointing: bool, processes: int
+    ) -> float:
+        """About how many bytes a training step needs on this many tokens in sequences of one length."""
+        return training_memory(
+            self.encoder.config, tokens, length, predicted,
+            half=half, checkpointing=checkpointing, processes=processes,
+        )  # fmt: skip
+
+    @property
+    def loss_weights(self) -> Mapping[str, float]:
+        """The weights of losses in the sum that is minimised; 1 for those that are not named."""
+        return {}
 
     @property
     def encoders(self) -> list[Encoder]:

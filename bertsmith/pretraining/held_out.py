@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from bertsmith import draws
 from bertsmith.batch import Example, collate
@@ -17,12 +17,13 @@ from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining.loader import Loader
 from bertsmith.text.frame import SHOWN_MASK
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.runlog import SCALE, is_score
 
 LONG = "long_"  # the prefix of scores on sequences of the second phase's length
 SEQUENCES, TOKENS, AT_ONCE = 512, 65_536, 4096  # the evaluation ends at either limit; tokens of a batch
 TEXTS, CANDIDATES = 4, 3  # sample sentences, and predictions for each mask
 SHORTEST, LONGEST = 8, 32  # tokens of a sample sentence
-TEXT = 109  # a stream of draws
+TEXT, SAMPLING = 109, 110  # streams of draws
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,29 @@ class Sample:
 def evaluate(
     objective: Objective, loader: Loader, samples: list[Sample], dtype: torch.dtype | None = None
 ) -> dict[str, Any]:
-    """Loss and perplexity of the predicted tokens, the accuracy of every loss, and the samples with predictions."""
+    """The objective's scores, the perplexity of the predicted tokens, and the samples with predictions.
+
+    The numbers that an objective draws are the same in every evaluation.
+    """
     objective.eval()
-    device, labels = next(objective.parameters()).device, objective.counts(objective.config)
-    loss, right, counts = 0.0, dict.fromkeys(labels, 0.0), dict.fromkeys(labels, 0)
+    torch.manual_seed(draws.seed(0, SAMPLING))  # training seeds its generator anew for every micro-batch
+    device = next(objective.parameters()).device
+    sums, counts = defaultdict[str, float](float), Counter[str]()
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
         for indices in _batches(loader):
             batch = loader.batch(np.zeros_like(indices), indices).to(device)
-            logits = objective.logits(batch)
-            tokens = logits[objective.token_loss]
-            loss += F.cross_entropy(tokens, batch.labels["targets"], reduction="sum").item()
-            for name, label in labels.items():
-                right[name] += (logits[name].argmax(-1) == batch.labels[label]).sum().item()
-                counts[name] += len(batch.labels[label])
+            for name, (total, count) in objective.measures(batch).items():
+                sums[name] += total.item()
+                counts[name] += int(count)
         filled = [_fill(objective, s, loader.tokenizer) for s in samples] if objective.fills_masks else []
-    mean = loss / counts[objective.token_loss]
-    result: dict[str, Any] = {f"{objective.token_loss}_loss": mean}
-    result[f"{objective.token_loss}_perplexity"] = float(np.exp(min(mean, 700.0)))
-    result |= {f"{name}_accuracy": 100.0 * right[name] / counts[name] for name in labels}
+    result: dict[str, Any] = {}
+    for name in sums:
+        if counts[name]:
+            result[name] = (SCALE if is_score(name) else 1) * sums[name] / counts[name]
+        if name == f"{objective.token_loss}_loss":
+            result[f"{objective.token_loss}_perplexity"] = float(np.exp(min(result[name], 700.0)))
+    if weights := objective.loss_weights:  # the loss that training minimises
+        result["loss"] = sum(weights.get(n, 1.0) * result[f"{n}_loss"] for n in objective.counts(objective.config))
     return {**result, **({"samples": filled} if filled else {})}
 
 
@@ -97,7 +103,7 @@ def _sample(sentence: np.ndarray[Any, Any], number: int, tokenizer: Tokenizer) -
 def _fill(objective: Objective, sample: Sample, tokenizer: Tokenizer) -> dict[str, Any]:
     batch = collate([sample.example], packed=True)
     batch.labels["masked"] = torch.tensor(sample.masked)
-    scores = objective.logits(batch.to(next(objective.parameters()).device))[objective.token_loss]
+    scores = objective.token_logits(batch.to(next(objective.parameters()).device))
     best = scores.float().softmax(-1).topk(CANDIDATES)
     guesses = [
         [[tokenizer.token(i), round(p, 4)] for p, i in zip(ps, ids, strict=True)]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from bertsmith.errors import UserError
-from bertsmith.model.config import EncoderConfig
-from bertsmith.model.cost import training_memory
+from bertsmith.objectives.objective import Objective
 from bertsmith.progress import say
 from bertsmith.training import distributed
 from bertsmith.training.settings import TrainConfig, autocast_dtype
@@ -19,7 +18,7 @@ from bertsmith.training.speed import free_memory
 class MicroBatches:
     """What the memory of a training step depends on, apart from the size of its micro-batches."""
 
-    model: EncoderConfig
+    objective: Objective
     train: TrainConfig
     device: torch.device
     length: int  # of a sequence, in tokens
@@ -65,10 +64,10 @@ class MicroBatches:
         half = autocast_dtype(self.train.precision, self.device) is not None
         checkpointing, divided = self.train.gradient_checkpointing, self.train.parallel == "fsdp"
         processes = distributed.world_size() if divided else 1
-        return training_memory(
-            self.model, size * self.length, self.length, words,
-            half=half, checkpointing=checkpointing, processes=processes,
-        )  # fmt: skip
+        tokens = size * self.length
+        return self.objective.memory(
+            tokens, self.length, words, half=half, checkpointing=checkpointing, processes=processes
+        )
 
     def _refusal(self, size: int, room: float) -> str:
         """The error for a micro-batch that does not fit, with the settings that would."""

@@ -11,6 +11,7 @@ import torch
 
 from bertsmith.batch import Batch
 from bertsmith.corpus.shards import Corpus
+from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining.loader import Loader
 from bertsmith.pretraining.memory import MicroBatches
 from bertsmith.pretraining.segments import segment_source
@@ -63,6 +64,7 @@ class Phases:
 
 def make_phases(
     config: PretrainConfig,
+    objective: Objective,
     corpus: Corpus,
     documents: np.ndarray[Any, Any],
     tokenizer: Tokenizer,
@@ -79,7 +81,7 @@ def make_phases(
         lengths = [(1.0 - data.long_share, data.max_length), (1.0, data.long_length)]
     parts = []
     for end, length in lengths:
-        micro_batches = MicroBatches(config.model, config.train, where, length, config.predicted_share)
+        micro_batches = MicroBatches(objective, config.train, where, length, config.predicted_share)
         size = micro_batches.size(sizes.get(str(length)))
         parts.append(Phase(end, make_loader(config, corpus, documents, tokenizer, length), size))
     return Phases(tuple(parts), config.train.batch_size)

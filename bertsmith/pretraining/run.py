@@ -16,7 +16,6 @@ from bertsmith.corpus.shards import Corpus
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Notes
 from bertsmith.formats.hub import find_model
-from bertsmith.model.cost import training_flops
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining import checks, held_out
@@ -67,7 +66,7 @@ def _pretrain(
     if not len(kept):
         config.train.refuse_without_scores("raise data.held_out")
     sizes = distributed.on_rank_zero(lambda: facts_of(run).get(SIZES, {})) if resume else {}
-    phases = make_phases(config, corpus, documents, tokenizer, where, sizes)
+    phases = make_phases(config, objective, corpus, documents, tokenizer, where, sizes)
     steps = config.train.num_steps(len(phases.parts[0].loader.source))
     checks.check_run_length(config, steps, phases)
     if start is None and steps is not None:
@@ -110,7 +109,8 @@ class _Run:
         if checkpoint is not None and distributed.is_rank_zero():
             objective.load_state_dict(load_tensors(checkpoint[0], config.objective))
         objective.to(self.where)
-        objective.encoder.gradient_checkpointing = config.train.gradient_checkpointing
+        for encoder in objective.encoders:
+            encoder.gradient_checkpointing = config.train.gradient_checkpointing
         scores = fit(
             objective,
             self.phases.batches,
@@ -124,7 +124,7 @@ class _Run:
             flops=self.flops,
             before_step=self.before_step,
             resume=checkpoint,
-            capturable=choose_for_run(config.model, self.where, self.dtype).fused,
+            capturable=all(choose_for_run(e.config, self.where, self.dtype).fused for e in objective.encoders),
             title=f"pre-training {config.recipe}",
         )
         finish_run(self.folder, objective, self.save_with_card)
@@ -151,7 +151,7 @@ class _Run:
             return 0.0
         assert isinstance(batch.layout, Packed)
         predicted = batch.counts[self.objective.token_loss]
-        return training_flops(self.config.model, batch.layout.lengths.tolist(), predicted)
+        return self.objective.flops(batch.layout.lengths.tolist(), predicted)
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write the model as a model folder."""

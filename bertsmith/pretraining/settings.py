@@ -44,15 +44,16 @@ class PretrainConfig:
     UPGRADE = staticmethod(upgrade)
 
     def __post_init__(self) -> None:
-        family_of(self.model)  # refuses an encoder that its family cannot express
+        kind = objective_class(self.objective)
+        for encoder in kind.encoder_configs(self.model, self.objective):
+            family_of(encoder)  # refuses an encoder that its family cannot express
         self._check_direction()
         if self.data.pairs != "full" and self.model.num_segments < 2:
             raise UserError(
                 f"data.pairs={self.data.pairs} needs two segments, and model.num_segments is "
                 f"{self.model.num_segments}; set it to 2, or data.pairs=full with objective.next_sentence=false"
             )
-        losses = objective_class(self.objective).counts(self.objective)
-        if self.data.pairs == "full" and PAIR_LABEL in losses.values():
+        if self.data.pairs == "full" and PAIR_LABEL in kind.counts(self.objective).values():
             raise UserError("data.pairs=full has no pairs to learn from: set objective.next_sentence=false")
 
     def _check_direction(self) -> None:

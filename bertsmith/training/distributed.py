@@ -75,10 +75,7 @@ def parallelise(model: nn.Module, parallel: Parallel, device: torch.device) -> n
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     mesh = init_device_mesh(device.type, (world_size(),))
     shard(model, mesh)
-    for method in (
-        "logits",
-        "scores",
-    ):  # called outside the training loop, for evaluation
+    for method in ("logits", "token_logits", "measures", "scores"):  # called outside the training loop, for evaluation
         if hasattr(model, method):
             register_fsdp_forward_method(model, method)
     return model

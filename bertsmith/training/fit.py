@@ -32,7 +32,7 @@ from bertsmith.training.run import add_facts
 from bertsmith.training.schedule import Budget, learning_rate_factor
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 from bertsmith.training.speed import Meter
-from bertsmith.training.steps import ACCURACY, gradients, step_loss, update
+from bertsmith.training.steps import gradients, step_loss, update, weighted_losses
 from bertsmith.training.stopping import Request, stop_requests
 
 MicroBatches = Callable[[int, float], list[Batch]]
@@ -209,7 +209,7 @@ class _Loop:
         budget, config = self.budget, self.config
         factor = learning_rate_factor(config, budget.step if not budget.by_clock else agreed.done, budget.total)
         means, norm = gradients(self.model, micro_batches, agreed.counts, config, budget.step, self.graphs)
-        loss = sum(value for name, value in means.items() if not name.endswith(ACCURACY))
+        loss = sum(weighted_losses(self.model, means))
         if self.guard.accepts(loss, norm):
             update(self.optimizers, factor, self.graphs)
             self.meter.add(means, loss, micro_batches, agreed.tokens)

@@ -1,12 +1,15 @@
 """The parts of a model: which are its layers, and which are not trained.
 
-A model that `fit` trains may have two attributes. `encoders` are its modules with an attribute `layers`, from bottom to
-top; what an encoder registers before its layers, such as embeddings, is below them. The layers of an encoder whose
+A model that `fit` trains may have three attributes. `encoders` are its modules with an attribute `layers`, from bottom
+to top; what an encoder registers before its layers, such as embeddings, is below them. The layers of an encoder whose
 `shares_layers` is true have parameters in common, and are not sharded one by one. `untrained` are modules that
 keep their weights, as a teacher does: they have no gradients and no optimiser state, and stay in evaluation mode.
+`loss_weights` are the weights of its losses, by name, in the sum that is minimised; other losses have the weight 1.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -38,6 +41,11 @@ def is_untrained(model: nn.Module, name: str) -> bool:
     """Whether a tensor of the state dict, by its name, belongs to a module that is not trained."""
     parts = [model.get_submodule(".".join(name.split(".")[:depth])) for depth in range(1, name.count(".") + 1)]
     return any(part is frozen for part in parts for frozen in untrained(model))
+
+
+def loss_weights(model: nn.Module) -> Mapping[str, float]:
+    """The weights of the losses that have one other than 1."""
+    return getattr(model, "loss_weights", {})
 
 
 def freeze(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,11 @@ from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.training import distributed
 from bertsmith.training.cuda_graphs import GraphRunner
-from bertsmith.training.parts import train_mode
+from bertsmith.training.parts import loss_weights, train_mode
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 
 DROPOUT = 103  # a stream of draws
+Value = TypeVar("Value", float, Tensor)
 ACCURACY = "_accuracy"  # outputs with this suffix count correct predictions; they have no gradient
 
 
@@ -57,10 +59,17 @@ def _pass(
 ) -> tuple[list[str], Tensor]:
     """Run the passes of one batch; return the names of its outputs, and their parts of the step's means."""
     means = output_means(model, batch, scales, config)
-    losses = [value for name, value in means.items() if not name.endswith(ACCURACY)]
+    losses = weighted_losses(model, means)
     # DDP and FSDP average the gradients over the ranks; they are to be summed.
     (torch.stack(losses).sum() * distributed.world_size()).backward()
     return list(means), torch.stack([value.detach().float() for value in means.values()])
+
+
+def weighted_losses(model: nn.Module, means: Mapping[str, Value]) -> list[Value]:
+    """The losses among a model's outputs, each times its weight in the sum that is minimised."""
+    weights = loss_weights(distributed.unwrap(model))
+    losses = {name: value for name, value in means.items() if not name.endswith(ACCURACY)}
+    return [value * weights[name] if name in weights else value for name, value in losses.items()]
 
 
 def output_scales(batch: Batch, counts: Mapping[str, float]) -> dict[str, float]:
@@ -103,7 +112,7 @@ def step_loss(
     seed_dropout(config, step, number)
     batch = micro_batches[number].to(next(model.parameters()).device)
     means = output_means(model, batch, output_scales(batch, counts), config)
-    return torch.stack([value for name, value in means.items() if not name.endswith(ACCURACY)]).sum()
+    return torch.stack(weighted_losses(model, means)).sum()
 
 
 def update(optimizers: list[torch.optim.Optimizer], factor: float, graphs: GraphRunner | None = None) -> None:

@@ -18,6 +18,7 @@ from bertsmith.errors import UserError
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining import memory
 from bertsmith.pretraining.loader import Loader, split_documents
 from bertsmith.pretraining.run import pretrain
@@ -64,8 +65,8 @@ def test_a_configured_size_or_less_memory_overrides_the_stored_size(
     pretrain(override(config, ["train.micro_batch_size=16"]), world / "shards", run, device="cpu", resume=True)
     assert sizes(run) == {"32": 16}
     shutil.rmtree(run / "model")
-    model = replace(config.model, vocab_size=1000)
-    plan = memory.MicroBatches(model, config.train, torch.device("cpu"), 32, 0.15)
+    objective = MaskedLM(Encoder(replace(config.model, vocab_size=1000)))
+    plan = memory.MicroBatches(objective, config.train, torch.device("cpu"), 32, 0.15)
     room(monkeypatch, 1.15 * plan.memory(8) / 1e6)
     pretrain(config, world / "shards", run, device="cpu", resume=True)
     assert sizes(run) == {"32": 8}
@@ -74,7 +75,7 @@ def test_a_configured_size_or_less_memory_overrides_the_stored_size(
 
 def test_the_rank_with_the_least_memory_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings(*DROPOUT)
-    plan = memory.MicroBatches(config.model, config.train, torch.device("cpu"), 32, 0.15)
+    plan = memory.MicroBatches(MaskedLM(Encoder(config.model)), config.train, torch.device("cpu"), 32, 0.15)
     room(monkeypatch, 1e6)
     most = plan.size()
     monkeypatch.setattr(distributed, "all_reduce_min", lambda value: min(value, 30e6))

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runs import settings
 
 from bertsmith.config import dotted_keys, override, read_json
 from bertsmith.corpus.build import BuildConfig
 from bertsmith.errors import UserError
 from bertsmith.finetuning.run import FinetuneConfig, finetune
+from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.kinds import build_objective
 from bertsmith.pretraining import memory
 from bertsmith.pretraining.memory import MicroBatches
 from bertsmith.pretraining.run import pretrain
@@ -142,7 +145,9 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, megabytes: float) -> None:
 
 def planned(*changes: str, length: int = 128) -> MicroBatches:
     config = override(recipe("bert-tiny"), [*BASE, *changes])
-    return MicroBatches(replace(config.model, vocab_size=1000), config.train, pick_device("cpu"), length, 0.15)
+    with torch.device("meta"):
+        objective = build_objective(Encoder(replace(config.model, vocab_size=1000)), config.objective)
+    return MicroBatches(objective, config.train, pick_device("cpu"), length, 0.15)
 
 
 BASE = ["train.steps=2", "train.batch_size=256", "data.max_length=128", "data.long_length=null"]
