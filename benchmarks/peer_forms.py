@@ -24,7 +24,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import compiled_kernels
 from bertsmith.objectives.masked_lm import MaskedLM
 
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a CPU is for trying a benchmark out
 TOKENS = 65536  # of a step
 ROUNDED = 64  # matrix products are fastest when their sizes are multiples of this
 Step = Callable[[], None]
@@ -70,12 +70,18 @@ def best_form(run: Callable[[Form], dict[str, Any] | None]) -> tuple[Form, dict[
 
 def compiled_peer(config: Any, form: Form) -> Any:
     """`transformers`' model for pre-training, compiled; nothing of the one before is left on the device."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    free_memory()
     torch._dynamo.reset()
     if form.rounded_vocabulary:
         config.vocab_size = -(-config.vocab_size // ROUNDED) * ROUNDED
     return torch.compile(BertForPreTraining(config).to(DEVICE))
+
+
+def free_memory() -> None:
+    """Return the memory of models that are no longer used to the device."""
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def peer_steps(model: Any, inputs: list[dict[str, Any]], rate: float = 1e-4, clipping: bool = True) -> Step:
@@ -86,7 +92,7 @@ def peer_steps(model: Any, inputs: list[dict[str, Any]], rate: float = 1e-4, cli
 
     def step() -> None:
         given = {n: v.to(DEVICE, non_blocking=True) for n, v in inputs[next(turn) % len(inputs)].items()}
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
             loss = model(**given).loss
         loss.backward()
         if clipping:
@@ -111,7 +117,7 @@ def rectangular(batch: Batch, mask: bool) -> dict[str, Any]:
 
 def pinned(inputs: dict[str, Any]) -> dict[str, Any]:
     """The same tensors in page-locked memory, from which copies to the device need no wait."""
-    return {name: value.pin_memory() for name, value in inputs.items()}
+    return {name: value.pin_memory() if DEVICE.type == "cuda" else value for name, value in inputs.items()}
 
 
 def measure(step: Step, steps: int, warm: int = 6) -> dict[str, float]:
@@ -119,21 +125,24 @@ def measure(step: Step, steps: int, warm: int = 6) -> dict[str, float]:
 
     The host does not synchronise between two steps: each of three runs is timed as a whole, and the fastest counts.
     """
-    torch.cuda.reset_peak_memory_stats()
+    on_gpu = DEVICE.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     first = seconds_of(step, warm)
-    kernels = compiled_kernels()
+    kernels = compiled_kernels() if on_gpu else 0
     seconds = min(seconds_of(step, steps) for _ in range(3)) / steps
-    assert compiled_kernels() == kernels, "a kernel was compiled after the first steps"
-    memory = torch.cuda.max_memory_allocated() / 1e9
+    assert not on_gpu or compiled_kernels() == kernels, "a kernel was compiled after the first steps"
+    memory = torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0
     return {"seconds": seconds, "extra": first - warm * seconds, "memory_gb": round(memory, 1)}
 
 
 def seconds_of(step: Step, steps: int) -> float:
-    torch.cuda.synchronize()
+    synchronize = torch.cuda.synchronize if DEVICE.type == "cuda" else torch.cpu.synchronize
+    synchronize()
     began = time.perf_counter()
     for _ in range(steps):
         step()
-    torch.cuda.synchronize()
+    synchronize()
     return time.perf_counter() - began
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import gc
 import json
 import statistics
 import tempfile
@@ -41,6 +40,7 @@ from benchmarks.peer_forms import (
     Step,
     against,
     best_form,
+    free_memory,
     hf_config,
     measure,
     padded_to,
@@ -82,8 +82,9 @@ SIZES = {"base": 128, "large": 512}  # and the length that each is measured at
 def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) -> Step:
     """A function that takes the next batch through a whole step, as `fit` does."""
     optimizers = make_optimizers(model, train)
-    recorder = GraphRunner(model, optimizers, train, choose(model.encoder.config, DEVICE, torch.bfloat16).fused)
-    batches = [bucketed(b).pin_memory() if not b.tokens.is_cuda else bucketed(b) for b in batches]
+    fused, on_gpu = choose(model.encoder.config, DEVICE, torch.bfloat16).fused, DEVICE.type == "cuda"
+    recorder = GraphRunner(model, optimizers, train, fused) if on_gpu else None
+    batches = [bucketed(b).pin_memory() if on_gpu and not b.tokens.is_cuda else bucketed(b) for b in batches]
     turn = iter(range(10**9))
 
     def step() -> None:
@@ -113,8 +114,7 @@ def full_batch(length: int, tokens: int = TOKENS, vocabulary: int = 30522) -> Ba
 
 def ours(config: EncoderConfig, batches: list[Batch], steps: int, train: TrainConfig | None = None) -> dict[str, float]:
     """Our steps on these batches."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    free_memory()
     step = our_steps(MaskedLM(Encoder(config)).to(DEVICE), batches, train or TrainConfig(steps=1))
     return measure(step, steps, max(6, 2 * len(batches)))
 

@@ -1,0 +1,166 @@
+"""The families beside BERT on one GPU: the speed of their steps, and what equal minutes of pre-training give.
+
+    python -m benchmarks.families speed [FAMILY …] [--size base|large] [--no-peer]
+    python -m benchmarks.families tokenizers --data DATA
+    python -m benchmarks.families corpora --data DATA --work WORK
+    python -m benchmarks.families quality FAMILY … --data DATA --work WORK [--minutes 4] [--seeds 3] [--teacher FAMILY]
+    python -m benchmarks.families merge FILE …
+    python -m benchmarks.families show
+
+`DATA/text` (or `DATA/*/text`) holds text files, `tokenizers` puts `DATA/tokenizers` beside it, and the GLUE folders may
+be anywhere up to three levels down. `quality` takes one family after the other through pre-training and fine-tuning, so
+one call for each family fits into ten minutes; DistilBERT comes last, because its teacher is the best of the others and
+must be in the same WORK. Finished runs in WORK are not run again. Every call adds to the results of earlier ones;
+`--results` writes them into another folder, from which `merge` brings them back. `--smoke` tries everything out in
+seconds on a CPU, with tiny shapes and made-up text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import family_quality, family_speed
+from benchmarks.family_table import FAMILIES, KINDS
+from benchmarks.record import RESULTS, commit, machine, record
+
+NAME = "families"
+Results = dict[str, Any]
+
+
+def read_results(folder: Path) -> Results:
+    path = folder / f"{NAME}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
+
+
+def earlier(arguments: argparse.Namespace) -> Results:
+    """The results so far: those of the project, and those in the folder that this call writes to."""
+    return merged(read_results(RESULTS), {} if arguments.results == RESULTS else read_results(arguments.results))
+
+
+def merged(old: Results, new: Results) -> Results:
+    """Results with those of another file added, which replace the old ones of the same section and family."""
+    return {part: {**old.get(part, {}), **new.get(part, {})} for part in {**old, **new}}
+
+
+def keep(arguments: argparse.Namespace, part: str, name: str, found: Results) -> None:
+    """Write a result at once, with the commit, the machine and the date that it was taken at."""
+    taken = {"commit": commit(), "machine": machine(), "date": datetime.date.today().isoformat()}
+    results = merged(earlier(arguments), {part: {name: {**found, "taken": taken}}})
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    print(record(NAME, results, arguments.results), name, flush=True)
+
+
+def speed(arguments: argparse.Namespace) -> None:
+    """Measure every family's steps; BERT's come first, because the others are compared with them."""
+    size = "smoke" if arguments.smoke else arguments.size
+    asked = arguments.names or list(family_speed.MEASURED)
+    bert: Results = {}
+    for name in dict.fromkeys(["bert", *asked]):
+        found = family_speed.measure_family(name, size, peer=not arguments.no_peer and name in asked)
+        bert = bert or found
+        found = family_speed.beside_bert(found, bert)
+        print(name, json.dumps(found), flush=True)
+        keep(arguments, "speed", f"{name}, {size}", found)
+
+
+def tokenizers(arguments: argparse.Namespace) -> None:
+    family_quality.train_tokenizers(arguments.data, arguments.names or list(KINDS), arguments.vocabulary)
+
+
+def corpora(arguments: argparse.Namespace) -> None:
+    for kind in arguments.names or KINDS:
+        began = time.monotonic()
+        print(family_quality.corpus_folder(arguments.data, arguments.work, kind), f"{time.monotonic() - began:.0f} s")
+
+
+def quality(arguments: argparse.Namespace) -> None:
+    """Pre-train and fine-tune families, one after the other."""
+    for name in arguments.names:
+        began = time.monotonic()
+        found = family_quality.measure_quality(name, arguments, earlier(arguments).get("quality", {}))
+        found["seconds_in_all"] = round(time.monotonic() - began)
+        print(name, json.dumps(found), flush=True)
+        keep(arguments, "quality", name, found)
+
+
+def merge(arguments: argparse.Namespace) -> None:
+    """Add the results of other files to those of the project; the command and the machine are those of each result."""
+    results = read_results(RESULTS)
+    for name in arguments.names:
+        results = merged(results, json.loads(Path(name).read_text(encoding="utf-8"))["results"])
+    print(record(NAME, results))
+
+
+def show(arguments: argparse.Namespace) -> None:
+    results, console = earlier(arguments), Console(width=150)
+    columns = ("tokens_per_second", "tflops", "memory_gb")
+    table = Table("family", "tokens/s", "TFLOP/s", "memory GB", "× transformers", "TFLOP/s of BERT's")
+    for name, found in results.get("speed", {}).items():
+        row = [str(found["bertsmith"][column]) for column in columns]
+        table.add_row(name, *row, str(found.get("ratio", "")), str(found["tflops_of_bert"]))
+    console.print(table)
+    tasks = list(family_quality.EPOCHS)
+    table = Table("family", "tokens seen", "held-out loss", "bits per byte", *tasks, "mean")
+    for name, found in results.get("quality", {}).items():
+        run, words = found["pretraining"], found["pretraining"]["masked_words"] or {}
+        scores = [found["tasks"].get(task, {}) for task in tasks]
+        cells = [f"{s['mean']} ± {s['deviation']}" if s else "" for s in scores]
+        seen = f"{run['tokens']:,}"
+        table.add_row(name, seen, str(words.get("loss")), str(words.get("bits_per_byte")), *cells, str(found["mean"]))
+    console.print(table)
+
+
+def parse(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("names", nargs="*", help="families, kinds of tokenizers or files; all without")
+    parser.add_argument("--size", choices=("base", "large"), default="base", help="speed: the shape")
+    parser.add_argument("--no-peer", action="store_true", help="speed: without transformers")
+    parser.add_argument("--data", type=Path, help="the folder with text, tokenizers and GLUE")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="folder for runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--minutes", type=float, default=4.0, help="quality: of pre-training")
+    parser.add_argument("--seeds", type=int, default=3, help="quality: of fine-tuning")
+    parser.add_argument("--jobs", type=int, default=14, help="quality: fine-tunings at a time")
+    parser.add_argument("--tasks", nargs="+", choices=family_quality.EPOCHS, default=list(family_quality.EPOCHS))
+    parser.add_argument(
+        "--teacher", choices=FAMILIES, help="quality distilbert: the teacher instead of the best family"
+    )
+    parser.add_argument("--vocabulary", type=int, default=family_quality.VOCABULARY, help="tokenizers: entries")
+    parser.add_argument("--set", action="append", default=[], help="quality: a change of the pre-training settings")
+    parser.add_argument("--device")
+    parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")
+    arguments = parser.parse_args(given)
+    if arguments.smoke and arguments.results == RESULTS:
+        parser.error("--smoke needs --results FOLDER: what it measures means nothing")
+    if arguments.command in ("tokenizers", "corpora", "quality") and arguments.data is None:
+        parser.error("--data is needed")
+    return arguments
+
+
+COMMANDS = {
+    "speed": speed,
+    "tokenizers": tokenizers,
+    "corpora": corpora,
+    "quality": quality,
+    "merge": merge,
+    "show": show,
+}
+
+
+def main(given: list[str] | None = None) -> None:
+    arguments = parse(given)
+    COMMANDS[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    main()

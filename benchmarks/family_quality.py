@@ -1,0 +1,227 @@
+"""What some minutes of pre-training give: every family on the same text, then five tasks of GLUE with several seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.family_table import FAMILIES, KINDS, QUALITY, QUALITY_SMOKE, quality_config
+from bertsmith.config import to_dict
+from bertsmith.corpus.build import build_corpus
+from bertsmith.corpus.shards import MANIFEST, Corpus
+from bertsmith.corpus.sources import Reading, find_sources, read_blocks
+from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.errors import Diverged, UserError
+from bertsmith.finetuning.protocols import figures_of
+from bertsmith.finetuning.run import finetune
+from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
+from bertsmith.formats.hf import load_folder
+from bertsmith.model.config import EncoderConfig
+from bertsmith.objectives.settings import MaskedLMConfig
+from bertsmith.paper.work import find_data
+from bertsmith.pretraining import held_out
+from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
+from bertsmith.pretraining.run import pretrain
+from bertsmith.pretraining.segments import segment_source
+from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.tasks.task import find_task
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training import runlog
+from bertsmith.training.run import MODEL, final_scores, is_finished
+from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
+from bertsmith.training.side_by_side import side_by_side
+
+VOCABULARY = 32_000
+EPOCHS = {"cola": 5.0, "sst2": 2.0, "mrpc": 5.0, "stsb": 5.0, "rte": 5.0}
+RATES = (1e-4, 3e-4)  # of fine-tuning, the same two for every family; the better mean on dev counts
+FACTS, SCORES = "facts.json", "scores.json"
+Results = dict[str, Any]
+
+
+def text_files(data: Path) -> list[Path]:
+    """The text files, in the folders `text` up to two levels down."""
+    found = sorted(path for depth in ("", "*/") for path in data.glob(f"{depth}text/*.txt*"))
+    if not found:
+        raise SystemExit(f"{data} holds no text: put .txt or .txt.xz files into {data}/text")
+    return sorted(found, key=lambda path: path.name)  # the order of the documents decides which ones are held out
+
+
+def train_tokenizers(data: Path, kinds: list[str], vocabulary: int) -> None:
+    """Train a tokenizer of every kind on the same text, and note how many bytes the text has."""
+    text, out = text_files(data), data / "tokenizers"
+    for kind in kinds:
+        if not (out / kind).exists():
+            train_tokenizer(text, out / kind, vocab_size=vocabulary, **({} if kind == "wordpiece" else {"kind": kind}))
+    size = sum(len(block.data) for block in read_blocks(find_sources(text), "text", Reading()))
+    (out / FACTS).write_text(json.dumps({"bytes": size}), encoding="utf-8")
+
+
+def tokenizer_folder(data: Path, kind: str) -> Path:
+    """The folder of a tokenizer inside the data."""
+    for depth in ("", "*/"):
+        for found in sorted(data.glob(f"{depth}tokenizers/{kind}")):
+            return found
+    raise SystemExit(f"{data} holds no tokenizer {kind}: run `tokenizers` first")
+
+
+def corpus_folder(data: Path, work: Path, kind: str) -> Path:
+    """The corpus of a tokenizer, built if that is not done."""
+    folder = work / "corpora" / kind
+    if not (folder / MANIFEST).exists():
+        build_corpus(text_files(data), tokenizer_folder(data, kind), folder, workers=max(1, (os.cpu_count() or 2) - 1))
+    return folder
+
+
+def pretrained(name: str, arguments: Any, teacher: str) -> Results:
+    """Pre-train a family unless that is done; what it saw and what it learnt."""
+    run = arguments.work / "pretrained" / name
+    config = quality_config(name, arguments.minutes, arguments.smoke, arguments.set)
+    corpus = corpus_folder(arguments.data, arguments.work, FAMILIES[teacher or name].tokenizer)
+    if not is_finished(run):
+        shutil.rmtree(run, ignore_errors=True)  # a run that was killed begins again: its minutes are to be whole ones
+        start_pretraining(config, corpus, run, arguments, teacher)
+    records = [record for record in runlog.read(run) if "tokens_per_second" in record]
+    facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    speeds = sorted(record["tokens_per_second"] for record in records)
+    manifest = Corpus.open(corpus).manifest
+    return {
+        "seconds": round(records[-1]["seconds"], 1),
+        "steps": records[-1]["step"],
+        "tokens": records[-1]["tokens"],
+        "epochs": round(records[-1]["tokens"] / manifest.tokens, 2),
+        "tokens_per_second": round(speeds[len(speeds) // 2]),
+        "waiting_share": round(sum(r.get("waiting_share", 0.0) for r in records) / len(records), 4),
+        "parameters": facts["model"]["parameters"],
+        "corpus": {"files": [p.name for p in text_files(arguments.data)], "tokens": manifest.tokens},
+        "held_out": {k: round(v, 4) for k, v in final_scores(run).items() if isinstance(v, float)},
+        "masked_words": masked_words(name, run / MODEL, corpus, arguments),
+        "settings": changed_settings(config),
+        "published_rate": FAMILIES[name].published,
+        **({"teacher": teacher} if teacher else {}),
+    }
+
+
+def changed_settings(config: PretrainConfig) -> Results:
+    """The settings of a run that differ from the defaults."""
+    usual: Results = {"model": EncoderConfig(), "data": DataConfig(), "train": TrainConfig()}
+    found: Results = {"objective": to_dict(config.objective)}
+    for part, default in usual.items():
+        values, known = to_dict(getattr(config, part)), to_dict(default)
+        found[part] = {name: value for name, value in values.items() if value != known[name]}
+    return found
+
+
+def start_pretraining(config: Any, corpus: Path, run: Path, arguments: Any, teacher: str) -> None:
+    """One pre-training run; a student has a teacher that was pre-trained before it."""
+    pretrain(config, corpus, run, device=arguments.device)
+
+
+def masked_words(name: str, model: Path, corpus: Path, arguments: Any) -> Results | None:
+    """The masked-word loss on held-out full sentences, 15 % of the tokens masked one by one, whatever was trained.
+
+    ELECTRA's is its generator's. Families with one tokenizer compare by the loss; across tokenizers only bits per byte
+    of text come near a comparison, and the byte-level one keeps the case that the other two drop.
+    """
+    folder = model / "generator" if (model / "generator").is_dir() else model
+    loaded = load_folder(folder, objective=MaskedLMConfig(next_sentence=False))
+    if loaded.model.lacks_token_head(loaded.missing):  # type: ignore[union-attr]
+        return None
+    device = pick_device(arguments.device)
+    length = (QUALITY_SMOKE if arguments.smoke else QUALITY).length
+    opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus)
+    _, kept = split_documents(opened.manifest.documents, DataConfig().held_out)
+    source = segment_source("full", opened, kept, length, 0.0, 1, tokenizer.frame)
+    loader = Loader.of(source, tokenizer, DataConfig(pairs="full"), objective=MaskedLMConfig(next_sentence=False))
+    dtype = autocast_dtype("auto", device)
+    scores = held_out.evaluate(loaded.model.to(device), loader, [], dtype)  # type: ignore[arg-type]
+    found = {"loss": round(scores["mlm_loss"], 4), "accuracy": round(scores["mlm_accuracy"], 2)}
+    size = json.loads((tokenizer_folder(arguments.data, KINDS[0]).parent / FACTS).read_text(encoding="utf-8"))["bytes"]
+    bits = scores["mlm_loss"] / math.log(2) * opened.manifest.tokens / size
+    return {**found, "bits_per_byte": round(bits, 4), "of": "the generator" if folder != model else "the model"}
+
+
+def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneConfig:
+    """The same fine-tuning for every family."""
+    length: dict[str, Any] = {"steps": 2} if smoke else {"epochs": EPOCHS[task]}
+    train = TrainConfig(**length, batch_size=32, learning_rate=rate, warmup=0.1, seed=seed, workers=0)
+    data = FinetuneData(max_length=(QUALITY_SMOKE if smoke else QUALITY).length)
+    return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
+
+
+def tune(config: FinetuneConfig, model: Path, data: Path, run: Path, device: str | None) -> None:
+    """One fine-tuning run, which leaves its scores and no weights."""
+    if (run / SCORES).exists():
+        return
+    shutil.rmtree(run, ignore_errors=True)
+    try:
+        finetune(config, model, data, run, device=device)
+        found: Results = {"scores": {k: v for k, v in final_scores(run).items() if isinstance(v, float)}}
+    except Diverged as error:
+        found = {"scores": {}, "failed": str(error)}
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    (run / SCORES).write_text(json.dumps(found), encoding="utf-8")
+
+
+def finetuned(name: str, arguments: Any) -> Results:
+    """Fine-tune a pre-trained family on every task, rate and seed; the scores of the better rate, and all of them."""
+    model, folder = arguments.work / "pretrained" / name / MODEL, arguments.work / "tuned" / name
+    calls = []
+    for task in arguments.tasks:
+        data = find_data(arguments.data, task)
+        if isinstance(data, str):
+            raise UserError(data)
+        for rate in RATES[:1] if arguments.smoke else RATES:
+            for seed in range(1, arguments.seeds + 1):
+                config = tuning_config(task, rate, seed, arguments.smoke)
+                calls.append((config, model, data.train, folder / task / f"{rate:g}" / str(seed), arguments.device))
+    calls.sort(key=lambda call: call[0].task != "sst2")  # the longest first
+    if arguments.jobs > 1:
+        side_by_side(arguments.jobs, f"fine-tuning {name}", tune, calls)
+    else:
+        for call in calls:
+            tune(*call)
+    return {task: task_scores(task, folder / task) for task in arguments.tasks}
+
+
+def task_scores(task: str, folder: Path) -> Results:
+    """The mean and deviation of a task's first metric over the seeds, at the rate with the best mean."""
+    metric, rates = find_task(task).metrics[0], {}
+    for rate in sorted(folder.iterdir()):
+        files = sorted(rate.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        values = [round(each["scores"][metric], 2) for each in found if metric in each["scores"]]
+        failed = sum("failed" in each for each in found)
+        rates[rate.name] = {"values": values, **figures(values), **({"failed": failed} if failed else {})}
+    best = max(rates, key=lambda rate: rates[rate]["mean"] if rates[rate]["values"] else -math.inf)
+    return {"metric": metric, "rate": float(best), **rates[best], "rates": {r: f["values"] for r, f in rates.items()}}
+
+
+def figures(values: list[float]) -> Results:
+    found = figures_of(values)
+    return {n: found[n] if found[n] is None else round(found[n], 2) for n in ("mean", "deviation")}
+
+
+def best_teacher(results: Results) -> str:
+    """The family with the best mean over the tasks of those that predict masked words over the whole vocabulary."""
+    able = {n: f for n, f in results.items() if n not in ("electra", "distilbert") and f.get("tasks")}
+    if not able:
+        raise SystemExit("no family with a masked-word head has been measured: give --teacher, or run bert first")
+    return max(able, key=lambda name: sum(task["mean"] for task in able[name]["tasks"].values()))
+
+
+def measure_quality(name: str, arguments: Any, earlier: Results) -> Results:
+    """Pre-train, then fine-tune one family."""
+    teacher = (arguments.teacher or best_teacher(earlier)) if name == "distilbert" else ""
+    found: Results = {"pretraining": pretrained(name, arguments, teacher)}
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    found["tasks"] = finetuned(name, arguments)
+    means = [task["mean"] for task in found["tasks"].values()]
+    return {**found, "mean": round(sum(means) / len(means), 2)}

@@ -1,0 +1,99 @@
+"""The families that are measured: their recipes, tokenizers and learning rates, and the shapes that they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bertsmith.config import override
+from bertsmith.model.config import EncoderConfig
+from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.recipes import recipe
+from bertsmith.training.settings import TrainConfig
+
+KINDS = ("wordpiece", "bytes", "unigram")  # of tokenizers, as `bertsmith tokenizer train --kind` names them
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family: its recipe, its kind of tokenizer, and its learning rate with 32,768 tokens a step."""
+
+    recipe: str
+    tokenizer: str
+    rate: float
+    published: str  # the learning rate and the batch of the paper, in words
+    layers: float = 1.0  # of those of a BERT of the same shape
+
+
+FAMILIES = {
+    "bert": Family("bert-base", "wordpiece", 5e-4, "1e-4 with Adam, 256 sequences of 512"),
+    "roberta": Family("roberta-base", "bytes", 5e-4, "6e-4 with Adam, 8,192 sequences of 512"),
+    "albert": Family("albert-base", "unigram", 5e-4, "1.76e-3 with LAMB, 4,096 sequences of 512"),
+    "electra": Family(
+        "electra-base", "wordpiece", 5e-4, "2e-4 with Adam, 256 sequences of 512; small: 5e-4, 128 of 128"
+    ),
+    "distilbert": Family("distilbert-base", "wordpiece", 5e-4, "5e-4 with Adam, 4,000 sequences", layers=0.5),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of the encoder that all families get, and the length of its sequences."""
+
+    layers: int
+    hidden: int
+    heads: int
+    length: int
+
+    def encoder(self, family: Family, model: EncoderConfig, dropout: float) -> EncoderConfig:
+        """A family's encoder in this shape; narrower layers start with larger weights, which keeps the paper's sums."""
+        shape: dict[str, Any] = {
+            "num_layers": max(1, round(self.layers * family.layers)),
+            "hidden_size": self.hidden,
+            "num_heads": self.heads,
+            "intermediate_size": 4 * self.hidden,
+            "max_positions": self.length,
+            "init_std": round(0.02 * (768 / self.hidden) ** 0.5, 4) if self.hidden < 768 else 0.02,
+            "hidden_dropout": dropout,
+            "attention_dropout": dropout,
+        }
+        if model.embedding_size is not None:
+            shape["embedding_size"] = min(model.embedding_size, self.hidden)
+        return replace(model, **shape)
+
+    @property
+    def words(self) -> str:
+        return f"{self.layers} × {self.hidden}, length {self.length}"
+
+
+SIZES = {"base": Size(12, 768, 12, 128), "large": Size(24, 1024, 16, 512), "smoke": Size(2, 32, 2, 64)}
+QUALITY, QUALITY_SMOKE = Size(8, 512, 8, 128), Size(2, 32, 2, 32)
+
+
+def speed_config(name: str, size: str) -> PretrainConfig:
+    """A family's recipe in the shape of a size, with dropout 0.1."""
+    family = FAMILIES[name]
+    found = recipe(family.recipe)
+    return replace(found, model=SIZES[size].encoder(family, found.model, 0.1))
+
+
+def quality_config(name: str, minutes: float, smoke: bool, changes: list[str]) -> PretrainConfig:
+    """A family's recipe in the shape and with the budget that all families get.
+
+    The encoder, the objective and the way of making sequences and masks are the family's own. The same for all are the
+    shape, the length, 32,768 tokens a step, the minutes, AdamW with its settings, and no dropout.
+    """
+    family, size = FAMILIES[name], QUALITY_SMOKE if smoke else QUALITY
+    found = recipe(family.recipe)
+    data = replace(found.data, max_length=size.length, long_length=None, copies=0)
+    length: dict[str, Any] = {"steps": 3, "batch_size": 8} if smoke else {"hours": minutes / 60, "batch_size": 256}
+    train = TrainConfig(
+        **length,
+        micro_batch_size=length["batch_size"],
+        learning_rate=family.rate,
+        warmup=0.1,
+        beta2=0.98,
+        workers=0 if smoke else 12,
+    )
+    model = size.encoder(family, found.model, 0.0)
+    return override(replace(found, recipe=name, model=model, data=data, train=train), changes)
