@@ -24,11 +24,21 @@ class Variant:
 
     classes: str  # the prefix of their names
     ours: dict[str, object] = field(default_factory=dict)  # fields of our configuration
-    theirs: dict[str, object] = field(default_factory=dict)  # fields of the configuration of `transformers`
+    theirs: dict[str, object] = field(default_factory=dict)  # fields of theirs; None: the family has no such field
     pretraining: bool = True  # whether `transformers` has a class with next-sentence prediction
+    pairs: bool = True  # whether we save a model with next-sentence prediction
+    pooler: bool = True  # whether their encoder alone has a pooler
+
+    @property
+    def segments(self) -> int:
+        """The number of segments, 1 without a table."""
+        return max(1, int(self.ours.get("num_segments", 2)))
 
 
 PRE_NORM = {"pad_token_id": 0, "max_position_embeddings": POSITIONS + 1}
+DISTILBERT = {"family": "distilbert", "num_segments": 0, "pooler_activation": "relu"}
+DISTILBERT_SIZES = {"intermediate_size": None, "hidden_dim": 128, "seq_classif_dropout": 0.1}
+ELECTRA = {"family": "electra", "pooler_activation": "gelu", "pooler_input_dropout": True}
 VARIANTS = {
     "bert": Variant("Bert"),
     "bert without bias": Variant("Bert", {"bias": False}, {"bias": False}),
@@ -36,12 +46,22 @@ VARIANTS = {
     "pre-norm without bias": Variant(
         "RobertaPreLayerNorm", {"norm_first": True, "bias": False}, {**PRE_NORM, "bias": False}, pretraining=False
     ),
+    "distilbert": Variant("DistilBert", DISTILBERT, DISTILBERT_SIZES, False, False, pooler=False),
+    "electra": Variant(
+        "Electra", {**ELECTRA, "embedding_size": 32}, {"embedding_size": 32}, False, False, pooler=False
+    ),
+    "electra without projection": Variant("Electra", ELECTRA, {"embedding_size": 64}, False, False, pooler=False),
 }
 
 
 def their_cases(kinds: list[str]) -> list[tuple[str, str]]:
     """Every variant with the kinds of head that `transformers` has for it."""
     return [(name, kind) for name, v in VARIANTS.items() for kind in kinds if v.pretraining or kind != "mlm+nsp"]
+
+
+def our_cases(kinds: list[str]) -> list[tuple[str, str]]:
+    """Every variant with the kinds of head that we save it with."""
+    return [(name, kind) for name, v in VARIANTS.items() for kind in kinds if v.pairs or kind != "mlm+nsp"]
 
 
 def their_class(variant: str, kind: str):
@@ -58,7 +78,8 @@ def their_model(variant: str, kind: str, vocab_size: int, **changes):
     if "id2label" in values:
         changes.setdefault("label2id", {name: i for i, name in LABELS.items()})
     fields = {"vocab_size": vocab_size, "max_position_embeddings": POSITIONS, **sizes, **values}
-    config = architecture.config_class(**{**fields, **VARIANTS[variant].theirs, **changes})
+    fields |= {**VARIANTS[variant].theirs, **changes}
+    config = architecture.config_class(**{name: value for name, value in fields.items() if value is not None})
     model = randomise(architecture(config)).eval()
     if not VARIANTS[variant].theirs.get("bias", True):
         with torch.no_grad():

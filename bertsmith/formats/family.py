@@ -27,7 +27,8 @@ KEPT = frozenset(
     output_hidden_states return_dict bos_token_id eos_token_id sep_token_id decoder_start_token_id
     chunk_size_feed_forward task_specific_params torchscript use_bfloat16 prefix pruned_heads model_name language
     keys_to_ignore_at_inference max_length min_length classifier_dropout_prob net_structure_type gap_size
-    num_memory_blocks down_scale_factor layers_to_keep""".split()
+    num_memory_blocks down_scale_factor layers_to_keep sinusoidal_pos_embds qa_dropout seq_classif_dropout
+    summary_last_dropout""".split()
 )
 
 
@@ -39,6 +40,7 @@ class Field:
     values: Mapping[Any, Any] = field(default_factory=dict)  # ours: theirs, where they differ; we have no others
     aliases: Mapping[Any, Any] = field(default_factory=dict)  # theirs: ours; read and never written
     refused: tuple[Any, ...] = ()  # values of ours that their class cannot have
+    none_as: str = ""  # our None is written as the value of this setting of ours
 
     def accepts(self, value: Any) -> bool:
         return value not in self.refused and (not self.values or value in self.values)
@@ -133,11 +135,16 @@ class Family:
             return True
         return self.fields[name].accepts(value) if name in self.fields else bool(value == self.default(name))
 
+    def equal_to_another(self, values: Mapping[str, Any]) -> list[str]:
+        """The settings of ours that are None in the family where they equal another one, and that do."""
+        return [name for name, f in self.fields.items() if f.none_as and values.get(name) == values.get(f.none_as)]
+
     def refused(self, config: EncoderConfig) -> str:
         """The first setting that the family cannot express; empty if it can express the encoder."""
         names = [each.name for each in fields(config) if each.name not in ("family", "head_activation")]
-        if refused := next((name for name in names if not self.accepts(name, getattr(config, name))), ""):
-            return refused
+        refused = [name for name in names if not self.accepts(name, getattr(config, name))]
+        if refused := refused or self.equal_to_another(vars(config)):
+            return refused[0]
         expected = self.head_activation or config.activation
         return "head_activation" if config.head_transform and config.masked_word_activation != expected else ""
 

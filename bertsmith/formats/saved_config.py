@@ -50,7 +50,9 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     given = {name: value for name, value in named.items() if value is not None}
     if family.layer_groups:
         given["shared_layers"] = _sharing_in(family, given, values.get(family.layer_groups), where)
-    config = from_dict(EncoderConfig, {**family.defaults, **given, "family": family.model_type}, str(where))
+    given = {**family.defaults, **given, "family": family.model_type}
+    given |= dict.fromkeys(family.equal_to_another(given))
+    config = from_dict(EncoderConfig, given, str(where))
     if config.head_transform and family.head_activation not in (None, config.activation):
         config = replace(config, head_activation=family.head_activation)
     return replace(config, max_positions=config.max_positions - family.unused_rows(config.pad_token_id))
@@ -80,7 +82,8 @@ def config_out(model: Model) -> dict[str, Any]:
     full = replace(config, max_positions=config.max_positions + family.unused_rows(config.pad_token_id))
     for name, field in family.fields.items():
         if name not in family.own_fields:
-            values |= field.write(getattr(full, name))
+            value = getattr(full, name)
+            values |= field.write(getattr(full, field.none_as) if value is None and field.none_as else value)
     for name in family.own_fields:
         theirs, value = family.fields.get(name), getattr(config, name)
         if value != family.default(name):

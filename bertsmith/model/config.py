@@ -10,12 +10,19 @@ from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError, suggestion
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+PoolerActivation = Literal["tanh", "gelu", "relu"]
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]  # of output layers
 Direction = Literal["both", "left-to-right", "right-to-left"]
 Positions = Literal["learned", "rotary"]
 Sharing = Literal["none", "all", "attention", "feed-forward"]
 ROTARY_BASE = 10_000.0  # of RoFormer, which introduced rotary positions
-CHOICES = {"direction": Direction, "positions": Positions, "shared_layers": Sharing, "activation": Activation}
+CHOICES = {
+    "direction": Direction,
+    "positions": Positions,
+    "shared_layers": Sharing,
+    "activation": Activation,
+    "pooler_activation": PoolerActivation,
+}
 
 
 class Reach(NamedTuple):
@@ -80,6 +87,9 @@ class EncoderConfig:
     - `shared_layers`: which sublayers, with their norms, have the same parameters in all layers (ALBERT).
     - `head_transform`: whether the masked-word head has a dense layer, an activation and a norm before its scores.
       `head_activation` is that activation; None: the encoder's `activation`.
+    - `pooler_activation`: the activation of the dense layer before the output of a head on the whole text (ELECTRA has
+      GELU, DistilBERT ReLU). With `pooler_input_dropout` a classification or regression head applies its dropout before
+      this layer, too (RoBERTa, ELECTRA).
     - `num_segments` 0: there is no table of segments.
     """
 
@@ -112,6 +122,8 @@ class EncoderConfig:
     shared_layers: Sharing = "none"
     head_transform: bool = True
     head_activation: Activation | None = None
+    pooler_activation: PoolerActivation = "tanh"
+    pooler_input_dropout: bool = False
     DECIDED = {"vocab_size": "the tokenizer of the corpus decides it"}
     BOUNDS = {
         "vocab_size": Bounds(1, 2**26),

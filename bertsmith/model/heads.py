@@ -33,14 +33,15 @@ def pooled_rows(layout: Layout, direction: Direction) -> Tensor:
 
 
 class Pooler(nn.Module):
-    """A dense layer with tanh on one state of each sequence."""
+    """A dense layer with an activation (BERT: tanh) on one state of each sequence."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = config.pooler_activation
 
     def forward(self, state: Tensor) -> Tensor:
-        return self.dense(state).tanh()  # (B, H)
+        return activate(self.dense(state), self.activation)  # (B, H)
 
 
 class MaskedLMHead(nn.Module):
@@ -93,6 +94,20 @@ class NextSentenceHead(nn.Module):
         return self.output(self.pooler(first))  # (B, 2)
 
 
+class ReplacedTokenHead(nn.Module):
+    """One logit for each token: whether the generator replaced it (ELECTRA, section 2)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, 1)
+        self.activation = config.activation
+        init_weights(self, config.init_std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.output(activate(self.dense(hidden), self.activation)).squeeze(-1)  # (…)
+
+
 @dataclass(frozen=True)
 class HeadConfig:
     """The head of a fine-tuned model: its kind and the names of its classes.
@@ -139,17 +154,18 @@ class HeadConfig:
 
 
 class SequenceHead(nn.Module):
-    """The logits of each sequence, from its pooled state."""
+    """The logits of each sequence, from its pooled state; `input_dropout` is that before the pooler."""
 
-    def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
+    def __init__(self, config: EncoderConfig, outputs: int, dropout: float, input_dropout: float = 0.0) -> None:
         super().__init__()
+        self.input_dropout = nn.Dropout(input_dropout)
         self.pooler = Pooler(config)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(config.hidden_size, outputs)
         init_weights(self, config.init_std)
 
     def forward(self, first: Tensor) -> Tensor:
-        return self.output(self.dropout(self.pooler(first)))  # (B, K)
+        return self.output(self.dropout(self.pooler(self.input_dropout(first))))  # (B, K)
 
 
 class TokenHead(nn.Module):
@@ -182,7 +198,8 @@ def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn
     if head.kind == "span":
         return TokenHead(config, 2, dropout=0.0)
     outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
-    return SequenceHead(config, outputs, dropout)
+    input_dropout = dropout if config.pooler_input_dropout and head.kind != "choice" else 0.0
+    return SequenceHead(config, outputs, dropout, input_dropout)
 
 
 def _opposite(config: EncoderConfig) -> EncoderConfig:

@@ -371,7 +371,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {  # fields of which the fused kern
 KNOWN = {  # fields whose values the fused kernels all support, or that do not concern them
     "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "activation",
     "hidden_dropout", "attention_dropout", "norm_eps", "init_std", "pad_token_id", "norm_first", "bias", "direction",
-    "family", "shared_layers", "head_activation", "window", "global_every",
+    "family", "shared_layers", "head_activation", "pooler_activation", "pooler_input_dropout", "window", "global_every",
     "rotary_base", "local_rotary_base",  # only with rotary positions
 }  # fmt: skip
 

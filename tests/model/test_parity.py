@@ -48,16 +48,16 @@ def same(ours, theirs, what: str = "") -> None:
     assert_close(ours, theirs, atol=1e-5, rtol=0, msg=lambda text: f"{what}: {text}")
 
 
-def draw_batch(kind: str, packed: bool, lengths=LENGTHS) -> Batch:
+def draw_batch(kind: str, packed: bool, lengths=LENGTHS, variant: str = "bert") -> Batch:
     """Random sequences with labels for a kind of head, the same in both layouts."""
-    rng = np.random.default_rng(1)
-    batch = collate([draw_example(kind, size, rng) for size in lengths], packed=packed)
+    rng, segments = np.random.default_rng(1), VARIANTS[variant].segments
+    batch = collate([draw_example(kind, size, rng, segments) for size in lengths], packed=packed)
     if kind == "choice":  # one label per question, not per ending
         return batch.with_labels(of_task(rng.integers(0, CHOICES, len(lengths) // CHOICES)))
     return mask(batch, rng) if kind in ("mlm", "mlm+nsp") else batch
 
 
-def draw_example(kind: str, size: int, rng: np.random.Generator) -> Example:
+def draw_example(kind: str, size: int, rng: np.random.Generator, segments: int = 2) -> Example:
     label = {
         "single": lambda: int(rng.integers(0, len(LABELS))),
         "multi": lambda: rng.integers(0, 2, len(LABELS)),
@@ -65,8 +65,8 @@ def draw_example(kind: str, size: int, rng: np.random.Generator) -> Example:
         "span": lambda: np.sort(rng.integers(0, size, 2)),
     }.get(kind, lambda: None)()
     tags = np.where(rng.random(size) < 0.3, IGNORE, rng.integers(0, len(LABELS), size)) if kind == "tags" else None
-    segments = (np.arange(size) > size // 2).astype(np.int64)
-    return Example(rng.integers(5, VOCAB, size), segments, of_task(label, tags))
+    numbers = (np.arange(size) > size // 2).astype(np.int64) * (segments > 1)
+    return Example(rng.integers(5, VOCAB, size), numbers, of_task(label, tags))
 
 
 def mask(batch: Batch, rng: np.random.Generator) -> Batch:
@@ -148,7 +148,7 @@ def same_gradients(model, theirs) -> None:
 @pytest.mark.parametrize(("variant", "kind"), their_cases(KINDS))
 def test_logits_losses_and_gradients_are_equal(variant, kind, packed, pair_of):
     theirs, model = pair_of(kind, variant)
-    padded, batch = draw_batch(kind, packed=False), draw_batch(kind, packed)
+    padded, batch = draw_batch(kind, packed=False, variant=variant), draw_batch(kind, packed, variant=variant)
     output = run_theirs(theirs, kind, padded)
     expected, scores = their_scores(output, kind, padded), our_scores(model, kind, batch)
     assert scores.keys() == expected.keys()
@@ -198,7 +198,7 @@ def test_masked_lm_without_next_sentence_needs_no_pair_labels(pair_of):
 )
 def test_other_configurations_are_equal(changes, variant, packed, pair_of):
     theirs, model = pair_of("mlm", variant, **changes)
-    padded, batch = draw_batch("mlm", packed=False), draw_batch("mlm", packed)
+    padded, batch = draw_batch("mlm", packed=False, variant=variant), draw_batch("mlm", packed, variant=variant)
     output = run_theirs(theirs, "mlm", padded)
     for name, values in their_scores(output, "mlm", padded).items():
         same(model.logits(batch)[name], values, name)
@@ -217,7 +217,7 @@ def test_positions_that_start_after_the_padding_id_are_loaded(pad, pair_of):
 @variants
 def test_trace_gives_their_attention_and_hidden_states(variant, packed, pair_of):
     theirs, model = pair_of("encoder", variant, attn_implementation="eager")
-    padded, batch = draw_batch("single", packed=False), draw_batch("single", packed)
+    padded, batch = draw_batch("single", packed=False, variant=variant), draw_batch("single", packed, variant=variant)
     output = theirs(**their_inputs(padded), output_attentions=True, output_hidden_states=True)
     trace, real = Trace(), padded.layout.mask
     traced = model.encoder(batch, trace=trace)
@@ -235,7 +235,7 @@ def test_trace_gives_their_attention_and_hidden_states(variant, packed, pair_of)
 @pytest.mark.parametrize("dropout", [False, True], ids=["evaluating", "training"])
 def test_gradient_checkpointing_gives_equal_losses_and_gradients(variant, packed, dropout, pair_of):
     _, model = pair_of("mlm", variant)
-    batch, calls, results = draw_batch("mlm", packed), [], []
+    batch, calls, results = draw_batch("mlm", packed, variant=variant), [], []
     model.train(dropout).encoder.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
     for checkpointing in (False, True):
         model.encoder.gradient_checkpointing = checkpointing
@@ -273,7 +273,7 @@ def test_packed_equals_padded(lengths, variant, pair_of):
     _, model = pair_of("encoder", variant)
     results = []
     for packed in (False, True):
-        batch = draw_batch("single", packed, lengths)
+        batch = draw_batch("single", packed, lengths, variant=variant)
         model.zero_grad()
         hidden = batch.layout.pad(model.encoder(batch))
         (hidden.cos().sum(-1) * (hidden != 0).any(-1)).sum().div(batch.num_tokens).backward()
@@ -368,7 +368,7 @@ def test_a_pre_norm_encoder_whose_sublayers_give_zero_passes_the_embeddings_thro
 @layouts
 def test_the_states_of_selected_rows_equal_those_of_a_full_pass(pair_of, variant: str, packed: bool) -> None:
     _, model = pair_of("mlm", variant)
-    batch = draw_batch("mlm", packed)
+    batch = draw_batch("mlm", packed, variant=variant)
     rows = torch.cat([batch.labels["masked"], batch.layout.firsts])
     gradients = []
     for states in (model.encoder(batch, rows=rows), batch.layout.flat(model.encoder(batch)).index_select(0, rows)):

@@ -70,12 +70,12 @@ def bert_encoder(prefix: str, decoder: str) -> dict[str, Row]:
     }
 
 
-def vocabulary_head(head: str, transform: str, norm: str, bias: str, decoder: str) -> dict[str, Row]:
+def vocabulary_head(head: str, transform: str, norm: str, bias: str, decoder: str = "") -> dict[str, Row]:
     """The names of the head that scores the vocabulary: `masked_lm` or `causal_lm`."""
     return {
         f"{head}.transform.*": f"{transform}.*",
         f"{head}.norm.*": f"{norm}.*",
-        f"{head}.decoder.bias": Stored((bias,), tied=(f"{decoder}.bias",)),
+        f"{head}.decoder.bias": Stored((bias,), tied=(f"{decoder}.bias",) if decoder else ()),
     }
 
 

@@ -13,6 +13,8 @@ from typing import Any
 from bertsmith.errors import UserError, suggestion
 from bertsmith.formats.families.albert import ALBERT
 from bertsmith.formats.families.bert import BERT
+from bertsmith.formats.families.distilbert import DISTILBERT
+from bertsmith.formats.families.electra import ELECTRA
 from bertsmith.formats.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bertsmith.formats.family import Family
 from bertsmith.model.config import EncoderConfig
@@ -22,7 +24,7 @@ from bertsmith.model.config import EncoderConfig
 FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
 OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left)-")
 
-LISTED = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT)
+LISTED = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA)
 FAMILIES = {family.model_type: family for family in LISTED}
 
 
