@@ -48,9 +48,8 @@ VARIANTS = {
     ),
     "distilbert": Variant("DistilBert", DISTILBERT, DISTILBERT_SIZES, False, False, pooler=False),
     "electra": Variant(
-        "Electra", {**ELECTRA, "embedding_size": 32}, {"embedding_size": 32}, False, False, pooler=False
+        "Electra", {**ELECTRA, "embedding_size": 16}, {"embedding_size": 16}, False, False, pooler=False
     ),
-    "electra without projection": Variant("Electra", ELECTRA, {"embedding_size": 64}, False, False, pooler=False),
 }
 
 

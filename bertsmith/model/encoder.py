@@ -261,7 +261,7 @@ class Encoder(nn.Module):
                 f"the token id {token} is not one of the model's {config.vocab_size:,}: this is not the tokenizer that "
                 "the model was made with"
             )
-        if segment >= max(config.num_segments, 1):  # without a table of segments all tokens are of segment 0
+        if config.num_segments and segment >= config.num_segments:  # without a table, segments are not looked up
             raise UserError(
                 f"the input has {segment + 1} segments, as a pair has 2, and the encoder's num_segments is "
                 f"{config.num_segments}; take single texts, or a model with more segments"

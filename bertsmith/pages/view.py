@@ -135,7 +135,8 @@ def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> li
 
 def nearest(encoder: Encoder, hidden: Sequence[Tensor], predictor: Predictor) -> list[list[Words]]:
     """Return, for each layer (the embeddings first) and token, the words with the most similar embeddings (cosine)."""
-    table = F.normalize(encoder.embeddings.tokens.weight.float(), dim=-1)  # (V, H)
+    projected = encoder.embeddings.projection(encoder.embeddings.tokens.weight)  # where embeddings are factorised
+    table = F.normalize(projected.float(), dim=-1)  # (V, H)
     found = []
     for states in hidden:
         cosines = F.normalize(states.float(), dim=-1) @ table.T  # (n, V)

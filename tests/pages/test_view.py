@@ -44,7 +44,7 @@ def data_of(page: Path) -> dict:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("pair", [None, PAIR])
 def test_attention_and_neighbours_equal_those_of_transformers(variant, pair, tmp_path, tiny_tokenizer):
-    theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size, attn_implementation="eager", type_vocab_size=2)
+    theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size, attn_implementation="eager")
     found = view(save(theirs, tiny_tokenizer, tmp_path / "m"), TEXT, pair, tmp_path / "page.html", device="cpu")
     data = data_of(tmp_path / "page.html")
     first, second = tiny_tokenizer.encode([TEXT, PAIR])
@@ -64,7 +64,8 @@ def test_attention_and_neighbours_equal_those_of_transformers(variant, pair, tmp
     shape = (data["layers"], data["heads"], len(ids), len(ids))
     weights = np.frombuffer(base64.b64decode(data["attention"]), dtype=np.uint8).reshape(shape) / 255
     np.testing.assert_allclose(weights, torch.cat(outputs.attentions).numpy(), atol=0.5 / 255 + 1e-5)
-    table = theirs.get_input_embeddings().weight.detach().numpy()
+    project = getattr(theirs.base_model, "embeddings_project", torch.nn.Identity())
+    table = project(theirs.get_input_embeddings().weight).detach().numpy()
     table = table / np.linalg.norm(table, axis=1, keepdims=True)
     states = [*outputs.hidden_states[:-1], outputs.last_hidden_state]
     assert len(data["nearest"]) == len(states) == data["layers"] + 1

@@ -5,6 +5,7 @@ The names of `transformers` are only in the modules of this folder.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from bertsmith.model.config import EncoderConfig
 FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
 OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left)-")
 
+VERY_CLOSE = 0.9  # of a misspelt family; other families are often called nearly the same (`ibert`, `bart`)
 LISTED = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA)
 FAMILIES = {family.model_type: family for family in LISTED}
 
@@ -40,7 +42,10 @@ def family_named(values: Mapping[str, Any], where: Path) -> Family:
     stems = {family.encoder_class.removesuffix("Model"): name for name, family in FAMILIES.items()}
     name = OWN_TYPE.sub("", str(values.get("model_type") or stems.get(stem or "Bert", stem)))
     if name not in FAMILIES:
-        raise UserError(f"{where}: model_type {name!r} is not supported yet; {', '.join(map(repr, FAMILIES))} are")
+        known = ", ".join(map(repr, FAMILIES))
+        close = difflib.get_close_matches(name.lower(), FAMILIES, n=1, cutoff=VERY_CLOSE)
+        near = f"; did you mean {close[0]!r}?" if close else ""
+        raise UserError(f"{where}: model_type {name!r} is not supported yet; {known} are{near}")
     return FAMILIES[name]
 
 
