@@ -1,9 +1,12 @@
 """Small pre-training runs, in this process or in several, and copies of runs as a kill would have left them."""
 
+import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -71,6 +74,36 @@ def torchrun(
     return subprocess.Popen(
         [*agent, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
+
+
+def on_ranks(function: Callable[..., None], *arguments: object, processes: int = 2) -> None:
+    """Call a function of a test file in several ranks, as `torchrun` does.
+
+    The ranks are forked from a server that has imported the package once: the imports of `torchrun` and of its
+    processes take several times as long as a test.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.run", "bertsmith.pretraining.run", "bertsmith.finetuning.run"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    shared = {name: os.environ[name] for name in ("BERTSMITH_CACHE", "OMP_NUM_THREADS")}
+    ranks = [{**place, **shared, "RANK": str(number), "LOCAL_RANK": str(number)} for number in range(processes)]
+    started = [context.Process(target=_call, args=(rank, function, arguments)) for rank in ranks]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(300)
+    assert [process.exitcode for process in started] == [0] * processes
+
+
+def _call(environment: dict[str, str], function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    from bertsmith.training.distributed import process_group
+
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    with process_group(torch.device("cpu")):
+        function(*arguments)
 
 
 def finish(*processes: subprocess.Popen[str]) -> None:

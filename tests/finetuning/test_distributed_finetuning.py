@@ -1,47 +1,23 @@
 """Fine-tuning on several ranks: the dev scores equal those of one rank, and rows are encoded once."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from kind_rows import ROWS
-from runs import finish, torchrun
+from runs import on_ranks
 from safetensors.torch import load_file
 
 from bertsmith.config import override
 from bertsmith.finetuning.run import FinetuneConfig, finetune
+from bertsmith.tasks.kinds import KINDS, Kind
 from bertsmith.training import runlog
 
 SETTINGS = ["train.epochs=2", "train.batch_size=6", "train.micro_batch_size=2", "train.learning_rate=1e-3"]
 SETTINGS += ["data.max_length=32", "data.stride=8", "data.max_query=8", "restarts=0"]
-# Runs every task; each rank logs how many rows it encodes.
-PROGRAM = """
-import json, os, sys, torch
-from dataclasses import replace
-from bertsmith.config import override
-from bertsmith.finetuning.run import FinetuneConfig, finetune
-from bertsmith.tasks.kinds import KINDS
-from bertsmith.training.distributed import process_group
-
-model, folder, tasks, settings = json.loads(sys.argv[1])
-
-def logging_rows(kind):
-    def encode(rows, *rest, labelled):
-        with open(f"{folder}/encoded-{os.environ['RANK']}", "a") as file:
-            file.write(f"{len(rows)}\\n")
-        return kind.encode(rows, *rest, labelled=labelled)
-    return replace(kind, encode=encode)
-
-KINDS.update({name: logging_rows(kind) for name, kind in KINDS.items()})
-with process_group(torch.device("cpu")):
-    for task, more in tasks.items():
-        config = override(FinetuneConfig(task), [*settings, *more])
-        data = f"{folder}/{task}.jsonl"
-        finetune(config, model, data, f"{folder}/two/{task}", dev=data, device="cpu")
-"""
-
-
 TASKS = {
     "answer": ["train.parallel=fsdp"],
     "choose": ["train.parallel=fsdp"],
@@ -49,14 +25,29 @@ TASKS = {
 }
 
 
+def tune(model: Path, folder: Path, settings: list[str]) -> None:
+    """Every task on one of the ranks, which logs how many rows it encodes."""
+
+    def logging_rows(kind: Kind) -> Kind:
+        def encode(rows, *rest, labelled):
+            with (folder / f"encoded-{os.environ['RANK']}").open("a") as file:
+                file.write(f"{len(rows)}\n")
+            return kind.encode(rows, *rest, labelled=labelled)
+
+        return replace(kind, encode=encode)
+
+    KINDS.update({name: logging_rows(kind) for name, kind in KINDS.items()})
+    for task, more in TASKS.items():
+        config, data = override(FinetuneConfig(task), [*settings, *more]), folder / f"{task}.jsonl"
+        finetune(config, model, data, folder / "two" / task, dev=data, device="cpu")
+
+
 def test_two_ranks_give_the_scores_of_one_and_encode_once(world: Path, tmp_path: Path, monkeypatch) -> None:
     settings = [*SETTINGS, "train.evaluate_every=2", "train.keep_best=true"]
     monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))
     for task in TASKS:
         (tmp_path / f"{task}.jsonl").write_text("\n".join(map(json.dumps, ROWS[task])) + "\n")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    given = json.dumps([str(world / "run"), str(tmp_path), TASKS, settings])
-    finish(torchrun([given], program=(str(tmp_path / "program.py"),)))
+    on_ranks(tune, world / "run", tmp_path, settings)
     encoded = (tmp_path / "encoded-0").read_text().split()
     assert len(encoded) == 2 * len(TASKS)  # training and dev rows, once each
     assert not (tmp_path / "encoded-1").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
-from runs import command, finish, torchrun
+from runs import command, finish, on_ranks, torchrun
 from safetensors.torch import load_file
 
 from bertsmith.config import override
@@ -18,7 +18,7 @@ from bertsmith.training import runlog
 # Sequences of unequal length, dropout on, five micro-batches of unequal size for two ranks: the sixth has zero weight.
 SETTINGS = [
     *TINY,
-    "train.steps=20",
+    "train.steps=12",
     "train.batch_size=18",
     "train.micro_batch_size=4",
     "train.learning_rate=1e-3",
@@ -26,20 +26,14 @@ SETTINGS = [
     "data.short_share=0.5",
     "data.long_length=64",
 ]
-SAVED = [*SETTINGS, "train.save_every=7", "train.keep=9"]
-PROGRAM = """
-import json, sys, torch
-from bertsmith.config import override
-from bertsmith.pretraining.run import pretrain
-from bertsmith.recipes import recipe
-from bertsmith.training.distributed import process_group
+SAVED = [*SETTINGS, "train.save_every=4", "train.keep=9"]
 
-data, folder, settings = json.loads(sys.argv[1])
-with process_group(torch.device("cpu")):
+
+def both(data: Path, folder: Path, settings: list[str]) -> None:
+    """The run with `ddp` and with `fsdp`, on one of the ranks."""
     for parallel in ("ddp", "fsdp"):
         config = override(recipe("bert-tiny"), [*settings, f"train.parallel={parallel}"])
-        pretrain(config, data, f"{folder}/{parallel}", device="cpu")
-"""
+        pretrain(config, data, folder / parallel, device="cpu")
 
 
 def losses(run: Path) -> list[tuple[float, float]]:
@@ -51,7 +45,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def close(first: Path, second: Path, tolerance: float) -> None:
-    assert len(losses(first)) == len(losses(second)) == 20
+    assert len(losses(first)) == len(losses(second)) == 12
     assert torch.allclose(torch.tensor(losses(first)), torch.tensor(losses(second)), atol=tolerance, rtol=0)
 
 
@@ -65,11 +59,9 @@ def alone(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def together(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run on two ranks with `ddp` and with `fsdp`, in one launch, since launching takes longest."""
+    """The run on two ranks with `ddp` and with `fsdp`."""
     folder = tmp_path_factory.mktemp("together")
-    (folder / "program.py").write_text(PROGRAM)
-    given = json.dumps([str(world / "shards"), str(folder), SAVED])
-    finish(torchrun([given], program=(str(folder / "program.py"),)))
+    on_ranks(both, world / "shards", folder, SAVED)
     return folder
 
 
@@ -102,28 +94,28 @@ def test_optimisers_on_two_ranks_equal_one_rank(
 def test_checkpoint_of_two_ranks_resumes_on_one_and_back(
     parallel: str, world: Path, alone: Path, tmp_path: Path
 ) -> None:
-    settings = [*SETTINGS, "train.save_every=7", "train.keep=9", f"train.parallel={parallel}"]
+    settings = [*SETTINGS, "train.save_every=4", "train.keep=9", f"train.parallel={parallel}"]
     run = tmp_path / "run"
     finish(torchrun(command(world, run, settings)))
-    for folder in ("model", "checkpoints/step-00000014", "checkpoints/step-00000020"):
+    for folder in ("model", "checkpoints/step-00000008", "checkpoints/step-00000012"):
         shutil.rmtree(run / folder)
     pretrain(override(recipe("bert-tiny"), settings), world / "shards", run, device="cpu", resume=True)
     close(alone, run, 1e-6)
-    for folder in ("model", "checkpoints/step-00000020"):
+    for folder in ("model", "checkpoints/step-00000012"):
         shutil.rmtree(run / folder)
     finish(torchrun(command(world, run, settings, "--resume")))
     close(alone, run, 1e-6)
 
 
 def test_one_and_two_ranks_write_equal_checkpoints(alone: Path, together: Path) -> None:
-    files = [run / "checkpoints" / "step-00000014" for run in (alone, together / "fsdp")]
+    files = [run / "checkpoints" / "step-00000008" for run in (alone, together / "fsdp")]
     first, second = (load_file(folder / "optimizer.safetensors") for folder in files)
     assert first.keys() == second.keys()
     for name, value in first.items():
         assert value.shape == second[name].shape
         assert torch.allclose(value, second[name], atol=1e-5), name
     states = [json.loads((folder / "trainer.json").read_text()) for folder in files]
-    assert states[0]["step"] == states[1]["step"] == 14
+    assert states[0]["step"] == states[1]["step"] == 8
     assert states[0]["tokens"] == states[1]["tokens"]
 
 
