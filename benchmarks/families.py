@@ -6,12 +6,14 @@
     python -m benchmarks.families quality FAMILY … --data DATA --work WORK [--minutes 4] [--seeds 3] [--teacher FAMILY]
     python -m benchmarks.families merge FILE …
     python -m benchmarks.families show
+    python -m benchmarks.families page
 
 `DATA/text` (or `DATA/*/text`) holds text files, `tokenizers` puts `DATA/tokenizers` beside it, and the GLUE folders may
 be anywhere up to three levels down. `quality` takes one family after the other through pre-training and fine-tuning, so
 one call for each family fits into ten minutes; DistilBERT comes last, because its teacher is the best of the others and
 must be in the same WORK. Finished runs in WORK are not run again. Every call adds to the results of earlier ones;
-`--results` writes them into another folder, from which `merge` brings them back. `--smoke` tries everything out in
+`--results` writes them into another folder, from which `merge` brings them back, and `page` puts the tables into
+docs/families.md. `--smoke` tries everything out in
 seconds on a CPU, with tiny shapes and made-up text.
 """
 
@@ -25,10 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks import family_quality, family_speed
+from benchmarks import family_pages, family_quality, family_speed
 from benchmarks.family_table import FAMILIES, KINDS
 from benchmarks.record import RESULTS, commit, machine, record
 
@@ -101,22 +100,12 @@ def merge(arguments: argparse.Namespace) -> None:
 
 
 def show(arguments: argparse.Namespace) -> None:
-    results, console = earlier(arguments), Console(width=150)
-    columns = ("tokens_per_second", "tflops", "memory_gb")
-    table = Table("family", "tokens/s", "TFLOP/s", "memory GB", "× transformers", "TFLOP/s of BERT's")
-    for name, found in results.get("speed", {}).items():
-        row = [str(found["bertsmith"][column]) for column in columns]
-        table.add_row(name, *row, str(found.get("ratio", "")), str(found["tflops_of_bert"]))
-    console.print(table)
-    tasks = list(family_quality.EPOCHS)
-    table = Table("family", "tokens seen", "held-out loss", "bits per byte", *tasks, "mean")
-    for name, found in results.get("quality", {}).items():
-        run, words = found["pretraining"], found["pretraining"]["masked_words"] or {}
-        scores = [found["tasks"].get(task, {}) for task in tasks]
-        cells = [f"{s['mean']} ± {s['deviation']}" if s else "" for s in scores]
-        seen = f"{run['tokens']:,}"
-        table.add_row(name, seen, str(words.get("loss")), str(words.get("bits_per_byte")), *cells, str(found["mean"]))
-    console.print(table)
+    family_pages.show(earlier(arguments))
+
+
+def page(arguments: argparse.Namespace) -> None:
+    """Write the tables into docs/families.md."""
+    family_pages.write_page(earlier(arguments))
 
 
 def parse(given: list[str] | None) -> argparse.Namespace:
@@ -154,6 +143,7 @@ COMMANDS = {
     "quality": quality,
     "merge": merge,
     "show": show,
+    "page": page,
 }
 
 

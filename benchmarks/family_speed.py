@@ -18,7 +18,6 @@ from benchmarks.peer_forms import DEVICE, TOKENS, free_memory, measure
 from benchmarks.pretrain_gpu import full_batch, our_steps
 from bertsmith.batch import Batch, Packed
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective, objective_class
 from bertsmith.objectives.objective import Objective
@@ -50,11 +49,11 @@ def entry(objective: Objective, batch: Batch, measured: dict[str, float]) -> Res
     """Tokens a second, TFLOP/s, memory and the time that compiling took."""
     assert isinstance(batch.layout, Packed)
     lengths, seconds = batch.layout.lengths.tolist(), measured["seconds"]
-    flops = training_flops(objective.encoder.config, lengths, len(batch.labels["masked"]))
+    flops = objective.flops(lengths, len(batch.labels["masked"]))
     found = {
         "tokens_per_second": round(batch.num_tokens / seconds),
         "tflops": round(flops / seconds / 1e12, 1),
-        "mflop_per_token": round(flops / batch.num_tokens / 1e6),
+        "mflop_per_token": round(flops / batch.num_tokens / 1e6, 3),
         "memory_gb": measured["memory_gb"],
         "compile_seconds": round(measured["extra"], 1),
     }

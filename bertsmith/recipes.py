@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -161,7 +161,8 @@ def recipe(name: str) -> PretrainConfig:
     return RECIPES[name]()
 
 
-START = ("quickstart", "speedrun", "bert-base")  # the recipes to start with
+START = ("quickstart", "speedrun", "bert-base", "demo")  # the recipes to start with
+ABLATIONS = (no_nsp, left_to_right, right_to_left, sized, masked)  # rows of the tables in BERT's paper
 
 
 def describe() -> dict[str, str]:
@@ -170,16 +171,34 @@ def describe() -> dict[str, str]:
 
 
 def grouped() -> dict[str, dict[str, str]]:
-    """The recipes to print: those to start with, then all recipes in groups of similar ones."""
-    groups = {"To start with": {name: f"{_purpose(name)}; {_size(name)}" for name in START}}
+    """The recipes to print: those to start with, then one line for each family, and one for each ablation."""
+    families: dict[str, list[str]] = {}
+    ablations: dict[str, list[str]] = {}
     for name in RECIPES:
-        groups.setdefault(_purpose(name), {})[name] = _size(name)
-    return {title: lines for title, lines in groups.items() if title == "To start with" or not set(lines) <= set(START)}
+        if _maker(name) in ABLATIONS:
+            ablations.setdefault(_maker(name).__name__.replace("_", "-"), []).append(name)
+        elif name == "bert-base" or name not in START:
+            families.setdefault(name.split("-")[0], []).append(name)
+    return {
+        "To start with": {name: f"{_purpose(name)}; {_size(name)}" for name in START},
+        "Families": {family: _line(names) for family, names in families.items()},
+        "Ablations of BERT's paper": {ablation: _line(names) for ablation, names in ablations.items()},
+    }
+
+
+def _line(names: Sequence[str]) -> str:
+    """What recipes of one kind are, in the words of the published one, and all their names."""
+    return f"{_purpose(next((n for n in names if n.endswith('-base')), names[0]))}; {', '.join(names)}"
+
+
+def _maker(name: str) -> Callable[..., PretrainConfig]:
+    """The function that makes a recipe, for all sizes."""
+    made_by = RECIPES[name]
+    return made_by.func if isinstance(made_by, partial) else made_by
 
 
 def _purpose(name: str) -> str:
-    made_by = RECIPES[name]
-    words = (made_by.func if isinstance(made_by, partial) else made_by).__doc__ or ""
+    words = _maker(name).__doc__ or ""
     return words.splitlines()[0].rstrip(".")
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -152,14 +153,20 @@ def test_recipes_lists_every_size(run_command) -> None:
     assert {f"bert-{size}" for size in ("tiny", "mini", "small", "medium", "base", "large")} <= set(json.loads(out))
 
 
-def test_recipes_lists_the_recommended_ones_first(run_command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_lists_the_recommended_ones_first_and_a_line_for_each_family(run_command, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     _, out, _ = run_command("recipes")
     lines = out.splitlines()
-    assert lines[0] == "To start with"
-    assert [line.split()[0] for line in lines[1:10] if line[2:3].strip()] == ["quickstart", "speedrun", "bert-base"]
-    assert sum("BERT as in its paper" in line for line in lines) == 2  # for bert-base, and once for all sizes
-    assert set(RECIPES) <= {line.split()[0] for line in lines if line.strip()}
+    titles = [line for line in lines if line[:1].strip()]
+    assert titles == ["To start with", "Families", "Ablations of BERT's paper"]
+    first, families, ablations = (
+        [line.split()[0] for line in lines[begin:end] if line[:2] == "  " and line[2:3].strip()]
+        for begin, end in pairwise([*(lines.index(title) for title in titles), len(lines)])
+    )
+    assert first == ["quickstart", "speedrun", "bert-base", "demo"]
+    assert sorted(families) == sorted({name.split("-")[0] for name in RECIPES} - {"quickstart", "speedrun", "demo"})
+    assert ablations == ["no-nsp", "left-to-right", "right-to-left", "sized", "masked"]
+    assert set(RECIPES) <= set(re.findall(r"[\w-]+", out))
     assert max(map(len, lines)) <= 80
     assert len(lines) < 80
 

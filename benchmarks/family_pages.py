@@ -1,0 +1,78 @@
+"""The tables of the families' results, for the terminal and for docs/families.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.family_quality import EPOCHS
+
+PAGE = Path(__file__).parent.parent / "docs" / "families.md"
+NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
+Results = dict[str, Any]
+Rows = list[list[str]]
+
+
+def speed_rows(speed: Results) -> Rows:
+    """A line for each family and size, under the names of the columns."""
+    rows = [["family", "tokens/s", "TFLOP/s", "of BERT's", "GB", "`transformers`: tokens/s", "GB", "times as fast"]]
+    for name, found in speed.items():
+        ours, theirs = found["bertsmith"], found.get("transformers", {})
+        beside = ["–", "–", "–"]
+        if isinstance(theirs, dict) and theirs:
+            beside = [f"{theirs['tokens_per_second']:,}", f"{theirs['memory_gb']:g}", f"{found['ratio']:.2f}"]
+        own = [f"{ours['tokens_per_second']:,}", f"{ours['tflops']:g}", f"{found['tflops_of_bert']:.2f}"]
+        rows.append([name, *own, f"{ours['memory_gb']:g}", *beside])
+    return rows
+
+
+def quality_rows(quality: Results) -> Rows:
+    """A line for each family, under the names of the columns."""
+    rows = [["family", "million tokens", "masked-word loss", "bits per byte", *(NAMES[t] for t in EPOCHS), "mean"]]
+    for name, found in quality.items():
+        run, words = found["pretraining"], found["pretraining"]["masked_words"] or {}
+        own = [name, f"{run['tokens'] / 1e6:,.0f}", *(_number(words.get(n)) for n in ("loss", "bits_per_byte"))]
+        rows.append([*own, *(_score(found["tasks"].get(task)) for task in EPOCHS), _number(found["mean"])])
+    return rows
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _score(found: Results | None) -> str:
+    if not found or found["mean"] is None:
+        return "–"
+    return f"{found['mean']:.1f}" + (f" ± {found['deviation']:.1f}" if found["deviation"] is not None else "")
+
+
+def show(results: Results) -> None:
+    """Print both tables."""
+    for rows in tables(results).values():
+        table = Table(*rows[0])
+        for row in rows[1:]:
+            table.add_row(*row)
+        Console(width=150).print(table)
+
+
+def tables(results: Results) -> dict[str, Rows]:
+    return {"speed": speed_rows(results.get("speed", {})), "quality": quality_rows(results.get("quality", {}))}
+
+
+def write_page(results: Results, page: Path = PAGE) -> None:
+    """Put the tables into the page, between the comments `<!-- speed -->` and `<!-- end of speed -->`."""
+    text = page.read_text(encoding="utf-8")
+    for name, rows in tables(results).items():
+        body = "\n".join(map(_line, [rows[0], ["---"] * len(rows[0]), *rows[1:]])) if rows[1:] else "Not measured yet."
+        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)"
+        text, count = re.subn(pattern, lambda m, body=body: m[1] + body + m[2], text, flags=re.DOTALL)
+        assert count == 1, f"{page} has no place for the table of {name}"
+    page.write_text(text, encoding="utf-8")
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
