@@ -21,7 +21,12 @@ def tokenizer_train(
     text: Inputs,
     out: Out,
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="The number of entries of the vocabulary")] = 30_000,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep upper case and accents")] = False,
+    kind: Annotated[
+        str, typer.Option("--kind", help="wordpiece (BERT), bytes (byte-level BPE, RoBERTa) or unigram (ALBERT)")
+    ] = "wordpiece",
+    cased: Annotated[
+        bool | None, typer.Option("--cased/--uncased", help="Keep upper case and accents; default: only for bytes")
+    ] = None,
     jamo: Annotated[
         bool, typer.Option("--jamo", help="Decompose Hangul into jamo, as the original uncased BERT does")
     ] = False,
@@ -29,19 +34,31 @@ def tokenizer_train(
     encoding: Encoding = "",
     as_json: Json = False,
 ) -> None:
-    """Train a WordPiece vocabulary on text.
+    """Train a vocabulary on text.
 
     \b
     Example: bertsmith tokenizer train corpus.txt --out tok --vocab-size 8000
+    For RoBERTa: bertsmith tokenizer train corpus.txt --out tok --vocab-size 50000 --kind bytes
+    For ALBERT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 30000 --kind unigram
     """
     from bertsmith.corpus.vocabulary import train_tokenizer
 
-    trained = train_tokenizer(text, out, vocab_size=vocab_size, cased=cased, jamo=jamo, field=field, encoding=encoding)
+    trained = train_tokenizer(
+        text,
+        out,
+        vocab_size=vocab_size,
+        kind=kind,  # type: ignore[arg-type]
+        cased=cased,
+        jamo=jamo,
+        field=field,
+        encoding=encoding,
+    )
     tokenizer, held_out = trained.tokenizer, trained.coverage
     facts: dict[str, Any] = {
         "tokenizer": str(out),
         "entries": tokenizer.vocab_size,
-        "cased": cased,
+        "kind": tokenizer.kind,
+        "cased": not tokenizer.lowercase,
         "hash": tokenizer.hash,
     }
     if trained.sampled:

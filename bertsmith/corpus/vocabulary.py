@@ -11,7 +11,7 @@ from bertsmith.corpus.readers import Document, ReadErrors, parse
 from bertsmith.corpus.sources import RECORD_ENDS, Block, Reading, Source, find_sources, read_blocks
 from bertsmith.folders import new_folder, writes
 from bertsmith.progress import Advance, progress_bar, say
-from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
+from bertsmith.text.tokenizer import Kind, Tokenizer, train
 
 SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, which takes less than 1 GiB
 HELD_OUT_EVERY = 50  # one in this many documents is held out
@@ -35,14 +35,16 @@ def train_tokenizer(
     out: str | Path,
     *,
     vocab_size: int = 30_000,
-    cased: bool = False,
+    kind: Kind = "wordpiece",
+    cased: bool | None = None,
     jamo: bool = False,
     field: str = "text",
     encoding: str = "",
 ) -> TrainedTokenizer:
-    """Train a WordPiece vocabulary on text files and save it as a folder.
+    """Train a vocabulary on text files and save it as a folder.
 
-    `cased` keeps capitals and accents; `jamo` decomposes Hangul into jamo, as the released uncased models do. Of more
+    `kind` is WordPiece (BERT), byte-level BPE (RoBERTa) or Unigram (ALBERT). `cased` keeps capitals and accents, by
+    default only with byte-level BPE; `jamo` decomposes Hangul into jamo, as the released uncased models do. Of more
     than 100 MB of text an evenly spread sample of that size is used. `encoding` is the encoding of the files, by
     default UTF-8.
     """
@@ -53,7 +55,7 @@ def train_tokenizer(
         sampled = text.sampled
         if sampled:
             say(f"note: the vocabulary is trained on {sampled}, spread evenly over all inputs")
-        tokenizer = train_wordpiece(text, vocab_size, cased=cased, jamo=jamo)
+        tokenizer = train(text, vocab_size, kind, cased=cased, jamo=jamo)
         tokenizer.save(folder)
         found = coverage(tokenizer, text.held_out) if text.held_out else None
     for warning in text.read_errors.warnings():

@@ -28,7 +28,8 @@ from bertsmith.formats.tf1 import (
 )
 from bertsmith.formats.weights import WEIGHTS, current_name, write_safetensors
 from bertsmith.text.frame import WORDPIECE
-from bertsmith.text.tokenizer import FILES, Tokenizer
+from bertsmith.text.tokenizer import SETTINGS as TOKENIZER_SETTINGS
+from bertsmith.text.tokenizer import Tokenizer
 
 CAPITALS = 1 / 100  # a vocabulary with at least this share of capitalised entries is cased
 
@@ -121,7 +122,7 @@ def _write_tokenizer(folder: Path, tokens: list[str], lowercase: bool, positions
     """Write the tokenizer of a released vocabulary; `vocab.txt` keeps empty and duplicate lines, which have ids."""
     vocab = "".join(f"{token}\n" for token in tokens).encode("utf-8")
     (folder / VOCAB).write_bytes(vocab)
-    write_json(folder / FILES[2], {"do_lower_case": lowercase})
+    write_json(folder / TOKENIZER_SETTINGS, {"do_lower_case": lowercase})
     tokenizer = Tokenizer.load(folder)
     tokenizer.save(folder, positions)
     (folder / VOCAB).write_bytes(vocab)

@@ -104,6 +104,10 @@ WORDPIECE = wordpiece_frame()
 ROBERTA = Frame(
     ("<s>",), ("</s>", "</s>"), ("</s>",), (0,), WordMarker("Ġ", "first"), unknown="<unk>", pad="<pad>", mask="<mask>"
 )
+# `[CLS] a [SEP] b [SEP]`, two segments, as in BERT, and SentencePiece's marker of words (Lan et al. 2020, section 4.1).
+ALBERT = Frame(
+    ("[CLS]",), ("[SEP]",), ("[SEP]",), (0, 1), WordMarker("▁", "first"), unknown="<unk>", pad="<pad>", mask="[MASK]"
+)
 # Start, delimiter and extract tokens (Radford et al. 2018, section 3.3); nothing is masked, and nothing padded.
 GPT = Frame(("_start_",), ("_delimiter_",), ("_extract_",), (0,), WordMarker("</w>", "last"), unknown="<unk>")
 

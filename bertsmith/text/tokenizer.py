@@ -1,60 +1,44 @@
-"""WordPiece tokenizers: training, encoding, saving, on top of the `tokenizers` library.
+"""Tokenizers of every kind: opening, encoding, saving, on top of the `tokenizers` library.
 
-A tokenizer folder holds `tokenizer.json` (the whole tokenizer), `vocab.txt` (the form of the released BERT models) and
-`tokenizer_config.json` (so that `transformers` opens the folder and gives the same tokens).
+A tokenizer folder holds `tokenizer.json` (the whole tokenizer) and `tokenizer_config.json` (so that `transformers`
+opens the folder and gives the same tokens). Beside them are the files in which released models have their
+vocabularies: `vocab.txt` for WordPiece (BERT), `vocab.json` and `merges.txt` for byte-level BPE (RoBERTa). A folder
+that has only such files is opened as well.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import models
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
-from bertsmith.text.alphabet import alphabet, inner_pieces
-from bertsmith.text.frame import WORDPIECE, Frame, Joiner, wordpiece_frame
+from bertsmith.text import byte_bpe, unigram, wordpiece
+from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, Frame, Joiner
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import safe_text
+from bertsmith.text.special_tokens import TOKEN_FIELDS, frame_of, token_fields
 
-MAX_WORD = 100  # characters; a longer word is [UNK], as in `transformers`
-_LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{MAX_WORD + 1},}}")  # without spaces and ASCII punctuation
-FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
-TOKEN_FIELDS = {  # the frame's names and those of tokenizer_config.json, which may rename special tokens
-    "pad": "pad_token",
-    "unknown": "unk_token",
-    "first": "cls_token",
-    "last": "sep_token",
-    "mask": "mask_token",
-}
+Kind = Literal["wordpiece", "bytes", "unigram"]
+KINDS: dict[type, Kind] = {models.WordPiece: "wordpiece", models.BPE: "bytes", models.Unigram: "unigram"}
+WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+RELEASED = {"vocab.txt": wordpiece.read, byte_bpe.VOCAB: byte_bpe.read}
 KEPT = (  # fields of tokenizer_config.json that are written back as they were read, for `transformers`
     *TOKEN_FIELDS.values(),
     *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
-    *("padding_side", "truncation_side", "clean_up_tokenization_spaces"),
+    *("padding_side", "truncation_side", "clean_up_tokenization_spaces", "add_prefix_space", "keep_accents"),
 )
-
-
-def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
-    """BERT's clean-up: drop control characters, put spaces around CJK, and if uncased, lower-case and strip accents.
-
-    Stripping accents decomposes every character, and the released code leaves Hangul decomposed, as jamo. Here it is
-    composed again; `jamo=True` keeps the released behaviour, for vocabularies that were trained with it.
-    """
-    bert = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
-    )
-    return bert if jamo and not cased else normalizers.Sequence([bert, normalizers.NFC()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,23 +57,18 @@ class Tokenizer:
         if not folder.is_dir():
             raise UserError(f"no such folder: {folder}; `bertsmith tokenizer train TEXT --out {folder}` makes one")
         settings: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", FILES[2]):  # older releases name special tokens in a file of their own
+        for name in ("special_tokens_map.json", SETTINGS):  # older releases name special tokens in a file of their own
             settings |= read_json(folder / name) if (folder / name).exists() else {}
-        if (folder / "tokenizer.json").exists():
-            backend = _read_backend(regular_file(folder / "tokenizer.json"))
-        elif (folder / "vocab.txt").exists():
-            backend = _from_vocab(regular_file(folder / "vocab.txt"), settings)
-        else:
-            raise UserError(f"{folder} holds no tokenizer.json and no vocab.txt")
+        backend = _open(folder, settings)
         backend.no_padding()
         backend.no_truncation()
-        frame = _frame(settings)
+        frame = frame_of(backend, settings)
         if missing := [name for name in frame.special_tokens if backend.token_to_id(name) is None]:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
         return cls(backend, _lowercases(backend), settings, frame)
 
     def save(self, folder: str | Path, max_length: int | None = None) -> None:
-        """Write the three files of a tokenizer folder; `max_length` is where other programs truncate texts."""
+        """Write the files of a tokenizer folder; `max_length` is where other programs truncate texts."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in self.files(max_length).items():
@@ -97,21 +76,27 @@ class Tokenizer:
 
     def files(self, max_length: int | None = None) -> dict[str, bytes]:
         """The files of a tokenizer folder, by name; in `vocab.txt` an id without a token is an empty line."""
-        tokens = {number: token for token, number in self.backend.get_vocab().items()}
+        segments = ["token_type_ids"] if max(self.frame.segments) > 0 else []
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
             "model_max_length": max_length or self.settings.get("model_max_length") or 512,
-            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
-            **_token_fields(self.frame),
+            "model_input_names": ["input_ids", *segments, "attention_mask"],
+            **token_fields(self.frame, self.backend),
             **{name: self.settings[name] for name in KEPT if self.settings.get(name) is not None},
         }
-        texts = (
-            self.backend.to_str(pretty=True),
-            "".join(f"{tokens.get(number, '')}\n" for number in range(self.vocab_size)),
-            json.dumps(settings, indent=2) + "\n",
-        )
-        return {name: text.encode("utf-8") for name, text in zip(FILES, texts, strict=True)}
+        texts = {WHOLE: self.backend.to_str(pretty=True)}
+        if self.kind == "wordpiece":
+            texts["vocab.txt"] = "".join(f"{self.token(number)}\n" for number in range(self.vocab_size))
+        elif self.kind == "bytes":
+            texts |= byte_bpe.files(self.backend)
+        texts[SETTINGS] = json.dumps(settings, indent=2) + "\n"
+        return {name: text.encode("utf-8") for name, text in texts.items()}
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of vocabulary: WordPiece, byte-level BPE or Unigram."""
+        return KINDS[type(self.backend.model)]
 
     def length_within(self, positions: int) -> int:
         """The length at which other programs truncate texts: the folder's own, but at most a model's positions."""
@@ -121,7 +106,12 @@ class Tokenizer:
     @cached_property
     def hash(self) -> str:
         """A digest of everything that changes the tokens, by which two tokenizers are compared."""
-        return hashlib.sha256(self.backend.to_str().encode("utf-8")).hexdigest()[:16]
+        text = self.backend.to_str()
+        if self.kind == "unigram":  # the library reads back some scores with another last digit
+            values = json.loads(text)
+            values["model"]["vocab"] = [[entry, round(score, 6)] for entry, score in values["model"]["vocab"]]
+            text = json.dumps(values)
+        return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
     @cached_property
     def vocab_size(self) -> int:
@@ -200,87 +190,58 @@ class Tokenizer:
         return self.backend.normalizer.normalize_str(text) if self.backend.normalizer is not None else text
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.backend.decode(list(ids))
+        """The text of tokens, without special tokens; the space of the first word is dropped."""
+        return self.backend.decode(list(ids)).removeprefix(" ")
 
 
 def train_wordpiece(
     texts: Iterable[str], vocab_size: int, *, cased: bool = False, jamo: bool = False, min_count: int = 2
 ) -> Tokenizer:
-    """Train a WordPiece vocabulary; `texts` is iterated twice, first to count characters, then to count words.
+    """Train a WordPiece vocabulary (BERT)."""
+    backend = wordpiece.train(_repeatable(texts), vocab_size, cased=cased, jamo=jamo, min_count=min_count)
+    return Tokenizer(backend, lowercase=not cased, frame=WORDPIECE)
 
-    The entries of the alphabet (see `alphabet`) are at most half of the vocabulary. They get their ids before training,
-    in the order of the characters: the library would number them in the order of a hash table and break ties by these
-    numbers, but the same text has to give the same vocabulary.
-    """
+
+def train_byte_bpe(texts: Iterable[str], vocab_size: int, *, cased: bool = True) -> Tokenizer:
+    """Train a byte-level BPE vocabulary (RoBERTa)."""
+    backend = byte_bpe.train(_repeatable(texts), vocab_size, cased=cased)
+    return Tokenizer(backend, lowercase=not cased, settings={"add_prefix_space": True}, frame=ROBERTA)
+
+
+def train_unigram(texts: Iterable[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+    """Train a Unigram vocabulary (ALBERT)."""
+    backend = unigram.train(_repeatable(texts), vocab_size, cased=cased)
+    return Tokenizer(backend, lowercase=not cased, settings={"keep_accents": cased}, frame=ALBERT)
+
+
+def train(texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | None, jamo: bool) -> Tokenizer:
+    """Train a vocabulary of a kind; `cased` is by default as in the model that the kind is known from."""
+    if kind not in get_args(Kind):
+        raise UserError(f"--kind {kind!r} is not one of {', '.join(get_args(Kind))}")
+    if jamo and kind != "wordpiece":
+        raise UserError(f"--jamo is for --kind wordpiece, not {kind}: the others never decompose Hangul")
+    if kind == "bytes":
+        return train_byte_bpe(texts, vocab_size, cased=cased is not False)
+    if kind == "unigram":
+        return train_unigram(texts, vocab_size, cased=bool(cased))
+    return train_wordpiece(texts, vocab_size, cased=bool(cased), jamo=jamo)
+
+
+def _repeatable(texts: Iterable[str]) -> Iterable[str]:
+    """Refuse texts that can be iterated only once: characters are counted first, then words."""
     if iter(texts) is texts:
-        raise TypeError("train_wordpiece iterates the texts twice: give a list, not an iterator")
-    if vocab_size < 2 * len(WORDPIECE.special_tokens):
-        raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
-    if cased and jamo:
-        raise UserError(
-            "--jamo is for uncased vocabularies: with --cased Hangul is never decomposed; give only one of them"
-        )
-    backend = _backend(_wordpiece(), normalizer(cased, jamo))
-    room = max(vocab_size // 2, min(128, vocab_size - len(WORDPIECE.special_tokens)))
-    characters = alphabet(texts, backend, vocab_size, room)
-    if not characters:
-        raise UserError("the text has no words, so there is nothing to train a vocabulary on")
-    inner = inner_pieces(characters, backend)
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size,
-        min_frequency=min_count,
-        special_tokens=[*WORDPIECE.special_tokens, *characters, *inner],
-        initial_alphabet=characters,
-        limit_alphabet=len(characters),
-        show_progress=False,
-    )
-    backend.train_from_iterator(_short_words(texts), trainer)
-    trained = _backend(_wordpiece(backend.get_vocab()), backend.normalizer)
-    return Tokenizer(_with_special_tokens(trained, WORDPIECE), lowercase=not cased)
+        raise TypeError("a vocabulary is trained in several passes over the texts: give a list, not an iterator")
+    return texts
 
 
-def _short_words(texts: Iterable[str]) -> Iterator[str]:
-    """Cut the longest words (base64, DNA) of texts: the time of training grows with the square of a word's length."""
-    for text in texts:
-        yield _LONG_WORD.sub(lambda found: " ".join(re.findall(f".{{1,{MAX_WORD}}}", found[0])), text)
-
-
-def _wordpiece(vocab: dict[str, int] | None = None, unknown: str = WORDPIECE.unknown) -> models.Model:
-    return models.WordPiece(vocab or {}, unk_token=unknown, max_input_chars_per_word=MAX_WORD)
-
-
-def _backend(model: models.Model, normal: normalizers.Normalizer) -> Backend:
-    backend = Backend(model)
-    backend.normalizer = normal
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(prefix=WORDPIECE.word_marker.text)
-    return backend
-
-
-def _frame(settings: Mapping[str, Any]) -> Frame:
-    """BERT's frame with the token names in a tokenizer's settings, where a token is a name or an object."""
-    written = {name: settings.get(key) for name, key in TOKEN_FIELDS.items()}
-    names = {name: token.get("content") if isinstance(token, dict) else token for name, token in written.items()}
-    return wordpiece_frame(**{name: token for name, token in names.items() if isinstance(token, str) and token})
-
-
-def _token_fields(frame: Frame) -> dict[str, str]:
-    """The names of the special tokens by their fields in `tokenizer_config.json`."""
-    tokens = {"first": frame.first[0], "last": frame.last[0], "unknown": frame.unknown}
-    tokens |= {name: token for name, token in (("pad", frame.pad), ("mask", frame.mask)) if token is not None}
-    return {key: tokens[name] for name, key in TOKEN_FIELDS.items() if name in tokens}
-
-
-def _with_special_tokens(backend: Backend, frame: Frame) -> Backend:
-    """Register the special tokens, and set the library's template for texts and pairs."""
-    backend.add_special_tokens([name for name in frame.special_tokens if backend.token_to_id(name) is not None])
-    ids = {name: backend.token_to_id(name) for name in (*frame.first, *frame.between, *frame.last)}
-    if None not in ids.values():
-        single, pair = ([f"{name}:{i}" for name, i in frame.arrange(parts)] for parts in (["$A"], ["$A", "$B"]))
-        backend.post_processor = processors.TemplateProcessing(
-            single=single, pair=pair, special_tokens=list(ids.items())
-        )
-    return backend
+def _open(folder: Path, settings: Mapping[str, Any]) -> Backend:
+    """Open `tokenizer.json`, or else the vocabulary in the form of the released models."""
+    if (folder / WHOLE).exists():
+        return _read_backend(regular_file(folder / WHOLE))
+    for name, read in RELEASED.items():
+        if (folder / name).exists():
+            return read(regular_file(folder / name), settings)
+    raise UserError(f"{folder} holds no {WHOLE} and no {', '.join(RELEASED)}")
 
 
 def _read_backend(path: Path) -> Backend:
@@ -293,20 +254,3 @@ def _read_backend(path: Path) -> Backend:
 def _lowercases(backend: Backend) -> bool:
     """Whether the normaliser lower-cases, whatever `tokenizer_config.json` says."""
     return backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"
-
-
-def _from_vocab(path: Path, settings: dict[str, Any]) -> Backend:
-    """Make a tokenizer from a `vocab.txt` as in the released models, with their normalisation."""
-    try:
-        vocab = {token: i for i, token in enumerate(path.read_text(encoding="utf-8").split("\n")) if token}
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8: {error}") from None
-    lowercase, strip = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
-    normal = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        strip_accents=lowercase if strip is None else strip,
-        lowercase=lowercase,
-    )
-    frame = _frame(settings)
-    return _with_special_tokens(_backend(_wordpiece(vocab, frame.unknown), normal), frame)

@@ -11,7 +11,8 @@ import transformers
 
 from bertsmith.errors import UserError
 from bertsmith.text.frame import WORDPIECE
-from bertsmith.text.tokenizer import MAX_WORD, Tokenizer, train_wordpiece
+from bertsmith.text.long_words import MAX_WORD
+from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
 SIGNS = "!\"#$%&'()*+,-./0123456789:;<=>?@[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~"
 SYLLABLES = [bytes((row, cell)).decode("euc_kr") for row in range(0xB0, 0xC9) for cell in range(0xA1, 0xFF)]

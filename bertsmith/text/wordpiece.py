@@ -1,0 +1,94 @@
+"""WordPiece vocabularies (BERT, DistilBERT, ELECTRA): training, and reading a released `vocab.txt`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from bertsmith.errors import UserError
+from bertsmith.text.alphabet import alphabet, inner_pieces
+from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.long_words import MAX_WORD, short_words
+from bertsmith.text.special_tokens import named, place, register
+
+
+def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
+    """BERT's clean-up: drop control characters, put spaces around CJK, and if uncased, lower-case and strip accents.
+
+    Stripping accents decomposes every character, and the released code leaves Hangul decomposed, as jamo. Here it is
+    composed again; `jamo=True` keeps the released behaviour, for vocabularies that were trained with it.
+    """
+    bert = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
+    )
+    return bert if jamo and not cased else normalizers.Sequence([bert, normalizers.NFC()])
+
+
+def train(texts: Iterable[str], vocab_size: int, *, cased: bool, jamo: bool, min_count: int = 2) -> Backend:
+    """Train a WordPiece vocabulary; `texts` is iterated twice, first to count characters, then to count words.
+
+    The entries of the alphabet (see `alphabet`) are at most half of the vocabulary. They get their ids before training,
+    in the order of the characters: the library would number them in the order of a hash table and break ties by these
+    numbers, but the same text has to give the same vocabulary.
+    """
+    if vocab_size < 2 * len(WORDPIECE.special_tokens):
+        raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
+    if cased and jamo:
+        raise UserError(
+            "--jamo is for uncased vocabularies: with --cased Hangul is never decomposed; give only one of them"
+        )
+    backend = _pipeline(_model(), normalizer(cased, jamo))
+    room = max(vocab_size // 2, min(128, vocab_size - len(WORDPIECE.special_tokens)))
+    characters = alphabet(texts, backend, vocab_size, room)
+    if not characters:
+        raise UserError("the text has no words, so there is nothing to train a vocabulary on")
+    inner = inner_pieces(characters, backend)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_count,
+        special_tokens=[*WORDPIECE.special_tokens, *characters, *inner],
+        initial_alphabet=characters,
+        limit_alphabet=len(characters),
+        show_progress=False,
+    )
+    backend.train_from_iterator(short_words(texts), trainer)
+    trained = _pipeline(_model(backend.get_vocab()), backend.normalizer)
+    register(trained, WORDPIECE)
+    place(trained, WORDPIECE)
+    return trained
+
+
+def read(path: Path, settings: Mapping[str, Any]) -> Backend:
+    """Make a tokenizer from a `vocab.txt` as in the released models, with their normalisation."""
+    try:
+        vocab = {token: i for i, token in enumerate(path.read_text(encoding="utf-8").split("\n")) if token}
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}") from None
+    lowercase, strip = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
+    normal = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        strip_accents=lowercase if strip is None else strip,
+        lowercase=lowercase,
+    )
+    frame = named(WORDPIECE, settings)
+    backend = _pipeline(_model(vocab, frame.unknown), normal)
+    register(backend, frame, settings)
+    place(backend, frame)
+    return backend
+
+
+def _model(vocab: dict[str, int] | None = None, unknown: str = WORDPIECE.unknown) -> models.Model:
+    return models.WordPiece(vocab or {}, unk_token=unknown, max_input_chars_per_word=MAX_WORD)
+
+
+def _pipeline(model: models.Model, normal: normalizers.Normalizer) -> Backend:
+    backend = Backend(model)
+    backend.normalizer = normal
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix=WORDPIECE.word_marker.text)
+    return backend
