@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertsmith.batch import Batch, Example, Padded, collate
-from bertsmith.config import to_dict
+from bertsmith.config import read_json, to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.families.table import family_named
 from bertsmith.formats.graphs import FLOAT32, INT8
@@ -219,6 +219,8 @@ def _their_outputs(reference: Any, inputs: dict[str, Tensor], described: Exporte
 def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
     """Open a folder with `transformers`, by the class that the folder names if its family has it."""
     transformers, values = need_transformers(), read_config(folder)
+    if values != read_json(folder / CONFIG):
+        raise UserError(f"--verify: {folder} holds a larger model, which transformers cannot open; convert it first")
     family = family_named(values, folder / CONFIG)
     name = (values.get("architectures") or [""])[0]
     known = name in family.class_names and hasattr(transformers, name)
