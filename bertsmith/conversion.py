@@ -37,7 +37,7 @@ from bertsmith.verify import need_transformers, onnx_parity, parity
 
 Target = Literal["hf", "tf1", "onnx", "sentence-transformers"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "num_choices", "classifier_dropout")
+HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "num_choices")
 ONLY_FOR: dict[str, tuple[str, ...]] = {  # options, and the targets that they apply to
     "dtype": ("hf", "sentence-transformers"),
     "int8": ("onnx",),
@@ -192,7 +192,8 @@ def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict
     weights = _without_copies(own_weights(folder, family), family)
     if not family.is_encoder_alone(weights):
         weights = {n.removeprefix(family.prefix): w for n, w in weights.items() if n.startswith(family.prefix)}
-    bare = {name: value for name, value in values.items() if name not in HEAD_FIELDS}
+    of_head = (*HEAD_FIELDS, family.head_dropout[0])
+    bare = {name: value for name, value in values.items() if name not in of_head}
     bare["architectures"] = [family.encoder_class]
     with new_folder(target, "DST") as work:
         report = _write_model(folder, work, bare, weights, options.dtype)

@@ -212,8 +212,13 @@ def _their_outputs(reference: Any, inputs: dict[str, Tensor], described: Exporte
     if "start_logits" in outputs:
         return {"logits": torch.stack([outputs.start_logits, outputs.end_logits], -1)}
     if "prediction_logits" in outputs:
-        return {"mlm_logits": outputs.prediction_logits, "nsp_logits": outputs.seq_relationship_logits}
+        return {"mlm_logits": outputs.prediction_logits, "nsp_logits": outputs[_pair_output(outputs)]}
     return {described.outputs[0]: outputs.logits}
+
+
+def _pair_output(outputs: Any) -> str:
+    """Return the name of the pair loss's logits: ALBERT's class calls them after sentence order."""
+    return next(name for name in ("seq_relationship_logits", "sop_logits") if name in outputs)
 
 
 def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
@@ -256,7 +261,7 @@ def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mas
     if isinstance(loaded.model, Objective):
         outputs, name = reference(**inputs), loaded.model.token_loss
         if "prediction_logits" in outputs:
-            return {name: outputs.prediction_logits[mask], "nsp": outputs.seq_relationship_logits}
+            return {name: outputs.prediction_logits[mask], "nsp": outputs[_pair_output(outputs)]}
         return {name: outputs.logits[mask]} if "logits" in outputs else {}
     head = loaded.model.head_config
     if head.kind == "choice":

@@ -92,7 +92,9 @@ def save_folder(
     folder.mkdir(parents=True, exist_ok=True)
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
     write_weights(folder / WEIGHTS, weights)
-    write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
+    values = config_out(model)
+    kept = {name: value for name, value in notes.kept.items() if name not in values}
+    write_json(folder / CONFIG, {**kept, **values})
     differs = own_type(model) or ("last token" if pools_last(model) else "")
     notes = replace(notes, remark=REMARKS.get(differs, ""))
     write_notes(folder, notes)

@@ -188,11 +188,13 @@ def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> i
 
 def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
     """Return the dropout before the output layer; None if it is the encoder's."""
-    name, default = family_named(values, folder / CONFIG).head_dropout
+    family = family_named(values, folder / CONFIG)
+    name, default = family.head_dropout
     dropout = values.get(name, default)
     if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
         raise UserError(f"{folder / CONFIG}: {name} must be at least 0 and under 1, not {dropout!r}")
-    return dropout
+    states = family.fields["hidden_dropout"].read(values, folder / CONFIG)
+    return None if default is not None and dropout == states else dropout
 
 
 def architecture(values: Mapping[str, Any]) -> str:
