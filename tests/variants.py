@@ -41,6 +41,7 @@ PRE_NORM = {"pad_token_id": 0, "max_position_embeddings": POSITIONS + 1}
 DISTILBERT = {"family": "distilbert", "num_segments": 0, "pooler_activation": "relu"}
 DISTILBERT_SIZES = {"intermediate_size": None, "hidden_dim": 128, "seq_classif_dropout": 0.1}
 ELECTRA = {"family": "electra", "pooler_activation": "gelu", "pooler_input_dropout": True}
+ROBERTA = {"family": "roberta", "num_segments": 1, "pooler_input_dropout": True}
 ALBERT = {"family": "albert", "embedding_size": 24, "activation": "gelu_tanh"}
 THEIR_ALBERT = {"embedding_size": 24, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 SENTENCE_ORDER = {"pair_label": "sentence_order_label", "pair_logits": "sop_logits"}
@@ -55,7 +56,7 @@ VARIANTS = {
     "electra": Variant(
         "Electra", {**ELECTRA, "embedding_size": 16}, {"embedding_size": 16}, False, False, pooler=False
     ),
-    "roberta": Variant("Roberta", {"family": "roberta"}, PRE_NORM, pretraining=False),
+    "roberta": Variant("Roberta", ROBERTA, {**PRE_NORM, "type_vocab_size": 1}, pretraining=False),
     "albert": Variant("Albert", {**ALBERT, "shared_layers": "all"}, THEIR_ALBERT, **SENTENCE_ORDER),
     "albert without sharing": Variant("Albert", ALBERT, {**THEIR_ALBERT, "num_hidden_groups": 3}, **SENTENCE_ORDER),
 }

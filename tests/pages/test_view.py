@@ -44,6 +44,8 @@ def data_of(page: Path) -> dict:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("pair", [None, PAIR])
 def test_attention_and_neighbours_equal_those_of_transformers(variant, pair, tmp_path, tiny_tokenizer):
+    if pair and VARIANTS[variant].ours.get("num_segments") == 1:
+        pytest.skip("the tokenizer of these tests gives the second text another segment")
     theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size, attn_implementation="eager")
     found = view(save(theirs, tiny_tokenizer, tmp_path / "m"), TEXT, pair, tmp_path / "page.html", device="cpu")
     data = data_of(tmp_path / "page.html")
