@@ -10,7 +10,7 @@ from pathlib import Path
 from bertsmith import config as configs
 from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.settings import FinetuneConfig
-from bertsmith.model.config import SIZES, Direction, encoder_config
+from bertsmith.model.config import ALBERT_SIZES, SIZES, Direction, albert_config, encoder_config
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig
 from bertsmith.pretraining.loader import DataConfig
@@ -64,6 +64,72 @@ def masked(mask: int, same: int, random: int, size: str = "base") -> PretrainCon
         raise UserError(f"masking shares {mask}, {same} and {random} add up to {mask + same + random}, not to 100")
     policy = replace(base.data.masking, mask_share=mask / 100, random_share=random / 100)
     return replace(base, recipe=f"bert-{size}-mask-{mask}-{same}-{random}", data=replace(base.data, masking=policy))
+
+
+def roberta(size: str) -> PretrainConfig:
+    """RoBERTa as in its paper: full sentences of 512 tokens, new masks in every epoch, no pair loss, batch 8,192.
+
+    Section 4 and Table 9. The published vocabulary is a byte-level BPE of 50,265 entries.
+    """
+    large = size == "large"
+    return PretrainConfig(
+        recipe=f"roberta-{size}",
+        model=replace(encoder_config(size), family="roberta", num_segments=1, norm_eps=1e-5),
+        data=DataConfig(max_length=512, pairs="full", copies=0),
+        train=TrainConfig(
+            steps=500_000,
+            batch_size=8192,
+            learning_rate=4e-4 if large else 6e-4,
+            warmup=(30_000 if large else 24_000) / 500_000,
+            beta2=0.98,
+            clip_norm=0.0,
+            evaluate_every=0.1,
+        ),
+        objective=MaskedLMConfig(next_sentence=False),
+    )
+
+
+def albert(size: str) -> PretrainConfig:
+    """ALBERT as in its paper: shared layers, narrow embeddings, sentence order, n-gram masks, LAMB, batch 4,096.
+
+    Sections 3 and 4.1, with the warm-up and the copies of the released code. The published vocabulary is a Unigram of
+    30,000 entries.
+    """
+    return PretrainConfig(
+        recipe=f"albert-{size}",
+        model=albert_config(size),
+        data=DataConfig(max_length=512, pairs="order", masking=MaskPolicy(unit="n-gram", span_max=3), copies=40),
+        train=TrainConfig(
+            steps=125_000,
+            batch_size=4096,
+            optimizer="lamb",
+            learning_rate=0.00176,
+            warmup=3125 / 125_000,
+            evaluate_every=0.1,
+        ),
+    )
+
+
+def roberta_tiny() -> PretrainConfig:
+    """RoBERTa to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
+    return _tried(roberta("tiny"))
+
+
+def albert_tiny() -> PretrainConfig:
+    """ALBERT to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
+    return _tried(albert("tiny"))
+
+
+def _tried(base: PretrainConfig) -> PretrainConfig:
+    """A recipe made small: what is learnt from which data and by which optimiser stays."""
+    rate = {"adamw": 2e-3, "lamb": 1e-2}[base.train.optimizer]
+    train = replace(base.train, steps=2000, batch_size=32, learning_rate=rate, warmup=0.05, evaluate_every=200)
+    return replace(
+        base,
+        model=replace(base.model, hidden_dropout=0.0, attention_dropout=0.0, max_positions=128),
+        data=replace(base.data, max_length=64, copies=0),
+        train=replace(train, schedule="stable", decay=0.3),
+    )
 
 
 def speedrun() -> PretrainConfig:
@@ -145,6 +211,10 @@ RECIPES: dict[str, Callable[[], PretrainConfig]] = {
     **{f"bert-{size}-right-to-left": partial(right_to_left, size) for size in SIZES},
     **{f"bert-{layers}-{hidden}-{heads}": partial(sized, layers, hidden, heads) for layers, hidden, heads in TABLE_6},
     **{f"bert-base-mask-{'-'.join(map(str, shares))}": partial(masked, *shares) for shares in TABLE_8[1:]},
+    **{f"roberta-{size}": partial(roberta, size) for size in ("base", "large")},
+    "roberta-tiny": roberta_tiny,
+    **{f"albert-{size}": partial(albert, size) for size in list(ALBERT_SIZES)[1:]},
+    "albert-tiny": albert_tiny,
     "quickstart": quickstart,
     "speedrun": speedrun,
     "demo": demo,

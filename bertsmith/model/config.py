@@ -267,6 +267,13 @@ SIZES = {  # layers, hidden size; a head has 64 dimensions, the feed-forward lay
     "base": (12, 768),
     "large": (24, 1024),
 }
+ALBERT_SIZES = {  # layers, hidden size, heads: Table 1 of its paper, the heads of the released models; tiny is ours
+    "tiny": (2, 128, 2),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+    "xlarge": (24, 2048, 16),
+    "xxlarge": (12, 4096, 64),
+}
 
 
 def encoder_config(size: str) -> EncoderConfig:
@@ -275,3 +282,21 @@ def encoder_config(size: str) -> EncoderConfig:
         raise UserError(f"unknown size {size!r}{suggestion(size, SIZES) or '; one of: ' + ', '.join(SIZES)}")
     layers, hidden = SIZES[size]
     return EncoderConfig(hidden_size=hidden, num_layers=layers, num_heads=hidden // 64, intermediate_size=4 * hidden)
+
+
+def albert_config(size: str) -> EncoderConfig:
+    """ALBERT's configuration of a size; the released code has the tanh form of GELU, and xxlarge has no dropout."""
+    layers, hidden, heads = ALBERT_SIZES[size]
+    dropout = 0.0 if size == "xxlarge" else 0.1
+    return EncoderConfig(
+        family="albert",
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=4 * hidden,
+        embedding_size=min(128, hidden // 2),
+        shared_layers="all",
+        activation="gelu_tanh",
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+    )

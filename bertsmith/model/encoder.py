@@ -86,11 +86,12 @@ class Embeddings(nn.Module):
     def _fused(self, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
         from bertsmith.model.fused.layer import embeddings_forward
 
-        assert self.segments is not None
         assert self.positions is not None
-        tables = self.tokens.weight, self.segments.weight, self.positions.weight
+        parts = None if self.segments is None else self.segments.weight
+        tables = self.tokens.weight, parts, self.positions.weight
+        projection = linear_weights(self.projection) if isinstance(self.projection, nn.Linear) else None
         dropout = self.dropout.p if self.training else 0.0
-        return embeddings_forward(tokens, segments, positions, tables, norm_weights(self.norm), dropout)
+        return embeddings_forward(tokens, segments, positions, tables, norm_weights(self.norm), dropout, projection)
 
 
 class SelfAttention(nn.Module):

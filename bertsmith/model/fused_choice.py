@@ -21,11 +21,6 @@ OLDEST = (8, 0)  # the first compute capability with bfloat16 products
 # What the fused kernels cannot compute: a test of the configuration, and the reason. A new feature gets a row here.
 UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
-    (lambda c: c.num_segments == 0, "there is no table of segments"),
-    (
-        lambda c: c.embedding_size is not None,
-        "the embeddings have a size of their own (embedding_size) and a projection",
-    ),
     (lambda c: not c.embedding_norm, "the embeddings are not normalised"),
     (lambda c: c.positions != "learned", "positions are {c.positions}, not learned"),
     (lambda c: c.gated, "the feed-forward layers are gated"),

@@ -1,7 +1,8 @@
 """Masking for the masked language model (BERT paper, section 3.1): 15 % of the tokens, 80/10/10.
 
-The unit of masking is a token, a word (whole-word masking, as in the code released with BERT) or a span of words
-(SpanBERT, Joshi et al. 2020, section 3.1). Shapes: T tokens of B sequences; M chosen tokens; W words; S spans.
+The unit of masking is a token, a word (whole-word masking, as in the code released with BERT), a span of words
+(SpanBERT, Joshi et al. 2020, section 3.1) or an n-gram of words (ALBERT, Lan et al. 2020, section 4.1). Shapes: T
+tokens of B sequences; M chosen tokens; W words; S spans.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bertsmith.errors import UserError
 from bertsmith.text.frame import WORDPIECE, WordMarker
 from bertsmith.text.tokenizer import Tokenizer
 
-Unit = Literal["token", "word", "span"]
+Unit = Literal["token", "word", "span", "n-gram"]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Keys = NDArray[np.uint64]
@@ -33,7 +34,9 @@ ORDER, REPLACEMENT, RANDOM, SPAN_LENGTH, SPAN_START, SPAN_REPLACEMENT = range(
 class MaskPolicy:
     """How many tokens are chosen, in which units, and which shares become masks or random tokens; the rest is kept.
 
-    `span_p` and `span_max` are the geometric distribution of a span's length in words, for `unit="span"`.
+    `span_max` is the largest length of a span or an n-gram in words. The length of a span has the geometric
+    distribution of `span_p`, and its tokens are masked, replaced or kept together; the length n of an n-gram has a
+    probability proportional to 1/n, and each of its tokens has its own draw.
     """
 
     rate: float = 0.15
@@ -98,8 +101,8 @@ def mask_tokens(
     """Mask packed sequences; sequence i draws only from `keys[i]`, so its masks do not depend on the other sequences.
 
     In a sequence of n tokens (special ones included) the budget is max(1, round(rate · n)) tokens, as in the released
-    code: the units token and span choose exactly that many, the unit word as many as whole words fit. Special tokens
-    are never chosen.
+    code: the unit word chooses as many as whole words fit, the other units exactly that many. Special tokens are never
+    chosen.
     """
     starts = np.cumsum(lengths) - lengths
     owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -107,17 +110,18 @@ def mask_tokens(
     special = vocabulary.is_special[tokens]
     budget = np.maximum(1, np.rint(policy.rate * lengths)).astype(np.int64)
     budget = np.minimum(budget, np.bincount(owner, ~special, len(lengths)).astype(np.int64))
-    if policy.unit == "span":
-        words = find_words(special, vocabulary.continues(tokens), owner)
-        spans = draw_spans(words, keys, budget, policy)
-        positions = _ranges(spans.begin, spans.end)
-        draw = np.repeat(draws.uniform(keys[spans.owner], spans.number, SPAN_REPLACEMENT), spans.end - spans.begin)
+    if policy.unit == "token":
+        positions = _choose_tokens(special, owner, places, keys, budget)
     else:
+        words = find_words(special, vocabulary.continues(tokens), owner)
         if policy.unit == "word":
-            words = find_words(special, vocabulary.continues(tokens), owner)
             positions = _choose_words(words, places, keys, budget)
         else:
-            positions = _choose_tokens(special, owner, places, keys, budget)
+            spans = draw_spans(words, keys, budget, policy)
+            positions = _ranges(spans.begin, spans.end)
+    if policy.unit == "span":
+        draw = np.repeat(draws.uniform(keys[spans.owner], spans.number, SPAN_REPLACEMENT), spans.end - spans.begin)
+    else:
         draw = draws.uniform(keys[owner[positions]], places[positions], REPLACEMENT)
     masked = tokens.copy()
     masked[positions[draw < policy.mask_share]] = vocabulary.mask_id
@@ -277,9 +281,10 @@ def _nth_bit(bits: int, n: int) -> int:
 
 
 def span_lengths(uniform: NDArray[np.float64], policy: MaskPolicy) -> Numbers:
-    """Span lengths in words from uniform numbers: a geometric distribution, truncated at `span_max`."""
+    """Lengths of spans or n-grams in words from uniform numbers: a geometric distribution or 1/n, up to `span_max`."""
     # Longer spans are left out of the distribution, not clipped to span_max: the mean is 3.8, as SpanBERT reports.
-    shares = np.cumsum((1 - policy.span_p) ** np.arange(policy.span_max))
+    shorter = np.arange(policy.span_max)
+    shares = np.cumsum(1 / (1 + shorter) if policy.unit == "n-gram" else (1 - policy.span_p) ** shorter)
     return 1 + np.searchsorted(shares[:-1] / shares[-1], uniform, "right")
 
 

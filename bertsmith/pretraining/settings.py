@@ -53,6 +53,11 @@ class PretrainConfig:
                 f"data.pairs={self.data.pairs} needs two segments, and model.num_segments is "
                 f"{self.model.num_segments}; set it to 2, or data.pairs=full with objective.next_sentence=false"
             )
+        if self.train.layer_decay != 1.0 and self.model.shared_layers != "none":
+            decay = self.train.layer_decay
+            raise UserError(
+                f"train.layer_decay is {decay}, and the layers of the model share their parameters; leave it out"
+            )
         if self.data.pairs == "full" and PAIR_LABEL in kind.counts(self.objective).values():
             raise UserError("data.pairs=full has no pairs to learn from: set objective.next_sentence=false")
 

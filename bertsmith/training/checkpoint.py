@@ -184,5 +184,6 @@ def load_optimizers(path: Path, model: nn.Module, optimizers: Sequence[torch.opt
         parameter = by_name[name]
         optimizer = owners[parameter]
         # AdamW keeps its step counter on the CPU unless it is fused, and its moments on the parameter's device.
-        counter = key == "step" and not optimizer.defaults.get("fused")
+        on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+        counter = key == "step" and not on_device
         optimizer.state[parameter][key] = value if counter else distributed.shard_like(value, parameter)

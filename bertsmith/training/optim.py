@@ -25,7 +25,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
         groups = _on_device(_by_rate(inner, config.learning_rate, factors))
         return [Muon(groups, config.learning_rate, config.weight_decay, config.momentum), rest] if groups else [rest]
     if config.optimizer == "lamb":
-        return [Lamb(_groups(parameters, config, config.learning_rate, factors), config)]
+        return [Lamb(_on_device(_groups(parameters, config, config.learning_rate, factors)), config)]
     return [_adamw(parameters, config, config.learning_rate, factors)]
 
 
@@ -98,7 +98,8 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], config: TrainConfig) -> None:
         betas, eps = (config.beta1, config.beta2), config.adam_eps
-        super().__init__(groups, {"lr": config.learning_rate, "betas": betas, "eps": eps})
+        capturable = any(isinstance(group.get("lr"), Tensor) for group in groups)
+        super().__init__(groups, {"lr": config.learning_rate, "betas": betas, "eps": eps, "capturable": capturable})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -110,14 +111,15 @@ class Lamb(torch.optim.Optimizer):
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
+        on_device = group["capturable"]  # a CUDA graph can neither read a number nor keep one on the host
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, device=parameter.device if on_device else "cpu")
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         (beta1, beta2), mean, square = group["betas"], state["exp_avg"], state["exp_avg_sq"]
         state["step"] += 1
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        count = float(state["step"])
+        count = state["step"].double() if on_device else float(state["step"])
         update = (mean / (1 - beta1**count)) / ((square / (1 - beta2**count)).sqrt() + group["eps"])
         rate: float | Tensor = group["lr"]
         if group["weight_decay"]:

@@ -41,6 +41,18 @@ def config(dropout: float = 0.0, **changes: object) -> EncoderConfig:
     return dataclasses.replace(encoder_config("base"), **values)  # type: ignore[arg-type]
 
 
+ALBERT = {"embedding_size": 128, "shared_layers": "all", "activation": "gelu_tanh"}
+FAMILIES: dict[str, dict[str, object]] = {  # what differs from BERT
+    "albert": ALBERT,
+    "albert-xlarge": {**ALBERT, "hidden_size": 2048, "num_heads": 16, "intermediate_size": 8192},
+    "albert-xxlarge": {**ALBERT, "hidden_size": 4096, "num_heads": 64, "intermediate_size": 16384},
+    "attention is shared": {**ALBERT, "shared_layers": "attention", "activation": "relu"},
+    "distilbert": {"num_segments": 0},
+    "electra-small": {"embedding_size": 128, "hidden_size": 256, "num_heads": 4, "intermediate_size": 1024},
+    "its generator": {"embedding_size": 128, "hidden_size": 64, "num_heads": 1, "intermediate_size": 256},
+}
+
+
 def masked_batch(longest: int, rows: int, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(longest // 4, longest + 1, rows)
@@ -57,18 +69,22 @@ def all_gradients(model: torch.nn.Module, batch: Batch, precision: str) -> tuple
     return means, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("longest", [60, 128, 512])
+VARIANTS: dict[str, dict[str, object]] = {
+    "bert": {},
+    "pre-norm": {"norm_first": True},
+    "left-to-right": {"direction": "left-to-right"},
+    "right-to-left": {"direction": "right-to-left"},
+    "window": {"window": 32, "global_every": 2},
+    "window-left-to-right": {"window": 100, "global_every": 2, "direction": "left-to-right"},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("longest", "changes"),
     [
-        {},
-        {"norm_first": True},
-        {"direction": "left-to-right"},
-        {"direction": "right-to-left"},
-        {"window": 32, "global_every": 2},
-        {"window": 100, "global_every": 2, "direction": "left-to-right"},
+        *(pytest.param(n, changes, id=f"{name}-{n}") for n in (60, 128, 512) for name, changes in VARIANTS.items()),
+        *(pytest.param(n, changes, id=f"{name}-{n}") for n in (128, 512) for name, changes in FAMILIES.items()),
     ],
-    ids=["bert", "pre-norm", "left-to-right", "right-to-left", "window", "window-left-to-right"],
 )
 def test_fused_kernels_are_as_close_to_float32_as_plain_code(longest: int, changes: dict[str, object]) -> None:
     torch.manual_seed(0)
@@ -97,14 +113,22 @@ def weights_after(
     return losses, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_captured_steps_equal_eager_steps(optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        pytest.param("adamw", {}, id="adamw"),
+        pytest.param("muon", {}, id="muon"),
+        pytest.param("lamb", {}, id="lamb"),
+        *(pytest.param(name, ALBERT, id=f"albert-{name}") for name in ("adamw", "muon", "lamb")),
+    ],
+)
+def test_captured_steps_equal_eager_steps(optimizer: str, changes: dict[str, object]) -> None:
     train = TrainConfig(steps=1, optimizer=optimizer, learning_rate=1e-3)  # type: ignore[arg-type]
     batches = [bucketed(masked_batch(128, 8, seed)) for seed in range(8)]
     runs = []
     for captured in (False, True):
         torch.manual_seed(0)
-        runs.append(weights_after(MaskedLM(Encoder(config(0.1))).to(CUDA), batches, train, captured))
+        runs.append(weights_after(MaskedLM(Encoder(config(0.1, **changes))).to(CUDA), batches, train, captured))
     (plain, first), (fast, second) = runs
     assert np.allclose(plain, fast, atol=0.02)
     assert (first - second).norm() < 0.02 * first.norm()
@@ -182,8 +206,9 @@ def test_every_head_can_be_captured(kind: str) -> None:
     assert np.allclose(*runs, atol=0.03)
 
 
-def test_kernels_are_compiled_once() -> None:
-    model = MaskedLM(Encoder(config(0.1))).to(CUDA)
+@pytest.mark.parametrize("changes", [{}, ALBERT], ids=["bert", "albert"])
+def test_kernels_are_compiled_once(changes: dict[str, object]) -> None:
+    model = MaskedLM(Encoder(config(0.1, **changes))).to(CUDA)
     train = TrainConfig(steps=1)
     weights_after(model, [masked_batch(128, 9, 0)], train, captured=False)
     before = compiled_kernels()
@@ -191,11 +216,11 @@ def test_kernels_are_compiled_once() -> None:
     assert compiled_kernels() == before
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_dropout_keeps_the_mean(dropout: float) -> None:
+@pytest.mark.parametrize(("dropout", "changes"), [(0.0, {}), (0.1, {}), (0.1, ALBERT)], ids=["none", "bert", "albert"])
+def test_dropout_keeps_the_mean(dropout: float, changes: dict[str, object]) -> None:
     """The mean of outputs with dropout over many draws is close to the output without."""
     torch.manual_seed(0)
-    model = Encoder(config(dropout, num_layers=1)).to(CUDA)
+    model = Encoder(config(dropout, **{**changes, "num_layers": 1})).to(CUDA)
     batch = masked_batch(128, 8).to(CUDA)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         model.train()
@@ -205,9 +230,10 @@ def test_dropout_keeps_the_mean(dropout: float) -> None:
     assert (mean - plain).norm() < 0.15 * plain.norm()
 
 
-def test_evaluation_is_equal_with_plain_and_fused_kernels() -> None:
+@pytest.mark.parametrize("changes", [{}, ALBERT, {"num_segments": 0}], ids=["bert", "albert", "distilbert"])
+def test_evaluation_is_equal_with_plain_and_fused_kernels(changes: dict[str, object]) -> None:
     torch.manual_seed(0)
-    model = MaskedLM(Encoder(config())).to(CUDA).eval()
+    model = MaskedLM(Encoder(config(**changes))).to(CUDA).eval()  # type: ignore[arg-type]
     batch = masked_batch(128, 8).to(CUDA)
     found = []
     for context in (plain_kernels(), nullcontext()):

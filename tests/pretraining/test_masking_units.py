@@ -1,4 +1,4 @@
-"""Whole words and spans are masked as in their papers; the masks of single tokens have not changed."""
+"""Whole words, spans and n-grams are masked as in their papers; the masks of single tokens have not changed."""
 
 import hashlib
 
@@ -22,7 +22,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 SIZE, INNER = 100, 60  # ids from INNER on are continuations
 VOCABULARY = Vocabulary(4, np.arange(SIZE) < 5, np.arange(SIZE) >= INNER)
-UNITS = ["token", "word", "span"]
+UNITS = ["token", "word", "span", "n-gram"]
 
 
 def sequences(count: int, inner: float = 0.3, low: int = 5, high: int = 65, seed: int = 0):
@@ -332,6 +332,22 @@ def test_span_lengths_follow_span_p_and_span_max(span_p, span_max, mean):
     assert abs(lengths.mean() - mean) < 0.05
 
 
+def test_n_grams_of_albert():
+    """Section 4.1: up to three whole words, with p(n) = (1/n) / (1/1 + 1/2 + 1/3); each token has its own draw."""
+    data, policy = sequences(400, 0.3, 200, 201), MaskPolicy(unit="n-gram", span_max=3)
+    words = words_of(data)
+    spans = draw_spans(words, data[2], np.array(budgets(data)), policy)
+    early = spans.number < 4  # the last one may be cut
+    first, last = (np.searchsorted(words.begin, x[early], "right") - 1 for x in (spans.begin, spans.end - 1))
+    shares = np.bincount(last - first + 1, minlength=4)[1:] / early.sum()
+    assert (np.abs(shares - np.array([6, 3, 2]) / 11) < 4 * 0.5 / np.sqrt(early.sum())).all()
+    found = mask_tokens(*data, policy, VOCABULARY)
+    assert len(found.positions) == sum(budgets(data))
+    pairs = spans.begin[spans.end - spans.begin > 1]
+    alike = [(found.tokens[i] == 4) == (found.tokens[i + 1] == 4) for i in pairs]
+    assert abs(np.mean(alike) - (0.8**2 + 0.2**2)) < 4 * 0.47 / np.sqrt(len(alike))
+
+
 def test_spans_start_at_every_word_with_equal_probability():
     """The first span of each sequence may start wherever its length fits."""
     tokens, keys = np.array([2, *range(10, 40), 3, *range(10, 26), 3]), draws.key(5, np.arange(15_000))
@@ -370,7 +386,7 @@ def test_masked_spans_form_longer_runs_than_masked_words(data):
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"unit": "sentence"}, r"data\.masking\.unit must be one of token, word, span, not 'sentence'"),
+        ({"unit": "sentence"}, r"data\.masking\.unit must be one of token, word, span, n-gram, not 'sentence'"),
         ({"span_p": 0.0}, r"data\.masking\.span_p must be above 0 and at most 1, not 0\.0"),
         ({"span_p": 1.1}, r"data\.masking\.span_p must be"),
         ({"span_max": 0}, r"data\.masking\.span_max must be at least 1, not 0"),

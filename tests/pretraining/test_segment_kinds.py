@@ -360,7 +360,7 @@ def test_batches_of_ordered_pairs(corpus, tokenizer):
     assert batch.segments.max() == 1
 
 
-@pytest.mark.parametrize(("pairs", "unit"), [("order", "word"), ("full", "span")])
+@pytest.mark.parametrize(("pairs", "unit"), [("order", "n-gram"), ("full", "span")])
 def test_a_run_trains_with_another_kind_of_segments(world, tmp_path, pairs, unit):
     from bertsmith.config import override
     from bertsmith.pretraining.run import pretrain

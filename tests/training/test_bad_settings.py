@@ -43,6 +43,10 @@ REFUSED = [
     (["train.decay=-0.1"], "train.decay must be at least 0 and at most 1"),
     (["train.schedule=stable", "train.warmup=0.5", "train.decay=0.6"], "are together longer than the run"),
     (["train.schedule=linar"], "train.schedule: 'linar' is not one of"),
+    (
+        ["train.layer_decay=0.9", "model.shared_layers=all", "model.family=albert", "model.embedding_size=16"],
+        "train.layer_decay is 0.9, and the layers of the model share",
+    ),
     (["train.optimizer=adam"], "train.optimizer: 'adam' is not one of 'adamw', 'lamb', 'muon'"),
     (["train.beta2=1"], "train.beta2 must be at least 0 and under 1"),
     (["train.seed=-1"], "train.seed must be at least 0"),

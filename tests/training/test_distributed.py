@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY
-from runs import command, finish, on_ranks, torchrun
+from runs import command, cut, finish, on_ranks, torchrun
 from safetensors.torch import load_file
 
 from bertsmith.config import override
@@ -27,12 +27,21 @@ SETTINGS = [
     "data.long_length=64",
 ]
 SAVED = [*SETTINGS, "train.save_every=4", "train.keep=9"]
+# ALBERT: narrow embeddings, shared layers, LAMB.
+SHARED = [
+    *(change for change in SAVED if not change.startswith(("train.steps", "train.save_every", "data.long_length"))),
+    "model.embedding_size=16",
+    "model.hidden_dropout=0.1",
+    "model.attention_dropout=0.1",
+    "train.steps=6",
+    "train.save_every=3",
+]
 
 
-def both(data: Path, folder: Path, settings: list[str]) -> None:
+def both(data: Path, folder: Path, settings: list[str], name: str = "bert-tiny") -> None:
     """The run with `ddp` and with `fsdp`, on one of the ranks."""
     for parallel in ("ddp", "fsdp"):
-        config = override(recipe("bert-tiny"), [*settings, f"train.parallel={parallel}"])
+        config = override(recipe(name), [*settings, f"train.parallel={parallel}"])
         pretrain(config, data, folder / parallel, device="cpu")
 
 
@@ -44,8 +53,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
-def close(first: Path, second: Path, tolerance: float) -> None:
-    assert len(losses(first)) == len(losses(second)) == 12
+def close(first: Path, second: Path, tolerance: float, steps: int = 12) -> None:
+    assert len(losses(first)) == len(losses(second)) == steps
     assert torch.allclose(torch.tensor(losses(first)), torch.tensor(losses(second)), atol=tolerance, rtol=0)
 
 
@@ -73,6 +82,21 @@ def test_ddp_on_two_ranks_equals_one_rank(alone: Path, together: Path) -> None:
 
 def test_fsdp_on_two_ranks_equals_one_rank(alone: Path, together: Path) -> None:
     close(alone, together / "fsdp", 1e-6)
+
+
+def test_shared_layers_on_two_ranks_equal_one_rank_and_resume_to_the_bit(world: Path, tmp_path: Path) -> None:
+    config, whole = override(recipe("albert-tiny"), SHARED), tmp_path / "whole"
+    pretrain(config, world / "shards", whole, device="cpu")
+    on_ranks(both, world / "shards", tmp_path, SHARED, "albert-tiny")
+    for parallel in ("ddp", "fsdp"):
+        close(whole, tmp_path / parallel, 2e-6, steps=6)
+        found = weights(tmp_path / parallel)
+        assert weights(whole).keys() == found.keys()
+        for name, tensor in weights(whole).items():
+            assert torch.allclose(tensor, found[name], atol=1e-5), name
+    pretrain(config, world / "shards", cut(whole, tmp_path / "cut", 3), device="cpu", resume=True)
+    resumed = weights(tmp_path / "cut")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights(whole).items())
 
 
 @pytest.mark.slow

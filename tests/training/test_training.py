@@ -25,7 +25,7 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.pretraining.run import pretrain
 from bertsmith.tasks.examples import Examples
-from bertsmith.training import checkpoint, fit, runlog
+from bertsmith.training import checkpoint, fit, optim, runlog
 from bertsmith.training.optim import make_optimizers
 from bertsmith.training.prefetch import prefetch
 from bertsmith.training.run import read_checked, write_checked
@@ -242,8 +242,12 @@ def test_every_optimizer_learns_and_resumes_with_identical_bytes(optimizer: str,
     assert weights(tmp_path / "whole") == weights(resumed)
 
 
-def test_lamb_follows_its_paper() -> None:
+@pytest.mark.parametrize("capturable", [False, True], ids=["", "for CUDA graphs"])
+def test_lamb_follows_its_paper(capturable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Algorithm 2 of You et al. 2020 with φ(z) = z, against plain arithmetic; the learning rate varies."""
+    if capturable:  # the learning rate and the number of the step are tensors
+        rates = lambda groups: [{**group, "lr": torch.tensor(group["rate"]).double()} for group in groups]  # noqa: E731
+        monkeypatch.setattr(optim, "_on_device", rates)
     draw = np.random.default_rng(0)
     matrix, bias = draw.normal(size=(3, 4)), draw.normal(size=4)
     config = TrainConfig(
@@ -253,6 +257,7 @@ def test_lamb_follows_its_paper() -> None:
     model.weight.data, model.bias.data = torch.tensor(matrix), torch.tensor(draw.normal(size=3))
     bias = model.bias.data.numpy().copy()
     (optimizer,) = make_optimizers(model, config)
+    assert optimizer.defaults["capturable"] == capturable
     moments = {name: [np.zeros_like(value), np.zeros_like(value)] for name, value in (("w", matrix), ("b", bias))}
     for step in range(1, 6):
         gradients_of = {"w": draw.normal(size=(3, 4)), "b": draw.normal(size=3)}

@@ -1,6 +1,6 @@
 """The input layer, a layer and the masked-word head in fused operations, equal to those of encoder.py and heads.py.
 
-T tokens, H hidden size, M masked positions, V vocabulary.
+T tokens, E embedding size, H hidden size, M masked positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.batch import Packed
-from bertsmith.model.activation import activate
 from bertsmith.model.config import Activation
 from bertsmith.model.fused.operations import (
+    activated,
     add_norm,
     attend,
     embed,
-    gelu,
     linear,
     linear_and_residual,
     masked_words,
     norm_and_residual,
 )
-from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
+from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights, Tables
 
 DTYPE = torch.bfloat16  # of the states between two operations
 
 
 def embeddings_forward(
-    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], norm: NormWeights,
-    dropout: float,
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables, norm: NormWeights, dropout: float,
+    projection: LinearWeights | None,
 ) -> Tensor:  # fmt: skip
     """The input layer on packed tokens; the tables are those of tokens, segments and positions."""
-    return embed(tokens, segments, positions, tables, norm, dropout, DTYPE)
+    x = embed(tokens, segments, positions, tables, norm, dropout, DTYPE)  # (T, E)
+    return x if projection is None else linear(x, *projection)  # (T, H)
 
 
 def layer_forward(layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None) -> Tensor:
@@ -43,13 +43,13 @@ def layer_forward(layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor |
         mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
         x = _add(x, mixed, layer.output, layer.dropout)
         y, x = norm_and_residual(x, layer.feed_forward_norm)
-        inner = _activate(linear(y, layer.inner.weight), layer.inner.bias, layer.activation)
+        inner = activated(linear(y, layer.inner.weight), layer.inner.bias, layer.activation)
         return _add(x, inner, layer.outer, layer.dropout)
     qkv, x = linear_and_residual(x, *layer.qkv)
     mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
     x = add_norm(x, linear(mixed, layer.output.weight), layer.output.bias, layer.attention_norm, layer.dropout)
     y, x = linear_and_residual(x, layer.inner.weight)
-    outer = linear(_activate(y, layer.inner.bias, layer.activation), layer.outer.weight)
+    outer = linear(activated(y, layer.inner.bias, layer.activation), layer.outer.weight)
     return add_norm(x, outer, layer.outer.bias, layer.feed_forward_norm, layer.dropout)
 
 
@@ -59,13 +59,6 @@ def _mixed(layer: LayerWeights, qkv: Tensor, layout: Packed) -> Tensor:
 
 def _select(mixed: Tensor, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
     return (mixed, x) if rows is None else (mixed.index_select(0, rows), x.index_select(0, rows))
-
-
-def _activate(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
-    """The activation of x + bias."""
-    if activation == "gelu":
-        return gelu(x, bias)
-    return activate(x if bias is None else x + bias.to(x.dtype), activation)
 
 
 def _add(x: Tensor, inner: Tensor, output: LinearWeights, dropout: float) -> Tensor:
@@ -86,6 +79,6 @@ def masked_word_losses(
     hidden: Tensor, targets: Tensor, transform: LinearWeights, activation: Activation, norm: NormWeights,
     words: Tensor, bias: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The summed loss of the masked words' states (M, H) against all words (V, H), and how many were right."""
-    x = _activate(linear(hidden.to(DTYPE), transform.weight), transform.bias, activation)
+    """The summed loss of the masked words' states (M, H) against all words (V, E), and how many were right."""
+    x = activated(linear(hidden.to(DTYPE), transform.weight), transform.bias, activation)
     return masked_words(norm_and_residual(x, norm)[0], words, bias, targets)

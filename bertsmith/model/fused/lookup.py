@@ -1,4 +1,4 @@
-"""Triton kernels of the input layer: rows of three tables are added and normalised, with dropout, in one kernel."""
+"""Triton kernels of the input layer: rows of the tables are added and normalised, with dropout, in one kernel."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from torch import Tensor
 
 from bertsmith.model.fused.rows import (
     NORM_PROGRAMS,
-    NORM_WARPS,
     column_numbers,
     dropout_factor,
     dropout_line,
     norm_gradient,
+    norm_warps,
     normalised,
     threshold_of,
 )
+from bertsmith.model.fused.weights import Tables
 
 
 @triton.jit
 def _lookup_forward(
     tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, shift_ptr, seed_ptr,
     numbers_ptr, out_ptr, mean_ptr, rstd_ptr, eps, threshold, factor, columns,
-    BLOCK: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     valid = column < columns
     z = tl.load(words_ptr + tl.load(tokens_ptr + row) * columns + column, valid, 0.0)
-    z += tl.load(parts_ptr + tl.load(segments_ptr + row) * columns + column, valid, 0.0)
+    if PARTS:
+        z += tl.load(parts_ptr + tl.load(segments_ptr + row) * columns + column, valid, 0.0)
     z += tl.load(places_ptr + tl.load(positions_ptr + row) * columns + column, valid, 0.0)
     normal, mean, rstd = normalised(z, valid, eps, columns)
     out = normal * tl.load(scale_ptr + column, valid, 0.0)
@@ -50,7 +52,7 @@ def _lookup_backward(
     grad_ptr, tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, seed_ptr,
     numbers_ptr, mean_ptr, rstd_ptr, dwords_ptr, dparts_ptr, dplaces_ptr, dscale_ptr, dshift_ptr,
     threshold, factor, rows, columns,
-    BLOCK: tl.constexpr, DROP: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     wide = tl.cast(columns, tl.int64)
@@ -72,57 +74,62 @@ def _lookup_backward(
             slope, start = dropout_line(tl.cast(row, tl.int32), seed)
             grad *= dropout_factor(slope, start, number, threshold, factor)
         token = tl.load(tokens_ptr + row) * columns
-        segment = tl.load(segments_ptr + row)
+        if PARTS:
+            segment = tl.load(segments_ptr + row)
         position = tl.load(positions_ptr + row) * columns
         z = tl.load(words_ptr + token + column, valid, 0.0)
-        z += tl.load(parts_ptr + segment * columns + column, valid, 0.0)
+        if PARTS:
+            z += tl.load(parts_ptr + segment * columns + column, valid, 0.0)
         z += tl.load(places_ptr + position + column, valid, 0.0)
         dz, normal = norm_gradient(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
         dscale += grad * normal
         dshift += grad
         tl.atomic_add(dwords_ptr + token + column, dz, valid, sem="relaxed")
         tl.atomic_add(dplaces_ptr + position + column, dz, valid, sem="relaxed")
-        if segment == 0:
-            first += dz
-        else:
-            tl.atomic_add(dparts_ptr + segment * columns + column, dz, valid, sem="relaxed")
+        if PARTS:
+            if segment == 0:
+                first += dz
+            else:
+                tl.atomic_add(dparts_ptr + segment * columns + column, dz, valid, sem="relaxed")
     part = program.to(tl.int64) * columns + column
     tl.store(dscale_ptr + part, dscale, valid)
     tl.store(dshift_ptr + part, dshift, valid)
-    tl.atomic_add(dparts_ptr + column, first, valid, sem="relaxed")
+    if PARTS:
+        tl.atomic_add(dparts_ptr + column, first, valid, sem="relaxed")
 
 
 def lookup_forward(
-    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], scale: Tensor,
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables, scale: Tensor,
     shift: Tensor | None, seed: Tensor | None, dropout: float, eps: float, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Dropout of the norm of the three tables' rows, with each row's mean and inverse deviation."""
+    """Dropout of the norm of the tables' rows, with each row's mean and inverse deviation."""
     rows, columns = len(tokens), tables[0].shape[1]
     out = torch.empty(rows, columns, dtype=dtype, device=tokens.device)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=tokens.device) for _ in range(2))
+    block = triton.next_power_of_2(columns)
     _lookup_forward[(rows,)](
         tokens, segments, positions, *tables, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
         eps, threshold_of(dropout), 1 / (1 - dropout), columns,
-        BLOCK=triton.next_power_of_2(columns), SHIFT=shift is not None, DROP=seed is not None,
-        num_warps=NORM_WARPS[seed is not None],
+        BLOCK=block, PARTS=tables[1] is not None, SHIFT=shift is not None, DROP=seed is not None,
+        num_warps=norm_warps(block, seed),
     )  # fmt: skip
     return out, mean, rstd
 
 
 def lookup_backward(
-    grad: Tensor, tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor, tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables,
     scale: Tensor, seed: Tensor | None, mean: Tensor, rstd: Tensor, dropout: float,
-) -> tuple[list[Tensor], Tensor, Tensor]:  # fmt: skip
+) -> tuple[list[Tensor | None], Tensor, Tensor]:  # fmt: skip
     """Gradients of the tables, and of the norm's scale and shift."""
     rows, columns = grad.shape
-    found = [torch.zeros_like(table) for table in tables]
+    found = [None if table is None else torch.zeros_like(table) for table in tables]
     programs = min(NORM_PROGRAMS[seed is not None], rows)
     sums = torch.empty(2, programs, columns, dtype=torch.float32, device=grad.device)
+    block = triton.next_power_of_2(columns)
     _lookup_backward[(programs,)](
         grad, tokens, segments, positions, *tables, scale, seed, column_numbers(columns, seed), mean, rstd,
         *found, sums[0], sums[1], threshold_of(dropout), 1 / (1 - dropout), rows, columns,
-        BLOCK=triton.next_power_of_2(columns), DROP=seed is not None,
-        num_warps=NORM_WARPS[seed is not None],
+        BLOCK=block, PARTS=tables[1] is not None, DROP=seed is not None, num_warps=norm_warps(block, seed),
     )  # fmt: skip
     totals = sums.sum(1)
     return found, totals[0], totals[1]

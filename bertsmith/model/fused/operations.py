@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
-from bertsmith.model.config import Reach
+from bertsmith.model.config import Activation, Reach
 from bertsmith.model.fused import attention, long_attention, lookup, rows
-from bertsmith.model.fused.weights import NormWeights
+from bertsmith.model.fused.weights import NormWeights, Tables
 
 
 def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
@@ -26,10 +26,10 @@ def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
 
 
 def embed(
-    tokens: Tensor, segments: Tensor, positions: Tensor, tables: tuple[Tensor, Tensor, Tensor], norm: NormWeights,
-    dropout: float, dtype: torch.dtype,
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables, norm: NormWeights, dropout: float,
+    dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Dropout of the norm of three tables' rows: tokens, segments, positions."""
+    """Dropout of the norm of the tables' rows: tokens, segments where there is a table of them, positions."""
     seed = draw_seed(tokens.device, dropout)
     indices = tokens, segments, positions
     return _Embed.apply(*indices, *tables, norm.weight, norm.bias, seed, dropout, norm.eps, dtype)  # type: ignore[no-any-return, no-untyped-call]
@@ -86,22 +86,23 @@ class _AddNorm(torch.autograd.Function):
         return dx, None if y is None else dy, dbias, dscale, None if shift is None else dshift, None, None, None
 
 
-def gelu(x: Tensor, bias: Tensor | None) -> Tensor:
-    """GELU of x + bias."""
-    return _Gelu.apply(x, bias)  # type: ignore[no-any-return, no-untyped-call]
+def activated(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """The activation of x + bias."""
+    return _Activated.apply(x, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Gelu(torch.autograd.Function):
+class _Activated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, bias):  # type: ignore[override]
+    def forward(ctx: Any, x, bias, activation):  # type: ignore[override]
         ctx.save_for_backward(x, bias)
-        return rows.gelu_forward(x, bias)
+        ctx.activation = activation
+        return rows.activation_forward(x, bias, activation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         x, bias = ctx.saved_tensors
-        return rows.gelu_backward(grad.contiguous(), x, bias)
+        return *rows.activation_backward(grad.contiguous(), x, bias, ctx.activation), None
 
 
 def linear_and_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -112,14 +113,14 @@ def linear_and_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return _Product.apply(x, weight, None if bias is None else bias.detach(), True)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """A matrix product of x."""
-    product, _ = _Product.apply(x, weight, None, False)  # type: ignore[no-untyped-call]
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A matrix product of x, plus the bias."""
+    product, _ = _Product.apply(x, weight, bias, False)  # type: ignore[no-untyped-call]
     return product  # type: ignore[no-any-return]
 
 
 class _Product(torch.autograd.Function):
-    """A matrix product in the precision of x; the gradient of the weights is float32."""
+    """A matrix product in the precision of x; the gradients of the weights and of the bias are float32."""
 
     @staticmethod
     def forward(ctx: Any, x, weight, bias, residual):  # type: ignore[override]
@@ -135,7 +136,8 @@ class _Product(torch.autograd.Function):
         grad = grad.contiguous()
         # In place: `residual` was read by the kernels that led to `grad`, and by nothing after them.
         dx = grad @ weight if residual is None else residual.addmm_(grad, weight)
-        return dx, matmul_float32(grad.t(), x), None, None
+        dbias = grad.sum(0, dtype=torch.float32) if ctx.needs_input_grad[2] else None
+        return dx, matmul_float32(grad.t(), x), dbias, None
 
 
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:

@@ -15,9 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bertsmith.model.config import Activation
+
 # As measured on an H200: programs that share the rows of a backward pass, warps of a program, blocks.
 NORM_PROGRAMS, NORM_WARPS = (1056, 1584), (1, 2)  # without dropout, with it
-GELU_PROGRAMS, GELU_WARPS, GELU_TILE = 4224, 4, (2, 1024)
+ACTIVATION_PROGRAMS, ACTIVATION_WARPS, ACTIVATION_TILE = 4224, 4, (2, 1024)
 LOSS_BLOCK, LOSS_WARPS = 2048, 4
 
 
@@ -79,6 +81,30 @@ def gelu_parts(x):
     tail = t * (0.3193815306 + t * (-0.3565637813 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     tail *= density
     return tl.where(x >= 0, 1.0 - tail, tail), density
+
+
+@triton.jit
+def logistic(x):
+    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
+def value_and_slope(x, ACTIVATION: tl.constexpr):
+    """The activation at x and its derivative; the compiler drops what a kernel does not use."""
+    if ACTIVATION == "gelu":
+        cdf, density = gelu_parts(x)
+        value, slope = x * cdf, cdf + x * density
+    elif ACTIVATION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the logistic function of 2 u
+        share = logistic(1.5957691216057308 * (x + 0.044715 * x * x * x))
+        value = x * share
+        slope = share + value * (1.0 - share) * (1.5957691216057308 + 0.2140644488177907 * x * x)
+    elif ACTIVATION == "silu":
+        share = logistic(x)
+        value, slope = x * share, share * (1.0 + x * (1.0 - share))
+    else:
+        tl.static_assert(ACTIVATION == "relu")
+        value, slope = tl.where(x < 0, 0.0, x), tl.where(x > 0, 1.0, 0.0)  # this order keeps NaN
+    return value, slope
 
 
 @triton.jit
@@ -183,6 +209,11 @@ def _add_norm_backward(
         tl.store(dbias_ptr + part, dbias, valid)
 
 
+def norm_warps(block: int, seed: Tensor | None) -> int:
+    """The warps of a program that normalises a row in a block of this size: rows wider than 1,024 take more."""
+    return NORM_WARPS[seed is not None] * max(1, block // 1024)
+
+
 def add_norm_forward(
     x: Tensor, y: Tensor | None, bias: Tensor | None, scale: Tensor, shift: Tensor | None, seed: Tensor | None,
     dropout: float, eps: float,
@@ -196,7 +227,7 @@ def add_norm_forward(
         x, y, bias, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
         eps, threshold_of(dropout), 1 / (1 - dropout), columns,
         BLOCK=block, ADD=y is not None, BIAS=bias is not None, SHIFT=shift is not None, DROP=seed is not None,
-        num_warps=NORM_WARPS[seed is not None],
+        num_warps=norm_warps(block, seed),
     )  # fmt: skip
     return out, mean, rstd
 
@@ -217,14 +248,17 @@ def add_norm_backward(
         dx, dy, sums[0], sums[1], sums[-1],
         threshold_of(dropout), 1 / (1 - dropout), rows, columns,
         BLOCK=block, ADD=y is not None, BIAS=bias is not None, DROP=seed is not None, RESIDUAL=residual is not None,
-        num_warps=NORM_WARPS[seed is not None],
+        num_warps=norm_warps(block, seed),
     )  # fmt: skip
     totals = sums.sum(1)
     return dx, dy, totals[0], totals[1], totals[2] if bias is not None else None
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gelu_forward(x_ptr, bias_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip  # noqa: E501
+def _activation_forward(
+    x_ptr, bias_ptr, out_ptr, rows, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = (row[:, None] < rows) & (column[None, :] < columns)
@@ -232,14 +266,14 @@ def _gelu_forward(x_ptr, bias_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, C
     x = tl.load(x_ptr + place, valid, 0.0).to(tl.float32)
     if BIAS:
         x += tl.load(bias_ptr + column, column < columns, 0.0).to(tl.float32)[None, :]
-    cdf, _ = gelu_parts(x)
-    tl.store(out_ptr + place, (x * cdf).to(out_ptr.dtype.element_ty), valid)
+    value, _ = value_and_slope(x, ACTIVATION)
+    tl.store(out_ptr + place, value.to(out_ptr.dtype.element_ty), valid)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gelu_backward(
+def _activation_backward(
     grad_ptr, x_ptr, bias_ptr, dx_ptr, dbias_ptr, rows, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -254,8 +288,8 @@ def _gelu_backward(
         grad = tl.load(grad_ptr + place, valid, 0.0).to(tl.float32)
         if BIAS:
             x += bias
-        cdf, density = gelu_parts(x)
-        dx = grad * (cdf + x * density)
+        _, slope = value_and_slope(x, ACTIVATION)
+        dx = grad * slope
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), valid)
         if BIAS:
             total += tl.sum(dx, 0)
@@ -263,35 +297,31 @@ def _gelu_backward(
         tl.store(dbias_ptr + program.to(tl.int64) * columns + column, total, column < columns)
 
 
-def gelu_forward(x: Tensor, bias: Tensor | None) -> Tensor:
-    """GELU of x + bias."""
+def activation_forward(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """The activation of x + bias."""
     rows, columns = x.shape
     out = torch.empty_like(x)
     grid = (triton.cdiv(rows, 4), triton.cdiv(columns, 1024))
-    _gelu_forward[grid](x, bias, out, rows, columns, ROWS=4, COLUMNS=1024, BIAS=bias is not None)
+    _activation_forward[grid](
+        x, bias, out, rows, columns, ROWS=4, COLUMNS=1024, BIAS=bias is not None, ACTIVATION=activation
+    )
     return out
 
 
-def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def activation_backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, activation: Activation
+) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and of the bias."""
     rows, columns = x.shape
     dx = torch.empty_like(x)
-    across = triton.cdiv(columns, GELU_TILE[1])
-    programs = min(triton.cdiv(GELU_PROGRAMS, across), triton.cdiv(rows, GELU_TILE[0]))
+    across = triton.cdiv(columns, ACTIVATION_TILE[1])
+    programs = min(triton.cdiv(ACTIVATION_PROGRAMS, across), triton.cdiv(rows, ACTIVATION_TILE[0]))
     sums = torch.empty(programs if bias is not None else 0, columns, dtype=torch.float32, device=x.device)
-    _gelu_backward[(programs, across)](
-        grad,
-        x,
-        bias,
-        dx,
-        sums,
-        rows,
-        columns,
-        ROWS=GELU_TILE[0],
-        COLUMNS=GELU_TILE[1],
-        BIAS=bias is not None,
-        num_warps=GELU_WARPS,
-    )
+    _activation_backward[(programs, across)](
+        grad, x, bias, dx, sums, rows, columns,
+        ROWS=ACTIVATION_TILE[0], COLUMNS=ACTIVATION_TILE[1], BIAS=bias is not None, ACTIVATION=activation,
+        num_warps=ACTIVATION_WARPS,
+    )  # fmt: skip
     return dx, sums.sum(0) if bias is not None else None
 
 

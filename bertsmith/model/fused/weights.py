@@ -8,6 +8,8 @@ from torch import Tensor
 
 from bertsmith.model.config import Activation, Reach
 
+Tables = tuple[Tensor, Tensor | None, Tensor]  # of tokens, of segments (None: there is none), of positions
+
 
 class LinearWeights(NamedTuple):
     """The matrix (out, in) and the bias of a linear layer."""
