@@ -45,6 +45,10 @@ class Padded:
         """One row per token, padding included: what labels with `index` refer to."""
         return hidden.flatten(0, 1)
 
+    def is_token(self, flat: Tensor) -> Tensor:
+        """Whether each row of the flat form belongs to a token (N,), not to padding."""
+        return self.mask.flatten()
+
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """Values as (B, L, …), with `fill` where there is no token."""
         mask = self.mask.reshape(self.mask.shape + (1,) * (values.dim() - 2))
@@ -106,6 +110,11 @@ class Packed:
     def flat(self, hidden: Tensor) -> Tensor:
         """One row per token."""
         return hidden
+
+    def is_token(self, flat: Tensor) -> Tensor:
+        """Whether each row of the flat form belongs to a token (N,), not to padding."""
+        end = self.starts[len(self.starts) - 1 - self.num_padding]
+        return torch.arange(len(flat), device=flat.device) < end
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """Values as (B + num_padding, max_length, …), with `fill` where there is no token."""

@@ -64,6 +64,10 @@ def pretrain(
     model: Annotated[
         str | None, typer.Option("--model", help="Start from this model instead of random weights")
     ] = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option("--teacher", help="Distil this model of the same vocabulary into the new one (objective.teacher)"),
+    ] = None,
     learning_rate: LearningRate = None,
     steps: Steps = None,
     epochs: Epochs = None,
@@ -84,16 +88,20 @@ def pretrain(
     \b
     Example: bertsmith pretrain bert-tiny --data shards --out run --steps 200
     By the clock: bertsmith pretrain speedrun --data shards --out run --hours 2
+    Half of a BERT: bertsmith pretrain distilbert --teacher run --data shards --out half
     Several GPUs: torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --data shards --out run
     """
     from bertsmith.pretraining.run import pretrain as function
+    from bertsmith.pretraining.teacher import refuse_sizes, with_teacher
     from bertsmith.recipes import recipe as find
 
     if model is not None and (changed := [s for s in settings or [] if s.startswith("model.")]):
         raise UserError(f"--set {changed[0]}: with --model the encoder is the one of {model}; leave it out")
     short = {"learning_rate": learning_rate, "steps": steps, "epochs": epochs, "hours": hours}
     short |= {"batch_size": batch_size, "max_length": max_length, "seed": seed}
-    config = override(find(recipe), with_short(settings or [], **short))
+    start = find(recipe) if teacher is None else with_teacher(find(recipe), teacher)
+    config = override(start, with_short(settings or [], **short))
+    refuse_sizes(config, settings or [])
     scores = function(config, data, out, model=model, device=device, resume=resume)
     show({"model": str(out / "model"), **scores}, as_json)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
-from bertsmith.folders import regular_file
+from bertsmith.folders import file_hash, regular_file
 
 WEIGHTS, OLD_WEIGHTS, INDEX = "model.safetensors", "pytorch_model.bin", ".index.json"
 CHECKSUM, BLANK = "bertsmith_checksum", "0" * 64  # filled in after all tensors are written
@@ -44,17 +44,26 @@ CODES = {  # the name of a type in safetensors, and its bytes
 Buffer = memoryview
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of a model folder."""
+    for name in (WEIGHTS, OLD_WEIGHTS):
+        if (folder / name).exists():
+            return [folder / name]
+        if (folder / f"{name}{INDEX}").exists():
+            return _parts(folder / f"{name}{INDEX}", Path(name).suffix)
+    raise UserError(f"{folder} holds no model: {WEIGHTS} is missing")
+
+
+def weights_hash(folder: Path) -> str:
+    """A hash of the files that hold the weights of a model folder."""
+    return hashlib.sha256("".join(map(file_hash, weight_files(folder))).encode()).hexdigest()
+
+
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return every tensor of a model folder under its saved name, in the precision of the file."""
-    for name, read in ((WEIGHTS, _read_safetensors), (OLD_WEIGHTS, _read_old)):
-        if (folder / name).exists():
-            parts = [folder / name]
-        elif (folder / f"{name}{INDEX}").exists():
-            parts = _parts(folder / f"{name}{INDEX}", Path(name).suffix)
-        else:
-            continue
-        return {current_name(tensor): value for part in parts for tensor, value in read(regular_file(part)).items()}
-    raise UserError(f"{folder} holds no model: {WEIGHTS} is missing")
+    parts = weight_files(folder)
+    read = _read_safetensors if parts[0].suffix == Path(WEIGHTS).suffix else _read_old
+    return {current_name(tensor): value for part in parts for tensor, value in read(regular_file(part)).items()}
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,12 @@ from bertsmith.model.config import EncoderConfig, Reach
 
 
 def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int, *, every_state: bool = False) -> float:
-    """Model operations of a training step on sequences of these lengths: three times the forward pass's products.
+    """Model operations of a training step on sequences of these lengths: three times the forward pass's products."""
+    return 3.0 * forward_flops(config, lengths, masked, every_state=every_state)
+
+
+def forward_flops(config: EncoderConfig, lengths: Sequence[int], masked: int, *, every_state: bool = False) -> int:
+    """The operations of a forward pass's products.
 
     The cost of attention grows with the square of a length, or with the length where a layer has a window. The
     vocabulary head is applied only to the masked positions; in the last layer, the products after the attention are
@@ -24,7 +29,7 @@ def training_flops(config: EncoderConfig, lengths: Sequence[int], masked: int, *
     unneeded = 0 if every_state else (tokens - masked - len(lengths)) * 2 * after_attention
     head = masked * 2 * table * (hidden * config.head_transform + config.vocab_size)
     projection = 0 if config.embedding_size is None else tokens * 2 * table * hidden
-    return 3.0 * (projection + layers - max(0, unneeded) + head)
+    return projection + layers - max(0, unneeded) + head
 
 
 def _token_pairs(length: int, reach: Reach) -> int:
@@ -73,6 +78,12 @@ def training_memory(
         layers = config.num_layers * tokens * hidden * size + tokens * kept
     head = masked * config.vocab_size * (size + 8)
     return fixed + layers + head
+
+
+def forward_memory(config: EncoderConfig, tokens: int, length: int, masked: int, *, half: bool) -> float:
+    """Bytes that a model needs which runs without gradients: weights, the activations of one layer, and the logits."""
+    weights = parameter_count(config) * 4
+    return weights + tokens * _kept_by_layer(config, length, half) + masked * config.vocab_size * (2 if half else 4)
 
 
 def _kept_by_layer(config: EncoderConfig, length: int, half: bool) -> int:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.causal_lm import CausalLM
+from bertsmith.objectives.distillation import Distillation
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.settings import ObjectiveConfig
 
-OBJECTIVES: dict[str, type[Objective]] = {"masked-lm": MaskedLM, "causal-lm": CausalLM}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "masked-lm": MaskedLM,
+    "causal-lm": CausalLM,
+    "distillation": Distillation,
+}
 
 
 def objective_class(config: ObjectiveConfig) -> type[Objective]:

@@ -14,6 +14,7 @@ from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder
 
 PAIR_LABEL = "next"  # the label of segment pairs: whether the second segment follows the first
+EVERY_TOKEN = "tokens"  # in `Objective.counts`: the loss is summed over all tokens, which have no label
 
 
 class Objective(nn.Module):
@@ -32,7 +33,7 @@ class Objective(nn.Module):
 
     @staticmethod
     def counts(config: Any) -> dict[str, str]:
-        """Every loss of this kind with the label of the batch whose entries it is summed over."""
+        """Every loss of this kind with the label of the batch whose entries it is summed over, or `EVERY_TOKEN`."""
         raise NotImplementedError
 
     @staticmethod

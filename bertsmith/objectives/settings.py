@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from bertsmith.config import Bounds, check_bounds
+from bertsmith.errors import UserError
+
+Init = Literal["teacher", "random"]
 
 
 @dataclass(frozen=True)
@@ -21,5 +26,39 @@ class CausalLMConfig:
     kind: Literal["causal-lm"] = "causal-lm"
 
 
-ObjectiveConfig = MaskedLMConfig | CausalLMConfig
+@dataclass(frozen=True)
+class DistillationConfig:
+    """A student learns masked words from the text and from a teacher, a larger model with the same vocabulary.
+
+    The loss is the sum of three (DistilBERT, section 2; the weights are those of its authors' code): `soft_weight`
+    times the KL divergence of the student's probabilities from the teacher's at the masked positions, both at a
+    `temperature`; `mlm_weight` times the masked-word loss; and `cosine_weight` times one minus the cosine of the two
+    models' last hidden states at every token, which needs two models of the same width (0: no such loss).
+
+    The student starts with layers of its `teacher` (`init`), or with random weights. With `half`, its sizes are those
+    of the teacher and it has half of the layers; of `model` it keeps only the dropout.
+    """
+
+    kind: Literal["distillation"] = "distillation"
+    teacher: str = ""
+    temperature: float = 2.0
+    soft_weight: float = 5.0
+    mlm_weight: float = 2.0
+    cosine_weight: float = 1.0
+    init: Init = "teacher"
+    half: bool = False
+    BOUNDS = {
+        "temperature": Bounds(0, 1000, "(]"),
+        "soft_weight": Bounds(0, 10**6, "(]"),
+        "mlm_weight": Bounds(0, 10**6),
+        "cosine_weight": Bounds(0, 10**6),
+    }
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "objective.")
+        if self.init not in get_args(Init):
+            raise UserError(f"objective.init must be one of {', '.join(get_args(Init))}, not {self.init!r}")
+
+
+ObjectiveConfig = MaskedLMConfig | CausalLMConfig | DistillationConfig
 MASKED_LM, CAUSAL_LM = MaskedLMConfig(), CausalLMConfig()  # with the default settings of their kind

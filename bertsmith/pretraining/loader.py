@@ -14,7 +14,7 @@ from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 from bertsmith.model.config import Direction
 from bertsmith.objectives.kinds import objective_class
-from bertsmith.objectives.objective import PAIR_LABEL
+from bertsmith.objectives.objective import EVERY_TOKEN, PAIR_LABEL
 from bertsmith.objectives.settings import MASKED_LM, ObjectiveConfig
 from bertsmith.pretraining.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.pretraining.segments import PairKind, SegmentSource
@@ -128,7 +128,8 @@ class Loader:
         losses = objective.counts(self.objective)
         if PAIR_LABEL in losses.values():
             labels[PAIR_LABEL] = Label([s.label for s in samples], PAIR)
-        counts = {loss: len(labels[label].values) for loss, label in losses.items()}
+        sizes = {EVERY_TOKEN: len(tokens), **{name: len(label.values) for name, label in labels.items()}}
+        counts = {loss: sizes[label] for loss, label in losses.items()}
         return replace(batch.with_labels(labels), counts=counts, indices=indices)
 
 

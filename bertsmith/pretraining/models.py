@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from bertsmith import draws
 from bertsmith.corpus.shards import Corpus
 from bertsmith.formats.hf import Notes, load_folder, save_folder
+from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import Model, config_in, read_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective, objective_class
@@ -20,8 +21,10 @@ from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.settings import ObjectiveConfig
 from bertsmith.pretraining.checks import check_lengths
 from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.pretraining.teacher import find_teacher, student_of, teach
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.training.parts import is_untrained
 
 WEIGHTS = 104  # a stream of draws
 
@@ -45,6 +48,28 @@ def saved_model(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[O
         parts = sorted({name.split(".")[0] for name in loaded.missing})
         say(f"note: {folder} has no weights for {', '.join(parts)}; they start at random")
     return cast(Objective, loaded.model), config
+
+
+def start_model(
+    config: PretrainConfig, corpus: Corpus, tokenizer: Tokenizer, start: str | Path | None
+) -> tuple[Objective, PretrainConfig, dict[str, Any]]:
+    """The model of a run with its teacher where it has one, the whole configuration, and the facts to resume with."""
+    teacher = find_teacher(config, corpus)
+    if teacher is not None:
+        config = student_of(config, teacher)
+    if start is None:
+        objective, config = random_model(config, tokenizer)
+    else:
+        objective, config = saved_model(config, find_model(start), corpus)
+    if teacher is not None:
+        teach(objective, teacher, starts_alike=start is None and config.objective.init == "teacher")  # type: ignore[union-attr]
+    return objective, config, {"start": str(start or ""), **({"teacher": teacher.facts} if teacher else {})}
+
+
+def restore(objective: Objective, folder: Path) -> None:
+    """Load the state of a model from a checkpoint; modules that are not trained are not in it."""
+    kept = {name: value for name, value in objective.state_dict().items() if is_untrained(objective, name)}
+    objective.load_state_dict({**kept, **load_tensors(folder, objective.config)})
 
 
 def save_model(

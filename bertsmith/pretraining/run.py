@@ -15,18 +15,20 @@ from bertsmith.config import to_dict
 from bertsmith.corpus.shards import Corpus
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Notes
-from bertsmith.formats.hub import find_model
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining import checks, held_out
 from bertsmith.pretraining.loader import Loader, split_documents
-from bertsmith.pretraining.models import load_tensors, random_model, save_model, saved_model
+from bertsmith.pretraining.models import load_tensors, restore, save_model, start_model
 from bertsmith.pretraining.phases import Phases, make_loader, make_phases
 from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.pretraining.teacher import with_teacher
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
+from bertsmith.training.parts import untrained_parameters
 from bertsmith.training.run import Found, add_facts, facts_of, final_scores, finish_run, open_run
 from bertsmith.training.settings import autocast_dtype, pick_device
 
@@ -39,14 +41,18 @@ def pretrain(
     out: str | Path,
     *,
     model: str | Path | None = None,
+    teacher: str | Path | None = None,
     device: str | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
     """Pre-train on a corpus folder and return the held-out scores; `out/model` is the finished model.
 
-    `model` continues from a saved model instead of random weights; `resume` resumes an unfinished run. Started by
-    `torchrun`, all its processes train one model.
+    `model` continues from a saved model instead of random weights; `teacher` is a model with the same vocabulary that
+    the new one is distilled from; `resume` resumes an unfinished run. Started by `torchrun`, all its processes train
+    one model.
     """
+    if teacher is not None:
+        config = with_teacher(config, teacher)
     where = pick_device(device, config.train.precision)
     with distributed.process_group(where), distributed.locked(out):
         return _pretrain(config, Corpus.open(data), Path(out), model, where, resume)
@@ -58,10 +64,7 @@ def _pretrain(
     """Prepare the model and the data, then train unless the run is finished."""
     tokenizer = Tokenizer.load(corpus.folder)
     corpus.check_tokenizer(tokenizer.hash, corpus.folder)
-    if start is None:
-        objective, config = random_model(config, tokenizer)
-    else:
-        objective, config = saved_model(config, find_model(start), corpus)
+    objective, config, start_facts = start_model(config, corpus, tokenizer, start)
     documents, kept = split_documents(corpus.manifest.documents, config.data.held_out)
     if not len(kept):
         config.train.refuse_without_scores("raise data.held_out")
@@ -71,7 +74,7 @@ def _pretrain(
     checks.check_run_length(config, steps, phases)
     if start is None and steps is not None:
         checks.note_unreachable_positions(config, steps)
-    facts = {"corpus": _corpus_facts(corpus), "start": str(start or "")}
+    facts = {"corpus": _corpus_facts(corpus), **start_facts}
     found, finished = open_run(run, config, facts, resume, _notes(objective, phases, len(kept), where))
     if finished:
         return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **final_scores(run)}
@@ -103,11 +106,17 @@ class _Run:
         """The type of autocast; None: there is none."""
         return autocast_dtype(self.config.train.precision, self.where)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether all encoders, also one that is not trained, run on the fused kernels; a note says if one does not."""
+        encoders = [part for part in self.objective.modules() if isinstance(part, Encoder)]
+        return all(choose_for_run(encoder.config, self.where, self.dtype).fused for encoder in encoders)
+
     def train(self, steps: int | None, checkpoint: Found | None) -> dict[str, Any]:
         """Train to the end, from a checkpoint where there is one, write the model and return its held-out scores."""
         config, objective = self.config, self.objective
         if checkpoint is not None and distributed.is_rank_zero():
-            objective.load_state_dict(load_tensors(checkpoint[0], config.objective))
+            restore(objective, checkpoint[0])
         objective.to(self.where)
         for encoder in objective.encoders:
             encoder.gradient_checkpointing = config.train.gradient_checkpointing
@@ -124,7 +133,7 @@ class _Run:
             flops=self.flops,
             before_step=self.before_step,
             resume=checkpoint,
-            capturable=all(choose_for_run(e.config, self.where, self.dtype).fused for e in objective.encoders),
+            capturable=self.capturable,
             title=f"pre-training {config.recipe}",
         )
         finish_run(self.folder, objective, self.save_with_card)
@@ -173,11 +182,11 @@ def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
 
 def _notes(objective: Objective, phases: Phases, held_out_documents: int, where: torch.device) -> dict[str, Any]:
     """The notes on the model, the data and the machine in `run.json`."""
-    first = phases.parts[0]
+    first, frozen = phases.parts[0], untrained_parameters(objective)
     sequences = {"sequences": len(first.loader.source), "held_out_documents": held_out_documents}
     device = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
     return {
-        "model": {"parameters": sum(p.numel() for p in objective.parameters())},
+        "model": {"parameters": sum(p.numel() for p in objective.parameters() if p not in frozen)},
         "data": {**sequences, "fullness": round(first.fullness(), 4)},
         "machine": {"device": device, "torch": torch.__version__, "ranks": distributed.world_size()},
         SIZES: phases.micro_batch_sizes,
