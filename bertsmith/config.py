@@ -33,6 +33,7 @@ SHORT = {
     "pair": "data.columns.pair",
     "label": "data.columns.label",
     "skip_bad": "data.skip_bad",
+    "teacher": "distillation.teacher",
 }
 LENGTHS = ("train.steps", "train.epochs", "train.hours")  # each sets the length of a run
 

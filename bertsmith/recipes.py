@@ -12,7 +12,7 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.config import ALBERT_SIZES, SIZES, Direction, albert_config, encoder_config
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig
+from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig
 from bertsmith.pretraining.loader import DataConfig
 from bertsmith.pretraining.masking import MaskPolicy
 from bertsmith.pretraining.settings import PretrainConfig
@@ -196,6 +196,37 @@ def demo() -> PretrainConfig:
     )
 
 
+def distilbert(size: str) -> PretrainConfig:
+    """DistilBERT as published: half the layers of a BERT of this size, which is given by --teacher.
+
+    The settings are those of the paper's section 3 and of its authors' code.
+    """
+    base = encoder_config(size)
+    model = replace(base, family="distilbert", num_layers=base.num_layers // 2, num_segments=0)
+    train = TrainConfig(epochs=3, batch_size=4096, learning_rate=5e-4, warmup=0.05, weight_decay=0.0, clip_norm=5.0)
+    return PretrainConfig(
+        recipe=f"distilbert-{size}",
+        model=model,
+        data=DataConfig(max_length=512, pairs="full", copies=0),
+        train=replace(train, beta2=0.98, evaluate_every=0.1),
+        objective=DistillationConfig(),
+    )
+
+
+def half_of_teacher() -> PretrainConfig:
+    """Half of any teacher, which is given by --teacher: its sizes and half of its layers, trained as DistilBERT is."""
+    base = distilbert("base")
+    return replace(base, recipe="distilbert", objective=DistillationConfig(half=True))
+
+
+def distilbert_tiny() -> PretrainConfig:
+    """Half of any teacher in a minute or two on CPU cores: short sequences, small batches, a high learning rate."""
+    base = half_of_teacher()
+    train = TrainConfig(steps=500, batch_size=32, learning_rate=1e-3, warmup=0.05, evaluate_every=100)
+    data = replace(base.data, max_length=64)
+    return replace(base, recipe="distilbert-tiny", data=data, train=train)
+
+
 def feature_based(task: str, variant: str) -> FinetuneConfig:
     """Table 7 of the BERT paper, feature-based: a BiLSTM with random weights on a frozen encoder."""
     train = TrainConfig(epochs=20, batch_size=32, learning_rate=1e-3, warmup=0.05)
@@ -215,6 +246,9 @@ RECIPES: dict[str, Callable[[], PretrainConfig]] = {
     "roberta-tiny": roberta_tiny,
     **{f"albert-{size}": partial(albert, size) for size in list(ALBERT_SIZES)[1:]},
     "albert-tiny": albert_tiny,
+    "distilbert-base": partial(distilbert, "base"),
+    "distilbert": half_of_teacher,
+    "distilbert-tiny": distilbert_tiny,
     "quickstart": quickstart,
     "speedrun": speedrun,
     "demo": demo,
@@ -275,5 +309,11 @@ def _purpose(name: str) -> str:
 def _size(name: str) -> str:
     made = recipe(name)
     model, train = made.model, made.train
-    length = f"{train.steps:,} steps" if train.steps else f"{train.hours:g} h"
+    length = (
+        f"{train.steps:,} steps"
+        if train.steps
+        else f"{train.hours or train.epochs:g} {'h' if train.hours else 'epochs'}"
+    )
+    if isinstance(made.objective, DistillationConfig) and made.objective.half:
+        return f"half of the teacher's layers, {length}"
     return f"{model.num_layers} layers, {model.hidden_size} wide, {model.num_heads} heads, {length}"

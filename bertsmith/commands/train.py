@@ -125,6 +125,10 @@ def finetune(
     grid: Grid = None,
     jobs: Jobs = None,
     features: FeatureVariant = None,
+    teacher: Annotated[
+        str | None,
+        typer.Option("--teacher", help="Learn the predictions of this fine-tuned model, too (distillation.teacher)"),
+    ] = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,
@@ -138,13 +142,14 @@ def finetune(
     Columns and settings: bertsmith finetune classify … --text body --label topic --lr 3e-5 --epochs 4
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
+    From a fine-tuned teacher: bertsmith finetune sst2 --model half --teacher sst2 --data glue/SST-2 --out small
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
     from bertsmith.finetuning.run import finetune as function
 
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
     short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed}
-    changes = with_short(settings or [], **short, skip_bad=skip_bad or None)
+    changes = with_short(settings or [], **short, skip_bad=skip_bad or None, teacher=teacher)
     config = _finetune_config(task, features, changes)
     options: dict[str, Any] = {"dev": dev, "device": device, "resume": resume}
     if seeds is not None or grid is not None:

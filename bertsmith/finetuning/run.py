@@ -20,6 +20,7 @@ from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
 from bertsmith.finetuning.scoring import DevScores, write_predictions
 from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.finetuning.teacher import find_teacher
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model, hub_name
@@ -58,6 +59,7 @@ def finetune(
     max_length: int | None = None,
     seed: int | None = None,
     skip_bad: bool | None = None,
+    teacher: str | Path | None = None,
     device: str | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
@@ -65,7 +67,8 @@ def finetune(
 
     `task` is a task's name or a whole configuration; `data` and `dev` are files, the folder of a data set, or rows in
     memory: dicts, tuples `(text, label)` or `(text, pair, label)`, a table of pandas, polars, pyarrow or `datasets`.
-    Columns that are not named are guessed. Without `dev`, a tenth of the rows is held out for evaluation.
+    Columns that are not named are guessed. Without `dev`, a tenth of the rows is held out for evaluation. `teacher` is
+    a fine-tuned model whose predictions for the training rows are learnt beside their labels.
 
     >>> import bertsmith
     >>> rows = [(f"The battery of phone {n} died.", "bad") for n in range(20)]
@@ -77,6 +80,7 @@ def finetune(
     """
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
     short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed, "skip_bad": skip_bad}
+    short |= {"teacher": None if teacher is None else str(teacher)}
     start = FinetuneConfig(task) if isinstance(task, str) else task
     config = override(start, with_short([], **short))
     splits = find_splits(find_task(config.task), data, dev)
@@ -103,12 +107,16 @@ def _finetune(
     encoded = _encode(data, loaded, limits)
     counts = {"rows": len(data.rows), "labels": len(data.head.labels), "unknown_percent": _unknowns(encoded, loaded)}
     steps = seeded.train.num_steps(len(data.rows) if data.head.features else len(encoded.examples) // _endings(data))
-    checkpoint, finished = open_run(run, config, _facts(source, data), resume, {"start_task": start_task(loaded)})
+    teacher = find_teacher(config, data, loaded.tokenizer, limits, device)
+    facts = {**_facts(source, data), **({} if teacher is None else {"teacher": teacher.facts})}
+    checkpoint, finished = open_run(run, config, facts, resume, {"start_task": start_task(loaded)})
     if finished:
         return {**counts, **final_scores(run)}
     if checkpoint is not None and distributed.is_rank_zero():
         loaded = replace(loaded, model=load_folder(checkpoint[0]).model)
     network = _trainable(loaded, seeded, weights, device)
+    if teacher is not None:
+        encoded, network.soft_targets = teacher.teach(data, encoded), teacher.soft_targets
     notes = Notes(
         config.task,
         asdict(data.columns),
@@ -242,7 +250,9 @@ def _save(predictor: Predictor, network: TaskModel, folder: Path, tensors: Any) 
 
 
 def _collapse(data: RunData, network: TaskModel, dev: DevScores, run: Path) -> str:
-    """The reason why the run has collapsed; empty if it has not."""
+    """The reason why the run has collapsed; empty if it has not, or if its loss is not that of the labels alone."""
+    if network.soft_targets is not None:
+        return ""
     constant_loss = KINDS[data.head.kind].constant_loss(data.rows, data.head, network.class_weights)
     reason: str = distributed.on_rank_zero(
         lambda: collapse(runlog.last_loss(run), constant_loss, dev.constant.get("", ""))

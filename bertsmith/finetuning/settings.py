@@ -46,6 +46,28 @@ class FinetuneData:
 
 
 @dataclass(frozen=True)
+class TeacherConfig:
+    """A `teacher`, a model that was fine-tuned for the same task; empty: there is none.
+
+    The loss is `label_weight` times that of the labels and `soft_weight` times that of the teacher's predictions, both
+    models' at a `temperature` (Hinton et al. 2015; the values are those that DistilBERT was distilled with on SQuAD).
+    """
+
+    teacher: str = ""
+    temperature: float = 2.0
+    soft_weight: float = 0.5
+    label_weight: float = 0.5
+    BOUNDS = {
+        "temperature": Bounds(0, 1000, "(]"),
+        "soft_weight": Bounds(0, 10**6, "(]"),
+        "label_weight": Bounds(0, 10**6),
+    }
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "distillation.")
+
+
+@dataclass(frozen=True)
 class FinetuneConfig:
     """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
 
@@ -55,7 +77,7 @@ class FinetuneConfig:
     hidden states is trained (section 5.3). `bilstm_layers` puts a new BiLSTM between the encoder and the output layer,
     trained with them (Table 5); `beside` is a second model of the other direction, whose hidden states are concatenated
     with those of the first. `dropout` replaces the model's own: a model that was pre-trained without dropout may still
-    need it here.
+    need it here. With `distillation.teacher` the model also learns the predictions of a fine-tuned one.
     """
 
     task: str
@@ -71,6 +93,7 @@ class FinetuneConfig:
     bilstm_layers: int = 0
     beside: str = ""
     dropout: float | None = None
+    distillation: TeacherConfig = field(default_factory=TeacherConfig)
     BOUNDS = {
         "restarts": Bounds(0, 1000),
         "reinit_layers": Bounds(0, 1000),
@@ -84,3 +107,7 @@ class FinetuneConfig:
         if self.features.variant and (self.bilstm_layers or self.beside):
             name = "bilstm_layers" if self.bilstm_layers else "beside"
             raise UserError(f"--features trains a BiLSTM on a frozen encoder, and {name} is for one that is trained")
+        if self.features.variant and self.distillation.teacher:
+            raise UserError(
+                "--teacher distils into an encoder that is trained, and --features freezes it; leave one out"
+            )

@@ -18,6 +18,7 @@ from bertsmith.model.activation import activate
 from bertsmith.model.config import Direction, EncoderConfig, HeadKind
 from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
+from bertsmith.model.soft_targets import SoftTargets
 
 OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right-to-left": "left-to-right"}
 
@@ -217,6 +218,7 @@ class TaskModel(nn.Module):
         self.encoder = encoder
         self.head_config = head
         self.class_weights: list[float] | None = None  # in the training loss; None: all classes have the same weight
+        self.soft_targets: SoftTargets | None = None  # how a teacher's logits are learnt; None: there is no teacher
         self._sent: tuple[list[float] | None, Tensor | None] = None, None  # these weights and their copy on the device
         self.head = make_head(encoder.config, head)
         self.beside = Encoder(_opposite(encoder.config)) if head.beside else None
@@ -257,7 +259,11 @@ class TaskModel(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The summed loss, by the name `task`."""
-        return {"task": self.loss(self.logits(batch), batch)}
+        logits = self.logits(batch)
+        loss = self.loss(logits, batch)
+        if self.soft_targets is not None:
+            loss = self.soft_targets.loss(loss, logits, batch, self.head_config.kind)
+        return {"task": loss}
 
     def _weights_on(self, device: torch.device) -> Tensor | None:
         """The class weights on a device, copied there once: a CUDA graph cannot capture a copy from the host."""

@@ -1,19 +1,22 @@
 """Soft targets: a student learns the probabilities that a teacher predicts (Hinton et al. 2015).
 
-M masked positions, V vocabulary. Losses are sums.
+B sequences, L padded length, M masked positions, V vocabulary, K classes. Losses are sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertsmith.batch import IGNORE
+from bertsmith.batch import IGNORE, Batch
+from bertsmith.model.config import HeadKind
 
+LOWEST = -1e4  # a logit of padding: its probability is 0, and the difference of two of them is a number
 AT_ONCE = 512  # positions whose logits are float32 at the same time
 
 
@@ -24,6 +27,38 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """
     ours, theirs = (logits.float().div(temperature).log_softmax(-1) for logits in (student, teacher))
     return (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2
+
+
+@dataclass(frozen=True)
+class SoftTargets:
+    """How the loss of a teacher's predictions is added to that of the labels."""
+
+    temperature: float
+    soft_weight: float
+    label_weight: float
+
+    def loss(self, labels: Tensor, logits: Tensor, batch: Batch, kind: HeadKind) -> Tensor:
+        """The weighted sum of the loss of the `labels` and of that of the teacher's logits in the batch (`soft`)."""
+        return self.label_weight * labels + self.soft_weight * soft_loss(logits, batch, kind, self.temperature)
+
+
+def soft_loss(logits: Tensor, batch: Batch, kind: HeadKind, temperature: float) -> Tensor:
+    """The loss of a task's logits with those of a teacher, summed over what the loss of the labels is summed over."""
+    taught = batch.labels["soft"]
+    if kind == "regression":
+        return F.mse_loss(logits, taught, reduction="sum")
+    if kind == "multi":
+        ours, theirs = logits / temperature, taught / temperature
+        entropies = (F.binary_cross_entropy_with_logits(x, theirs.sigmoid(), reduction="none") for x in (ours, theirs))
+        return (next(entropies) - next(entropies)).mean(-1).sum() * temperature**2
+    if kind == "tags":
+        each = divergence(logits, taught, temperature)
+        return each.masked_fill(batch.labels["tags"] == IGNORE, 0.0).sum()
+    if kind == "span":
+        taught = batch.layout.valid(batch.layout.pad(taught, LOWEST))  # (B, L, 2)
+        ours, theirs = (scores.clamp_min(LOWEST).transpose(-1, -2) for scores in (logits, taught))
+        return divergence(ours, theirs, temperature).sum() / 2
+    return divergence(logits, taught, temperature).sum()
 
 
 def word_losses(student: Tensor, teacher: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ AT_ONCE = 16384  # texts per call of the tokenizer: its output takes much more m
 
 TARGET = LabelKind("sequence", loss="task")  # `label`: a class, a number, a row of numbers, or a (start, end) span
 TAG = LabelKind("token", fill=IGNORE, loss="task")  # `tags`: a class per token, IGNORE where there is none
+SOFT, SOFT_TOKEN = LabelKind("sequence"), LabelKind("token", fill=0)  # `soft`: the logits of a teacher
 # `words`: the first token of each word that is predicted, the other tokens being context; `sentences`: those of them
 # that start a sentence.
 WORD = LabelKind("position", index=True)
@@ -29,7 +30,8 @@ WORD = LabelKind("position", index=True)
 class Examples(Sequence[Example]):
     """Concatenated examples: number i has the tokens from `starts[i]` to `starts[i + 1]`.
 
-    If `step` examples belong together, as the endings of a question do, the first of them has the label.
+    If `step` examples belong together, as the endings of a question do, the first of them has the label. `soft` are a
+    teacher's logits, for each label or for each token.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -39,6 +41,7 @@ class Examples(Sequence[Example]):
     tags: NDArray[np.int32] | None = None  # (T,)
     step: int = 1
     word_marks: NDArray[np.uint8] | None = None  # (T,) 1 at the first token of a word, 2 where it starts a sentence
+    soft: Label | None = None  # (n / step, K) or (T, K)
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -95,6 +98,8 @@ class Examples(Sequence[Example]):
             labels["label"] = Label(self.labels[rows], TARGET)
         if self.tags is not None:
             labels["tags"] = Label(self.tags[source], TAG)
+        if self.soft is not None:
+            labels["soft"] = replace(self.soft, values=self.soft.values[rows if self.soft.kind == SOFT else source])
         return replace(batch.with_labels(labels), indices=rows)
 
 
