@@ -203,6 +203,7 @@ def distilbert(size: str) -> PretrainConfig:
     """
     base = encoder_config(size)
     model = replace(base, family="distilbert", num_layers=base.num_layers // 2, num_segments=0)
+    model = replace(model, pooler_activation="relu")
     train = TrainConfig(epochs=3, batch_size=4096, learning_rate=5e-4, warmup=0.05, weight_decay=0.0, clip_norm=5.0)
     return PretrainConfig(
         recipe=f"distilbert-{size}",

@@ -26,7 +26,7 @@ SHORT = [
 ]
 
 
-def shrunk(name: str) -> PretrainConfig:
+def shrunk(name: str, teacher: Path) -> PretrainConfig:
     """A recipe with other sizes and a shorter run; its objective, data policy, optimiser and schedule stay."""
     config = recipe(name)
     changes = [*SMALL, *SHORT]
@@ -34,12 +34,14 @@ def shrunk(name: str) -> PretrainConfig:
         changes.append("model.embedding_size=16")
     if config.data.long_length is not None:
         changes.append("data.long_length=48")
+    if config.objective.kind == "distillation":
+        changes += [f"objective.teacher={teacher}", "objective.half=false"]  # the sizes are those of this test
     return override(replace(config, train=replace(config.train, hours=None, steps=2)), changes)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_two_steps_of_a_recipe(name: str, world: Path, tmp_path: Path) -> None:
-    config = shrunk(name)
+    config = shrunk(name, world / "run")
     pretrain(config, world / "shards", tmp_path / "run", device="cpu")
     records = [record for record in runlog.read(tmp_path / "run") if "loss" in record]
     assert [record["step"] for record in records] == [1, 2]

@@ -26,7 +26,7 @@ STUDENT = MaskedLMConfig(next_sentence=False)
 # The settings in which a student may differ from the teacher whose layers it starts with.
 MAY_DIFFER = frozenset(
     """vocab_size num_layers max_positions num_segments hidden_dropout attention_dropout norm_eps init_std pad_token_id
-    family shared_layers head_activation""".split()
+    family shared_layers head_activation pooler_activation pooler_input_dropout""".split()
 )
 
 

@@ -98,8 +98,9 @@ def student_of(config: PretrainConfig, teacher: Teacher) -> PretrainConfig:
     model, layers = config.model, max(1, teacher.config.num_layers // 2)
     half = replace(teacher.config, num_layers=layers, hidden_dropout=model.hidden_dropout)
     half = replace(half, attention_dropout=model.attention_dropout)
-    distilled = replace(half, family=DISTILLED, num_segments=0)
-    fits = half.family == "bert" and config.data.pairs == "full" and not FAMILIES[DISTILLED].refusal(distilled)
+    family = FAMILIES[DISTILLED]
+    distilled = replace(half, family=DISTILLED, **{**family.defaults, "num_layers": layers})  # type: ignore[arg-type]
+    fits = half.family == "bert" and config.data.pairs == "full" and not family.refusal(distilled)
     return replace(config, model=distilled if fits else half)
 
 

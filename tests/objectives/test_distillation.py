@@ -1,10 +1,5 @@
 """Distillation: the losses of DistilBERT's authors, and a student that starts with layers of its frozen teacher."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from conftest import TINY, randomise
-from runs import ROOT, cut, weights
+from runs import cut, on_ranks, weights
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from bertsmith.batch import Batch, Label, bucketed, lay_out
 from bertsmith.config import override, read_json
 from bertsmith.errors import UserError
-from bertsmith.formats.hf import load_folder, names_of
+from bertsmith.finetuning.run import finetune
+from bertsmith.formats.hf import Notes, load_folder, names_of, save_folder
 from bertsmith.model import soft_targets
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import forward_flops, forward_memory, training_flops, training_memory
@@ -33,6 +28,7 @@ from bertsmith.pretraining.loader import MASKED, TARGET
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.teacher import with_teacher
 from bertsmith.recipes import recipe
+from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import checkpoint, runlog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,6 +82,8 @@ def total(model: Distillation, batch: Batch) -> torch.Tensor:
 
 def theirs(model: MaskedLM, kind: str) -> torch.nn.Module:
     """A model of `transformers` with the weights of one of ours."""
+    import transformers  # here, so that the ranks start without it
+
     config = model.encoder.config
     sizes = {"vocab_size": 99, "max_position_embeddings": 64}
     if kind == "DistilBert":
@@ -114,7 +112,8 @@ def their_losses(student: torch.nn.Module, taught: torch.nn.Module, batch: Batch
     return {"mlm": F.cross_entropy(s, batch.labels["targets"]), "soft": soft, "cosine": cosine}
 
 
-STUDENTS = {"Bert": {}, "DistilBert": {"family": "distilbert", "num_segments": 0}}
+DISTILBERT = {"family": "distilbert", "num_segments": 0, "pooler_activation": "relu"}
+STUDENTS = {"Bert": {}, "DistilBert": DISTILBERT}
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
@@ -254,34 +253,15 @@ def test_resuming_with_another_teacher_is_refused(student: Path, teacher: Path, 
     assert read_json(run / "run.json") == facts
 
 
-PROGRAM = """
-import json, sys, torch
-from pathlib import Path
-from bertsmith.config import override
-from bertsmith.pretraining.run import pretrain
-from bertsmith.pretraining.teacher import with_teacher
-from bertsmith.recipes import recipe
-from bertsmith.training.distributed import process_group
-
-teacher, data, folder, changes = json.loads(sys.argv[1])
-with process_group(torch.device("cpu")):
+def both(teacher: Path, data: Path, folder: Path, changes: list[str]) -> None:
     for parallel in ("ddp", "fsdp"):
-        config = override(with_teacher(recipe("bert-tiny"), teacher), [*changes, f"train.parallel={parallel}"])
-        pretrain(config, data, Path(folder) / parallel, device="cpu")
-"""
+        pretrain(distilled(teacher, *changes, f"train.parallel={parallel}"), data, folder / parallel, device="cpu")
 
 
 def test_two_ranks_train_the_weights_of_one(teacher: Path, world: Path, tmp_path: Path) -> None:
-    changes = [*QUICK, "train.steps=4", "train.micro_batch_size=5"]
-    given = json.dumps([str(teacher), str(world / "shards"), str(tmp_path), changes])
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", PROGRAM, given]
-    ranks = [subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank}) for rank in "01"]
+    changes = ["train.steps=4", "train.micro_batch_size=5"]
     pretrain(distilled(teacher, *changes), world / "shards", tmp_path / "alone", device="cpu")
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    on_ranks(both, teacher, world / "shards", tmp_path, changes)
     alone = load_file(tmp_path / "alone" / "model" / "model.safetensors")
     for parallel in ("ddp", "fsdp"):
         found = load_file(tmp_path / parallel / "model" / "model.safetensors")
@@ -291,10 +271,48 @@ def test_two_ranks_train_the_weights_of_one(teacher: Path, world: Path, tmp_path
         assert measured == pytest.approx(runlog.last_scores(tmp_path / "alone"), abs=1e-4)
 
 
+def test_half_of_a_bert_is_saved_as_distilbert(teacher: Path, world: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    config = override(with_teacher(recipe("distilbert-tiny"), teacher), ["train.steps=3", "train.evaluate_every=0"])
+    pretrain(config, world / "shards", tmp_path / "run", device="cpu")
+    loaded = load_folder(tmp_path / "run" / "model")
+    found = loaded.model.encoder.config
+    assert (found.family, found.num_layers, found.hidden_size, found.num_segments) == ("distilbert", 2, 32, 0)
+    other = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").eval()
+    assert type(other).__name__ == "DistilBertForMaskedLM"
+    batch = draw_batch(packed=False)
+    expected = other(input_ids=batch.tokens, attention_mask=batch.layout.mask.long()).logits.flatten(0, 1)
+    assert_close(loaded.model.eval().logits(batch)["mlm"], expected[batch.labels["masked"]], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["roberta-prelayernorm", "albert"])
+def test_teacher_of_another_family(family: str, world: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(world / "tok")
+    own = {"albert": {"embedding_size": 16, "shared_layers": "all"}, "roberta-prelayernorm": {"norm_first": True}}
+    sizes = {**SIZES, "vocab_size": tokenizer.vocab_size, "num_layers": 4, "family": family, **own[family]}
+    taught = randomise(MaskedLM(Encoder(EncoderConfig(**sizes)), PLAIN), 2)
+    save_folder(tmp_path / "teacher", taught, tokenizer, Notes())
+    changes = ["objective.init=random", "train.steps=2", "train.learning_rate=0"]
+    pretrain(distilled(tmp_path / "teacher", *changes), world / "shards", tmp_path / "bert", device="cpu")
+    half = ["objective.half=true", "train.steps=2", "train.learning_rate=0"]
+    pretrain(distilled(tmp_path / "teacher", *half), world / "shards", tmp_path / "half", device="cpu")
+    loaded = load_folder(tmp_path / "half" / "model").model
+    assert (loaded.encoder.config.family, loaded.encoder.config.num_layers) == (family, 2)
+    assert_close(loaded.encoder.layers[1].attention.qkv.weight, taught.encoder.layers[3].attention.qkv.weight)
+    assert scores(tmp_path / "half")["soft_loss"] < scores(tmp_path / "bert")["soft_loss"]
+
+
+def test_a_saved_student_goes_on_learning(student: Path, teacher: Path, world: Path, tmp_path: Path) -> None:
+    still = ["train.steps=1", "train.learning_rate=0"]
+    pretrain(distilled(teacher, *still), world / "shards", tmp_path / "run", model=student, device="cpu")
+    assert scores(tmp_path / "run")["soft_loss"] == pytest.approx(scores(student)["soft_loss"], abs=1e-5)
+
+
 def test_muon_trains_the_student_alone(teacher: Path, world: Path, tmp_path: Path) -> None:
     muon = ["train.optimizer=muon", "train.learning_rate=0.01", "train.steps=3", "train.save_every=2"]
     pretrain(distilled(teacher, *muon), world / "shards", tmp_path / "run", device="cpu")
-    (path,) = checkpoint.checkpoints(tmp_path / "run")
+    path = checkpoint.checkpoints(tmp_path / "run")[0]
     names = {entry.partition(":")[2] for entry in load_file(path / checkpoint.OPTIMIZER)}
     assert {name.split(".")[0] for name in names} == {"encoder", "masked_lm"}
 
@@ -321,13 +339,9 @@ def test_what_does_not_fit_is_refused_with_the_fix(
 
 
 def test_teacher_that_cannot_teach_is_refused(world: Path, tmp_path: Path, tiny_tokenizer) -> None:
-    from bertsmith.finetuning.run import finetune
-
     finetune("classify", world / "run", world / "train.csv", tmp_path / "tuned", steps=1, device="cpu")
     with pytest.raises(UserError, match=r"has no masked-word head to learn from; give a model that was pre-trained"):
         pretrain(distilled(tmp_path / "tuned"), world / "shards", tmp_path / "run", device="cpu")
-    from bertsmith.formats.hf import Notes, save_folder
-
     other = MaskedLM(Encoder(EncoderConfig(**{**SIZES, "vocab_size": tiny_tokenizer.vocab_size})), PLAIN)
     save_folder(tmp_path / "other", other, tiny_tokenizer, Notes())
     with pytest.raises(UserError, match=r"is not the one that .* was built with .* corpus build … --tokenizer .*other"):

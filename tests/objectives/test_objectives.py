@@ -18,7 +18,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.objectives import kinds
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig
+from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig
 from bertsmith.pages.report.runs import read_runs
 from bertsmith.pretraining import settings
 from bertsmith.pretraining.run import pretrain
@@ -33,10 +33,10 @@ NO_PAIRS = MaskedLMConfig(next_sentence=False)
 
 def test_recipes_set_the_objective() -> None:
     found = {recipe(name).objective for name in RECIPES}
-    assert found == {MaskedLMConfig(), NO_PAIRS, CausalLMConfig()}
+    assert found == {MaskedLMConfig(), NO_PAIRS, CausalLMConfig(), DistillationConfig(), DistillationConfig(half=True)}
     assert recipe("bert-tiny-no-nsp").objective == recipe("quickstart").objective == NO_PAIRS
     assert recipe("bert-tiny-right-to-left").objective == CausalLMConfig()
-    assert {kinds.objective_class(config).__name__ for config in found} == {"MaskedLM", "CausalLM"}
+    assert {kinds.objective_class(config).__name__ for config in found} == {"MaskedLM", "CausalLM", "Distillation"}
 
 
 def test_set_changes_the_kind_or_a_field() -> None:
