@@ -21,14 +21,14 @@ from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.card import CARD, write_card
 from bertsmith.formats.families.table import OWN_TYPE, family_named, family_of
 from bertsmith.formats.family import Family
-from bertsmith.formats.hf import NOTES, load_folder
+from bertsmith.formats.hf import NOTES, load_folder, own_weights
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import export_onnx
 from bertsmith.formats.saved_config import CONFIG, config_in, read_config
 from bertsmith.formats.sentence_folder import MODULES, Pooling, pooling_kind, read_pooling, write_pooling
 from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
-from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
+from bertsmith.formats.weights import WEIGHTS, write_weights
 from bertsmith.inference.predictor import Predictor, measure_int8
 from bertsmith.progress import say
 from bertsmith.tasks.reading import read_task
@@ -37,7 +37,7 @@ from bertsmith.verify import need_transformers, onnx_parity, parity
 
 Target = Literal["hf", "tf1", "onnx", "sentence-transformers"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "num_choices", "classifier_dropout")
+HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "num_choices")
 ONLY_FOR: dict[str, tuple[str, ...]] = {  # options, and the targets that they apply to
     "dtype": ("hf", "sentence-transformers"),
     "int8": ("onnx",),
@@ -141,7 +141,8 @@ def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
     """Write a model folder with safetensors, in another precision if one is given."""
     loaded = load_folder(folder)  # only what can be opened again is written
     with new_folder(target, "DST") as work:
-        weights = _without_copies(read_weights(folder), family_of(loaded.model.encoder.config))
+        family = family_of(loaded.model.encoder.config)
+        weights = _without_copies(own_weights(folder, family), family)
         report = _write_model(folder, work, read_config(folder), weights, options.dtype)
         if (folder / MODULES).exists():
             report |= _keep_pooling(folder, work, loaded.model.encoder.config.hidden_size)
@@ -188,10 +189,11 @@ def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict
         pooling = replace(pooling, max_length=options.max_length)
     values = read_config(folder)
     family = family_named(values, folder / CONFIG)
-    weights = _without_copies(read_weights(folder), family)
+    weights = _without_copies(own_weights(folder, family), family)
     if not family.is_encoder_alone(weights):
         weights = {n.removeprefix(family.prefix): w for n, w in weights.items() if n.startswith(family.prefix)}
-    bare = {name: value for name, value in values.items() if name not in HEAD_FIELDS}
+    of_head = (*HEAD_FIELDS, family.head_dropout[0])
+    bare = {name: value for name, value in values.items() if name not in of_head}
     bare["architectures"] = [family.encoder_class]
     with new_folder(target, "DST") as work:
         report = _write_model(folder, work, bare, weights, options.dtype)

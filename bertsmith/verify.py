@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bertsmith.batch import Batch, Example, Padded, collate
-from bertsmith.config import to_dict
+from bertsmith.config import read_json, to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.families.table import family_named
 from bertsmith.formats.graphs import FLOAT32, INT8
@@ -212,13 +212,20 @@ def _their_outputs(reference: Any, inputs: dict[str, Tensor], described: Exporte
     if "start_logits" in outputs:
         return {"logits": torch.stack([outputs.start_logits, outputs.end_logits], -1)}
     if "prediction_logits" in outputs:
-        return {"mlm_logits": outputs.prediction_logits, "nsp_logits": outputs.seq_relationship_logits}
+        return {"mlm_logits": outputs.prediction_logits, "nsp_logits": outputs[_pair_output(outputs)]}
     return {described.outputs[0]: outputs.logits}
+
+
+def _pair_output(outputs: Any) -> str:
+    """Return the name of the pair loss's logits: ALBERT's class calls them after sentence order."""
+    return next(name for name in ("seq_relationship_logits", "sop_logits") if name in outputs)
 
 
 def _reference(folder: Path, dtype: torch.dtype | None) -> Any:
     """Open a folder with `transformers`, by the class that the folder names if its family has it."""
     transformers, values = need_transformers(), read_config(folder)
+    if values != read_json(folder / CONFIG):
+        raise UserError(f"--verify: {folder} holds a larger model, which transformers cannot open; convert it first")
     family = family_named(values, folder / CONFIG)
     name = (values.get("architectures") or [""])[0]
     known = name in family.class_names and hasattr(transformers, name)
@@ -254,7 +261,7 @@ def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mas
     if isinstance(loaded.model, Objective):
         outputs, name = reference(**inputs), loaded.model.token_loss
         if "prediction_logits" in outputs:
-            return {name: outputs.prediction_logits[mask], "nsp": outputs.seq_relationship_logits}
+            return {name: outputs.prediction_logits[mask], "nsp": outputs[_pair_output(outputs)]}
         return {name: outputs.logits[mask]} if "logits" in outputs else {}
     head = loaded.model.head_config
     if head.kind == "choice":

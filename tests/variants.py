@@ -25,9 +25,11 @@ class Variant:
     classes: str  # the prefix of their names
     ours: dict[str, object] = field(default_factory=dict)  # fields of our configuration
     theirs: dict[str, object] = field(default_factory=dict)  # fields of theirs; None: the family has no such field
-    pretraining: bool = True  # whether `transformers` has a class with next-sentence prediction
+    pretraining: bool = True  # whether `transformers` has a class with a pair loss
     pairs: bool = True  # whether we save a model with next-sentence prediction
     pooler: bool = True  # whether their encoder alone has a pooler
+    pair_label: str = "next_sentence_label"  # what the class with a pair loss calls its label and its logits
+    pair_logits: str = "seq_relationship_logits"
 
     @property
     def segments(self) -> int:
@@ -39,6 +41,10 @@ PRE_NORM = {"pad_token_id": 0, "max_position_embeddings": POSITIONS + 1}
 DISTILBERT = {"family": "distilbert", "num_segments": 0, "pooler_activation": "relu"}
 DISTILBERT_SIZES = {"intermediate_size": None, "hidden_dim": 128, "seq_classif_dropout": 0.1}
 ELECTRA = {"family": "electra", "pooler_activation": "gelu", "pooler_input_dropout": True}
+ROBERTA = {"family": "roberta", "num_segments": 1, "pooler_input_dropout": True}
+ALBERT = {"family": "albert", "embedding_size": 24, "activation": "gelu_tanh"}
+THEIR_ALBERT = {"embedding_size": 24, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+SENTENCE_ORDER = {"pair_label": "sentence_order_label", "pair_logits": "sop_logits"}
 VARIANTS = {
     "bert": Variant("Bert"),
     "bert without bias": Variant("Bert", {"bias": False}, {"bias": False}),
@@ -50,6 +56,9 @@ VARIANTS = {
     "electra": Variant(
         "Electra", {**ELECTRA, "embedding_size": 16}, {"embedding_size": 16}, False, False, pooler=False
     ),
+    "roberta": Variant("Roberta", ROBERTA, {**PRE_NORM, "type_vocab_size": 1}, pretraining=False),
+    "albert": Variant("Albert", {**ALBERT, "shared_layers": "all"}, THEIR_ALBERT, **SENTENCE_ORDER),
+    "albert without sharing": Variant("Albert", ALBERT, {**THEIR_ALBERT, "num_hidden_groups": 3}, **SENTENCE_ORDER),
 }
 
 

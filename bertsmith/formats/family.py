@@ -15,11 +15,15 @@ from bertsmith.model.config import Activation, EncoderConfig
 
 TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.positions.weight"
 # Fields of a `config.json` that do not change what an encoder computes. The first describe the file or the head, and
-# are set again; the others are kept and written back.
+# are set again, or generation, which old releases wrote for every model; the others are kept and written back.
 WRITTEN_ANEW = frozenset(
     """architectures id2label label2id num_labels _num_labels problem_type num_choices finetuning_task model_type
     transformers_version torch_dtype dtype _name_or_path name_or_path attn_implementation _attn_implementation_autoset
-    tokenizer_class features bilstm_layers beside pooled""".split()
+    tokenizer_class features bilstm_layers beside pooled xla_device do_sample early_stopping num_beams num_beam_groups
+    diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
+    begin_suppress_tokens tf_legacy_loss""".split()
 )
 KEPT = frozenset(
     """classifier_dropout use_cache gradient_checkpointing directionality pooler_fc_size pooler_type
@@ -122,6 +126,16 @@ class Family:
     def is_encoder_alone(self, names: Collection[str]) -> bool:
         """Whether a file with these names was saved from the encoder alone, whose names have no prefix."""
         return as_stored(self.encoder[TOKENS]).names[0].removeprefix(self.prefix) in names
+
+    def outer_prefix(self, names: Collection[str]) -> str:
+        """What comes before the names of this family, or of its encoder alone, in the file of a larger model."""
+        whole = as_stored(self.encoder[TOKENS]).names[0]
+        if whole in names or self.is_encoder_alone(names):
+            return ""
+        for name in (whole, whole.removeprefix(self.prefix)):
+            if len(found := {n.removesuffix(name) for n in names if n.endswith(f".{name}")}) == 1:
+                return found.pop()
+        return ""
 
     def default(self, name: str) -> Any:
         """The value of a setting that a `config.json` does not have."""

@@ -92,7 +92,9 @@ def save_folder(
     folder.mkdir(parents=True, exist_ok=True)
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
     write_weights(folder / WEIGHTS, weights)
-    write_json(folder / CONFIG, {**notes.kept, **config_out(model)})
+    values = config_out(model)
+    kept = {name: value for name, value in notes.kept.items() if name not in values}
+    write_json(folder / CONFIG, {**kept, **values})
     differs = own_type(model) or ("last token" if pools_last(model) else "")
     notes = replace(notes, remark=REMARKS.get(differs, ""))
     write_notes(folder, notes)
@@ -286,8 +288,19 @@ def _layer_names(family: Family, layer: int) -> list[str]:
     return [name for _, stored in expand(rows, range(layer, layer + 1)) for name in stored.names]
 
 
-def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
+def own_weights(folder: Path, family: Family) -> dict[str, Tensor]:
+    """Return the tensors of a folder; where the model is a part of a larger one, only its own, and that is noted."""
     weights = read_weights(folder)
+    if not (outer := family.outer_prefix(weights)):
+        return weights
+    others = sorted({name.split(".")[0] for name in weights if not name.startswith(outer)})
+    without = f", without its {', '.join(others)}" if others else ""
+    say(f"note: {folder} holds a larger model, of which {outer.removesuffix('.')} is read{without}")
+    return {name.removeprefix(outer): weight for name, weight in weights.items() if name.startswith(outer)}
+
+
+def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
+    weights = own_weights(folder, family)
     bare = family.is_encoder_alone(weights)
     return {f"{family.prefix}{name}": value for name, value in weights.items()} if bare else weights
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
+from bertsmith.formats.saved_config import read_config
 from bertsmith.progress import say
 
 FILES = ["*.json", "*.safetensors", "vocab.txt"]
@@ -43,7 +43,7 @@ def _in_folder(path: Path) -> Path:
     if saved := sorted((path / "checkpoints").glob("step-*")):
         say(f"note: {path} is not finished; taking its last checkpoint, {saved[-1].name}")
         return saved[-1]
-    if (path / "config.json").exists() and _is_model(read_json(path / "config.json")):
+    if (path / "config.json").exists() and _is_model(read_config(path)):
         return path
     raise UserError(f"{path} holds no model: no config.json of a model in it, nor in {path / 'model'}")
 

