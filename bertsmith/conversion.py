@@ -214,8 +214,8 @@ def _write_model(
     write_json(work / CONFIG, values)
     if (folder / NOTES).exists():
         shutil.copy(folder / NOTES, work / NOTES)
-    tokenizer = Tokenizer.load(folder)
-    tokenizer.save(work, tokenizer.length_within(config_in(values, folder).max_positions))
+    tokenizer, config = Tokenizer.load(folder), config_in(values, folder)
+    tokenizer.save(work, tokenizer.length_within(config.max_positions), config.num_segments)
     types = sorted({str(w.dtype).removeprefix("torch.") for w in kept.values() if w.is_floating_point()})
     facts = {"architecture": (values.get("architectures") or [""])[0], "tensors": len(kept)}
     return {**facts, "parameters": sum(w.numel() for w in kept.values()), "dtype": ", ".join(types)}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bertsmith.formats.family import Family
+    from bertsmith.model.config import EncoderConfig
 
 VOCABULARY_TENSORS = ("encoder.embeddings.tokens.weight", "masked_lm.decoder.bias", "causal_lm.decoder.bias")
 MIN_COUNT = 5  # the least number of occurrences of a word that is taken from a text
@@ -62,8 +63,11 @@ def extend(
             reason = f"; skipped: {_list(passed_over)}" if passed_over else ""
             raise UserError(f"nothing new to add to the vocabulary of {folder}{reason}")
         extended = vocabulary.extended(new)
-        positions = _extend_model(folder, work, tokenizer, new, vocabulary.end) if is_model else None
-        extended.save(work, tokenizer.length_within(positions) if positions else None)
+        if is_model:
+            config = _extend_model(folder, work, tokenizer, new, vocabulary.end)
+            extended.save(work, tokenizer.length_within(config.max_positions), config.num_segments)
+        else:
+            extended.save(work)
     if passed_over:
         say(f"note: skipped {len(passed_over)} of the given words: {_list(passed_over)}")
     return {
@@ -198,10 +202,10 @@ def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
     return counts
 
 
-def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> int:
+def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> EncoderConfig:
     """Write the weights and configuration of a model with rows for new entries; nothing else changes.
 
-    Returns the number of positions of the model.
+    Returns the configuration of its encoder.
     """
     from bertsmith.formats import hf
     from bertsmith.formats.families.table import family_of
@@ -220,7 +224,7 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
     write_json(out / CONFIG, values)
     if (folder / hf.NOTES).exists():
         shutil.copyfile(folder / hf.NOTES, out / hf.NOTES)
-    return config.max_positions
+    return config
 
 
 def _vocabulary_names(family: Family) -> tuple[str, ...]:

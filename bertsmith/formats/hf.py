@@ -98,7 +98,8 @@ def save_folder(
     differs = own_type(model) or ("last token" if pools_last(model) else "")
     notes = replace(notes, remark=REMARKS.get(differs, ""))
     write_notes(folder, notes)
-    tokenizer.save(folder, model.encoder.config.max_positions)
+    config = model.encoder.config
+    tokenizer.save(folder, config.max_positions, config.num_segments)
 
 
 def load_folder(

@@ -321,8 +321,8 @@ def _write_description(loaded: Loaded, folder: Path, encoder_alone: bool) -> Non
         values["architectures"] = [values["architectures"][0].split("For")[0] + "Model"]
     write_json(folder / CONFIG, values)
     write_notes(folder, loaded.notes)
-    positions = loaded.model.encoder.config.max_positions
-    loaded.tokenizer.save(folder, loaded.tokenizer.length_within(positions))
+    config = loaded.model.encoder.config
+    loaded.tokenizer.save(folder, loaded.tokenizer.length_within(config.max_positions), config.num_segments)
     write_card(folder)
 
 

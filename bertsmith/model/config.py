@@ -124,7 +124,7 @@ class EncoderConfig:
     head_activation: Activation | None = None
     pooler_activation: PoolerActivation = "tanh"
     pooler_input_dropout: bool = False
-    DECIDED = {"vocab_size": "the tokenizer of the corpus decides it"}
+    DECIDED = dict.fromkeys(("vocab_size", "pad_token_id"), "the tokenizer of the corpus decides it")
     BOUNDS = {
         "vocab_size": Bounds(1, 2**26),
         "hidden_size": Bounds(1, 2**17),

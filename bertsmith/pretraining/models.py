@@ -30,8 +30,9 @@ WEIGHTS = 104  # a stream of draws
 
 
 def random_model(config: PretrainConfig, tokenizer: Tokenizer) -> tuple[Objective, PretrainConfig]:
-    """A new model, and the configuration with the tokenizer's vocabulary size."""
-    config = replace(config, model=replace(config.model, vocab_size=tokenizer.vocab_size))
+    """A new model, and the configuration with the tokenizer's vocabulary size and the id of its padding."""
+    sizes = replace(config.model, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id)
+    config = replace(config, model=sizes)
     check_lengths(config)
     torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))
     return build_objective(Encoder(config.model), config.objective), config

@@ -15,6 +15,7 @@ from bertsmith.progress import say
 
 REPLACEMENT = "\ufffd"
 _UNSAFE = re.compile("[\0\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def safe_text(text: str) -> str:
@@ -22,6 +23,11 @@ def safe_text(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return _UNSAFE.sub(REPLACEMENT, text)
+
+
+def valid_text(text: str) -> str:
+    """Replace every lone surrogate by U+FFFD; a NUL is left, since a byte-level vocabulary has an entry for it."""
+    return text if text.isascii() else _SURROGATE.sub(REPLACEMENT, text)
 
 
 @dataclass

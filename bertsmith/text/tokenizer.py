@@ -27,7 +27,7 @@ from bertsmith.folders import regular_file
 from bertsmith.text import byte_bpe, unigram, wordpiece
 from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, Frame, Joiner
 from bertsmith.text.offsets import Aligned
-from bertsmith.text.safe import safe_text
+from bertsmith.text.safe import valid_text
 from bertsmith.text.special_tokens import TOKEN_FIELDS, frame_of, token_fields
 
 Kind = Literal["wordpiece", "bytes", "unigram"]
@@ -67,16 +67,20 @@ class Tokenizer:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
         return cls(backend, _lowercases(backend), settings, frame)
 
-    def save(self, folder: str | Path, max_length: int | None = None) -> None:
-        """Write the files of a tokenizer folder; `max_length` is where other programs truncate texts."""
+    def save(self, folder: str | Path, max_length: int | None = None, num_segments: int = 2) -> None:
+        """Write the files of a tokenizer folder.
+
+        `max_length` is where other programs truncate texts; a model with fewer than two segments gets no numbers of
+        them from other programs.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, data in self.files(max_length).items():
+        for name, data in self.files(max_length, num_segments).items():
             (folder / name).write_bytes(data)
 
-    def files(self, max_length: int | None = None) -> dict[str, bytes]:
+    def files(self, max_length: int | None = None, num_segments: int = 2) -> dict[str, bytes]:
         """The files of a tokenizer folder, by name; in `vocab.txt` an id without a token is an empty line."""
-        segments = ["token_type_ids"] if max(self.frame.segments) > 0 else []
+        segments = ["token_type_ids"] if min(len(self.frame.segments), num_segments) > 1 else []
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "do_lower_case": self.lowercase,
@@ -176,12 +180,12 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         """Token ids of each text; `special` adds the special tokens of a sequence of one part."""
-        found = self.backend.encode_batch_fast([safe_text(text) for text in texts], add_special_tokens=False)
+        found = self.backend.encode_batch_fast([valid_text(text) for text in texts], add_special_tokens=False)
         return [self.joiner.join(e.ids).tokens.tolist() if special else e.ids for e in found]
 
     def encode_aligned(self, texts: Sequence[str]) -> list[Aligned]:
         """Tokens with their character offsets, without special tokens."""
-        texts = [safe_text(text) for text in texts]
+        texts = [valid_text(text) for text in texts]
         found = self.backend.encode_batch(texts, add_special_tokens=False)
         return [Aligned(text, encoding) for text, encoding in zip(texts, found, strict=True)]
 

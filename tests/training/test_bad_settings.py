@@ -66,8 +66,7 @@ REFUSED = [
     (["model.num_segments=-1"], "num_segments must be at least 0, not -1"),
     (["model.num_segments=1"], "data.pairs=next needs two segments, and model.num_segments is 1; set it to 2"),
     (["model.norm_eps=-1"], "norm_eps must be above 0 and at most 1, not -1"),
-    (["model.pad_token_id=-1"], "pad_token_id must be at least 0, not -1"),
-    (["model.pad_token_id=999999"], "pad_token_id 999999 is not in a vocabulary of 30,522 entries"),
+    (["model.pad_token_id=1"], "--set model.pad_token_id: the tokenizer of the corpus decides it; leave it out"),
     (["model.vocab_size=10"], "--set model.vocab_size: the tokenizer of the corpus decides it; leave it out"),
     (["recipe=foo"], "--set recipe: the command names the recipe; leave it out"),
 ]
