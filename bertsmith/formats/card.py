@@ -15,6 +15,7 @@ from bertsmith.config import read_json
 
 CARD = "README.md"
 PIPELINES = {  # the end of a class name, and the pipeline tag of the hub
+    "ElectraForPreTraining": "feature-extraction",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "FeatureTagger": "token-classification",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.formats.tensor_bundle import Entry, data_file, index_file, read_index, read_tensor, write_bundle
+from bertsmith.formats.tf1_electra import HEADS_NOTE, Part, electra_parts, is_electra
 from bertsmith.formats.tf1_names import (
     CLASSIFIER,
     DEFAULTS,
@@ -74,6 +75,7 @@ class Checkpoint:
     weights: Weights
     lowercase: bool | None  # whether `bert_config.json` says so; the released files do not say
     report: dict[str, Any]
+    beside: Mapping[str, Checkpoint] = field(default_factory=dict)  # further models, by the folder inside the first's
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -120,8 +122,10 @@ def read_checkpoint(path: str | Path, *, config: str | Path | None = None) -> Ch
     """Open a checkpoint; `config` is its `bert_config.json` if that is elsewhere."""
     prefix = find_checkpoint(path)
     entries = read_index(prefix)
-    refuse_others(entries, prefix)
     file = Path(config) if config else prefix.parent / SETTINGS
+    if is_electra(entries):
+        return _read_electra(prefix, entries, read_json(file) if config or file.is_file() else {})
+    refuse_others(entries, prefix)
     if not file.is_file():
         raise UserError(f"{file} is missing, without which {prefix.name} cannot be read; give the one it was made with")
     values = read_json(file)
@@ -145,6 +149,35 @@ def read_checkpoint(path: str | Path, *, config: str | Path | None = None) -> Ch
     }
     lowercase = values.get("do_lower_case")
     return Checkpoint(prefix, settings, weights, lowercase if isinstance(lowercase, bool) else None, report)
+
+
+def _read_electra(prefix: Path, entries: Mapping[str, Entry], given: Mapping[str, Any]) -> Checkpoint:
+    """Open the discriminator of a checkpoint, and its generator beside it."""
+    extras = {name: kind_of_extra(name, entries, entry.shape) for name, entry in entries.items()}
+    parts = electra_parts({n: e.shape for n, e in entries.items() if not extras[n]}, given, prefix)
+    used = {variable.tf for part in parts.values() for variable in part.variables}
+    left_out = sorted(name for name, kind in extras.items() if not kind and name not in used)
+    found = {folder: _part_of(part, prefix, entries) for folder, part in parts.items()}
+    first, lowercase = found.pop(""), given.get("do_lower_case")
+    report = {**first.report, "ignored": dict(Counter(filter(None, extras.values()))), "left_out": left_out}
+    report["notes"] = [*report["notes"], *([] if given else [HEADS_NOTE])]
+    return replace(first, report=report, beside=found, lowercase=lowercase if isinstance(lowercase, bool) else None)
+
+
+def _part_of(part: Part, prefix: Path, entries: Mapping[str, Entry]) -> Checkpoint:
+    """Open one of the models of a checkpoint."""
+    variables = {variable.hf: variable for variable in part.variables}
+    shapes = {hf: _check(variable, entries[variable.tf], part.settings, prefix) for hf, variable in variables.items()}
+    weights = Weights(shapes, lambda name: _read(variables[name], entries[variables[name].tf]))
+    types = {entries[variable.tf].dtype for variable in part.variables} - {"float32"}
+    report = {
+        "checkpoint": str(prefix),
+        "architecture": part.settings["architectures"][0],
+        **_count(shapes),
+        "missing": [],
+        "notes": [f"weights of {name} are taken as float32" for name in sorted(types)],
+    }
+    return Checkpoint(prefix, part.settings, weights, None, report)
 
 
 def write_checkpoint(

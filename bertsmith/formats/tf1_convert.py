@@ -22,6 +22,7 @@ from bertsmith.formats.tf1 import (
     CHECKPOINT,
     SETTINGS,
     VOCAB,
+    Checkpoint,
     Weights,
     read_checkpoint,
     write_checkpoint,
@@ -51,16 +52,26 @@ def tf1_to_hf(
     folder, settings = checkpoint.prefix.parent, checkpoint.config
     tokens = _read_vocab(Path(vocab) if vocab else folder / VOCAB, settings["vocab_size"])
     lowercase, reason = guess_lowercase(folder.resolve().name, tokens, cased, checkpoint.lowercase)
-    config_in(settings, folder)  # only what can be opened again is written
+    saved = {"": checkpoint, **checkpoint.beside}
+    for each in saved.values():
+        config_in(each.config, folder)  # only what can be opened again is written
     with new_folder(target) as work:
-        tokenizer = _write_tokenizer(work, tokens, lowercase, settings["max_position_embeddings"])
-        write_json(work / CONFIG, {**settings, "pad_token_id": tokenizer.pad_id})
-        weights = checkpoint.weights
-        forms = {name: ("float32", list(shape)) for name, shape in weights.shapes.items()}
-        write_safetensors(work / WEIGHTS, forms, lambda name: weights[name].astype("<f4", copy=False).data)
-        write_card(work)
+        for name, each in saved.items():
+            (work / name).mkdir(exist_ok=True)
+            _write_model(work / name, each, tokens, lowercase)
     notes = [*checkpoint.report["notes"], f"do_lower_case is {str(lowercase).lower()}: {reason}"]
-    return {**checkpoint.report, "do_lower_case": lowercase, "notes": notes}
+    beside = {name: {**each.report, "checkpoint": ""} for name, each in checkpoint.beside.items()}
+    return {**checkpoint.report, "do_lower_case": lowercase, "notes": notes, **({"beside": beside} if beside else {})}
+
+
+def _write_model(folder: Path, checkpoint: Checkpoint, tokens: list[str], lowercase: bool) -> None:
+    """Write a model of a checkpoint as a model folder."""
+    settings, weights = checkpoint.config, checkpoint.weights
+    tokenizer = _write_tokenizer(folder, tokens, lowercase, settings["max_position_embeddings"])
+    write_json(folder / CONFIG, {**settings, "pad_token_id": tokenizer.pad_id})
+    forms = {name: ("float32", list(shape)) for name, shape in weights.shapes.items()}
+    write_safetensors(folder / WEIGHTS, forms, lambda name: weights[name].astype("<f4", copy=False).data)
+    write_card(folder)
 
 
 def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:

@@ -28,14 +28,16 @@ class Variable:
     transposed: bool = False  # the released code keeps it with the inputs first
 
 
-def _dense(tf: str, hf: str, outputs: Size, inputs: Size = "hidden_size") -> list[Variable]:
+def dense(tf: str, hf: str, outputs: Size, inputs: Size = "hidden_size") -> list[Variable]:
+    """The variables of a dense layer."""
     weight = Variable(f"{tf}/kernel", f"{hf}.weight", (outputs, inputs), transposed=True)
     return [weight, Variable(f"{tf}/bias", f"{hf}.bias", (outputs,))]
 
 
-def _norm(tf: str, hf: str) -> list[Variable]:
+def norm(tf: str, hf: str, size: Size = "hidden_size") -> list[Variable]:
+    """The variables of a layer norm."""
     ends = {"gamma": "weight", "beta": "bias"}
-    return [Variable(f"{tf}/{end}", f"{hf}.{ends[end]}", ("hidden_size",)) for end in ends]
+    return [Variable(f"{tf}/{end}", f"{hf}.{ends[end]}", (size,)) for end in ends]
 
 
 def _embedding(name: str, rows: Size) -> Variable:
@@ -52,25 +54,25 @@ EMBEDDINGS = [
     _embedding("word_embeddings", "vocab_size"),
     _embedding("token_type_embeddings", "type_vocab_size"),
     _embedding("position_embeddings", "max_position_embeddings"),
-    *_norm("bert/embeddings/LayerNorm", "bert.embeddings.LayerNorm"),
+    *norm("bert/embeddings/LayerNorm", "bert.embeddings.LayerNorm"),
 ]
 LAYER = [  # under bert/encoder/layer_0/ and bert.encoder.layer.0.
-    *_dense("attention/self/query", "attention.self.query", "hidden_size"),
-    *_dense("attention/self/key", "attention.self.key", "hidden_size"),
-    *_dense("attention/self/value", "attention.self.value", "hidden_size"),
-    *_dense("attention/output/dense", "attention.output.dense", "hidden_size"),
-    *_norm("attention/output/LayerNorm", "attention.output.LayerNorm"),
-    *_dense("intermediate/dense", "intermediate.dense", "intermediate_size"),
-    *_dense("output/dense", "output.dense", "hidden_size", "intermediate_size"),
-    *_norm("output/LayerNorm", "output.LayerNorm"),
+    *dense("attention/self/query", "attention.self.query", "hidden_size"),
+    *dense("attention/self/key", "attention.self.key", "hidden_size"),
+    *dense("attention/self/value", "attention.self.value", "hidden_size"),
+    *dense("attention/output/dense", "attention.output.dense", "hidden_size"),
+    *norm("attention/output/LayerNorm", "attention.output.LayerNorm"),
+    *dense("intermediate/dense", "intermediate.dense", "intermediate_size"),
+    *dense("output/dense", "output.dense", "hidden_size", "intermediate_size"),
+    *norm("output/LayerNorm", "output.LayerNorm"),
 ]
 POOLER, MASKED_LM, NEXT_SENTENCE = "pooler", "masked language model head", "next sentence head"
 CLASSIFIER, SPAN = "classifier", "span head"
 HEADS = {
-    POOLER: _dense("bert/pooler/dense", "bert.pooler.dense", "hidden_size"),
+    POOLER: dense("bert/pooler/dense", "bert.pooler.dense", "hidden_size"),
     MASKED_LM: [
-        *_dense("cls/predictions/transform/dense", "cls.predictions.transform.dense", "hidden_size"),
-        *_norm("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm"),
+        *dense("cls/predictions/transform/dense", "cls.predictions.transform.dense", "hidden_size"),
+        *norm("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm"),
         Variable("cls/predictions/output_bias", "cls.predictions.bias", ("vocab_size",)),
     ],
     NEXT_SENTENCE: _output("cls/seq_relationship/", "cls.seq_relationship", 2),
@@ -81,7 +83,7 @@ FACTORISED = "factorised embeddings: an ALBERT checkpoint, which is not supporte
 # Patterns of names in checkpoints of other models, the most specific first.
 OTHERS = {
     r"_CHECKPOINTABLE_OBJECT_GRAPH$": "a TensorFlow 2 object checkpoint, whose variables do not have BERT's names",
-    r"(electra|generator|discriminator_predictions)/": "an ELECTRA checkpoint, which is not supported yet",
+    r"(generator|discriminator_predictions)/": "a part of an ELECTRA: electra/embeddings is missing",
     r".*(/embedding_hidden_mapping_in|/inner_group_0/|word_embeddings_2$)": FACTORISED,
     r"bert/.*/bottleneck/": "a MobileBERT checkpoint, which is not supported",
     r"model/transformer/": "an XLNet checkpoint, which is not supported",

@@ -274,7 +274,7 @@ def add(name: str, *shape: int):
         (add("bert/encoder/embedding_hidden_mapping_in/kernel", 16, 64), "factorised embeddings: an ALBERT checkpoint"),
         (add("bert/encoder/transformer/group_0/inner_group_0/ffn_1/bias", 9), "factorised embeddings: an ALBERT"),
         (add("bert/embeddings/word_embeddings", 99, 16), r"shape \(99, 16\).*hidden_size = 64: factorised embeddings"),
-        (add("electra/embeddings/word_embeddings", 99, 16), "an ELECTRA checkpoint, which is not supported yet"),
+        (add("generator/embeddings/word_embeddings", 99, 16), "a part of an ELECTRA: electra/embeddings is missing"),
         (add("bert/encoder/layer_0/bottleneck/input/dense/bias", 9), "a MobileBERT checkpoint"),
         (add("model/transformer/layer_0/ff/layer_1/bias", 9), "an XLNet checkpoint"),
         (add("_CHECKPOINTABLE_OBJECT_GRAPH", 1), "a TensorFlow 2 object checkpoint"),
@@ -413,7 +413,7 @@ def test_models_that_the_format_cannot_hold_are_refused(tmp_path, tiny_tokenizer
         return tmp_path / "hf"
 
     size = {"vocab_size": tiny_tokenizer.vocab_size, "hidden_size": 32, "num_attention_heads": 2}
-    with pytest.raises(UserError, match="model_type"):
+    with pytest.raises(UserError, match="family electra; the released TensorFlow format is BERT's"):
         hf_to_tf1(save(transformers.ElectraForMaskedLM(transformers.ElectraConfig(**size))), tmp_path / "tf")
     weights = load_file(save(theirs("mlm", tiny_tokenizer)) / "model.safetensors")
     weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"].clone()
