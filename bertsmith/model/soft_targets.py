@@ -85,14 +85,15 @@ class _WordLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (student, teacher, targets), (soft, hard) = ctx.saved_tensors, gradients
-        parts = []
-        for ours, theirs, words in _parts(student, teacher, targets):
+        found = torch.empty_like(student)
+        for number, (ours, theirs, words) in enumerate(_parts(student, teacher, targets)):
             apart = (ours / ctx.temperature).softmax(-1) - (theirs / ctx.temperature).softmax(-1)
             right = words.clamp_min(0)[:, None]
             wrong = ours.softmax(-1).scatter_add(-1, right, -torch.ones_like(right, dtype=ours.dtype))
             gradient = soft * ctx.temperature * apart + hard * wrong
-            parts.append(gradient.masked_fill((words == IGNORE)[:, None], 0.0).to(student.dtype))
-        return torch.cat(parts), None, None, None
+            rows = slice(number * AT_ONCE, number * AT_ONCE + len(words))
+            found[rows] = gradient.masked_fill((words == IGNORE)[:, None], 0.0)
+        return found, None, None, None
 
 
 def _parts(student: Tensor, teacher: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -118,7 +118,7 @@ def layers_to_copy(teacher: int, student: int) -> list[int]:
 
 def check_shapes(student: EncoderConfig, teacher: EncoderConfig) -> None:
     """Refuse a student that cannot start with the layers of its teacher."""
-    fix = "set objective.init=random, or objective.half=true for half of the teacher"
+    fix = "the recipe distilbert (objective.half=true) makes half of any teacher, objective.init=random any student"
     names = [field.name for field in fields(EncoderConfig) if field.name not in MAY_DIFFER]
     for name in (*names, "masked_word_activation"):
         own, theirs = getattr(student, name), getattr(teacher, name)

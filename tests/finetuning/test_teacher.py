@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from conftest import randomise
 from kind_rows import ROWS
-from runs import cut, weights
+from runs import cut, on_ranks, weights
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from bertsmith.batch import IGNORE, Example, Label, collate
@@ -31,7 +32,7 @@ from bertsmith.tasks.kinds import KINDS
 from bertsmith.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-QUICK = ["train.steps=40", "train.batch_size=14", "train.learning_rate=3e-3", "data.max_length=32", "dropout=0"]
+QUICK = ["train.steps=30", "train.batch_size=14", "train.learning_rate=3e-3", "data.max_length=32", "dropout=0"]
 QUICK += ["data.dev_share=0", "data.stride=16"]
 MULTI = [{"text": f"it is {i}", "label": ["a"] if i % 2 else ["a", "b"]} for i in range(14)]
 TASKS = {  # the kind of each task's head, with its rows and what its model is asked
@@ -192,6 +193,20 @@ def test_resumed_run_and_seeds(world: Path, tmp_path: Path) -> None:
         device="cpu",
     )  # fmt: skip
     assert len(summary["settings"][0]["runs"]) == 2
+
+
+def tune_on_ranks(world: Path, folder: Path, changes: list[str]) -> None:
+    tuned("tag", world, folder / "two", *changes)
+
+
+def test_two_ranks_train_the_weights_of_one(world: Path, tmp_path: Path) -> None:
+    teacher = make_teacher(tmp_path / "teacher", "tags", Tokenizer.load(world / "tok"))
+    changes = [f"distillation.teacher={teacher}", "train.steps=4", "train.micro_batch_size=3"]
+    on_ranks(tune_on_ranks, world, tmp_path, changes)
+    one, two = (tuned("tag", world, tmp_path / "one", *changes), tmp_path / "two")
+    ends = [load_file(run / "model" / "model.safetensors") for run in (one, two)]
+    for name in (name for name in ends[0] if not name.endswith("key.bias")):  # its gradient is 0 apart from rounding
+        assert torch.allclose(ends[0][name], ends[1][name], atol=1e-5), name
 
 
 @pytest.mark.parametrize(
