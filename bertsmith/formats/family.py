@@ -12,6 +12,7 @@ from typing import Any
 from bertsmith.errors import UserError
 from bertsmith.formats.storage import Names, as_stored, expand
 from bertsmith.model.config import Activation, EncoderConfig
+from bertsmith.text.tokenizer import Kind
 
 TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.positions.weight"
 # Fields of a `config.json` that do not change what an encoder computes. The first describe the file or the head, and
@@ -99,6 +100,7 @@ class Family:
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
     layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
     head_dropout: tuple[str, float | None] = ("classifier_dropout", None)  # its default; None: the encoder's dropout
+    vocabulary: Kind | None = None  # of the published models; None: of any kind
     head_activation: Activation | None = None  # that their head over the vocabulary always has; None: the encoder's
 
     @property

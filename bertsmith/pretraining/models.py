@@ -12,9 +12,11 @@ from torch import Tensor
 
 from bertsmith import draws
 from bertsmith.corpus.shards import Corpus
+from bertsmith.formats.families.table import family_of
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import Model, config_in, read_config
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective, objective_class
 from bertsmith.objectives.objective import Objective
@@ -30,12 +32,28 @@ WEIGHTS = 104  # a stream of draws
 
 
 def random_model(config: PretrainConfig, tokenizer: Tokenizer) -> tuple[Objective, PretrainConfig]:
-    """A new model, and the configuration with the tokenizer's vocabulary size and the id of its padding."""
-    sizes = replace(config.model, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id)
-    config = replace(config, model=sizes)
+    """A new model, and the configuration with what the tokenizer decides."""
+    config = replace(config, model=fitted(config.model, tokenizer))
     check_lengths(config)
     torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))
     return build_objective(Encoder(config.model), config.objective), config
+
+
+def fitted(model: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
+    """The configuration of a new encoder for this tokenizer: its entries, its padding, and rows for its segments.
+
+    Every kind of vocabulary works in every family. A table of segments gets at least as many rows as the tokenizer
+    has segments, so that RoBERTa reads pairs of a WordPiece vocabulary as well.
+    """
+    segments = max(model.num_segments, 1 + max(tokenizer.frame.segments)) if model.num_segments else 0
+    published = family_of(model).vocabulary
+    if published is not None and tokenizer.kind != published:
+        rows = f", and model.num_segments={segments}" if segments != model.num_segments else ""
+        say(
+            f"note: {model.family} was published with a vocabulary of `tokenizer train --kind {published}`; this run "
+            f"takes the corpus' own ({tokenizer.kind}){rows}"
+        )
+    return replace(model, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id, num_segments=segments)
 
 
 def saved_model(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[Objective, PretrainConfig]:

@@ -35,6 +35,7 @@ ALBERT = Family(
         "encoder.layers.{i}.feed_forward.outer.*": f"{LAYER}.ffn_output.*",
         "encoder.layers.{i}.feed_forward_norm.*": f"{LAYER}.full_layer_layer_norm.*",
     },
+    vocabulary="unigram",
     outputs={
         "masked_lm": Output("AlbertForMaskedLM", WORDS),
         "masked_lm+next_sentence": Output("AlbertForPreTraining", {**WORDS, **PAIRS}),

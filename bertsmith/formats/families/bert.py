@@ -96,6 +96,7 @@ BERT = Family(
     prefix="bert.",
     encoder_class="BertModel",
     encoder=bert_encoder("bert", "cls.predictions.decoder"),
+    vocabulary="wordpiece",
     outputs={
         "masked_lm": Output("BertForMaskedLM", BERT_WORDS),
         "masked_lm+next_sentence": Output("BertForPreTraining", {**BERT_WORDS, **BERT_PAIRS}),

@@ -41,6 +41,7 @@ DISTILBERT = Family(
         "encoder.layers.{i}.feed_forward.outer.*": f"{LAYER}.ffn.lin2.*",
         "encoder.layers.{i}.feed_forward_norm.*": f"{LAYER}.output_layer_norm.*",
     },
+    vocabulary="wordpiece",
     outputs={
         "masked_lm": Output(
             "DistilBertForMaskedLM",

@@ -14,6 +14,7 @@ ELECTRA = Family(
         **bert_encoder("electra", "generator_lm_head"),
         "encoder.embeddings.projection.*": "electra.embeddings_project.*",
     },
+    vocabulary="wordpiece",
     outputs={
         "detector": Output(
             "ElectraForPreTraining",

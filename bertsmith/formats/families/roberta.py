@@ -7,6 +7,7 @@ from dataclasses import replace
 from bertsmith.formats.families.bert import FIELDS, FIXED, OWN_FIELDS, bert_encoder, vocabulary_head
 from bertsmith.formats.family import Family, Output
 from bertsmith.formats.storage import Names, Stored
+from bertsmith.text.tokenizer import Kind
 
 VOCABULARY = ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder")
 WORDS: Names = vocabulary_head("masked_lm", *VOCABULARY)
@@ -31,7 +32,9 @@ def roberta_outputs(classes: str, prefix: str) -> dict[str, Output]:
     }
 
 
-def roberta_family(model_type: str, classes: str, vocab_size: int, prefix: str = "roberta") -> Family:
+def roberta_family(
+    model_type: str, classes: str, vocab_size: int, vocabulary: Kind | None, prefix: str = "roberta"
+) -> Family:
     """A family with RoBERTa's names; its position table has unused rows up to the padding token's."""
     positions = f"{prefix}.embeddings.position_embeddings.weight"
     return Family(
@@ -52,14 +55,15 @@ def roberta_family(model_type: str, classes: str, vocab_size: int, prefix: str =
             "head_activation": f"{classes}ForMaskedLM has GELU in its head, whatever the encoder's activation is",
             "num_segments": f"{classes}Model needs a table of segments; that of RoBERTa has one row",
         },
+        vocabulary=vocabulary,
         head_activation="gelu",
     )
 
 
-ROBERTA = roberta_family("roberta", "Roberta", 50265)
-XLM_ROBERTA = roberta_family("xlm-roberta", "XLMRoberta", 30522)
-CAMEMBERT = roberta_family("camembert", "Camembert", 30522)
-_POST_NORM = roberta_family("roberta-prelayernorm", "RobertaPreLayerNorm", 50265, "roberta_prelayernorm")
+ROBERTA = roberta_family("roberta", "Roberta", 50265, "bytes")
+XLM_ROBERTA = roberta_family("xlm-roberta", "XLMRoberta", 30522, "unigram")
+CAMEMBERT = roberta_family("camembert", "Camembert", 30522, "unigram")
+_POST_NORM = roberta_family("roberta-prelayernorm", "RobertaPreLayerNorm", 50265, None, "roberta_prelayernorm")
 _LAYER = "roberta_prelayernorm.encoder.layer.{i}"
 ROBERTA_PRELAYERNORM = replace(
     _POST_NORM,
