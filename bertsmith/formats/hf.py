@@ -181,7 +181,7 @@ def _with_copies(names: dict[str, Stored], config: EncoderConfig) -> dict[str, S
     for name, stored in names.items():
         prefix, part = "encoder.layers.0.", name.removeprefix("encoder.layers.0.")
         if name.startswith(prefix) and part.split(".")[0] in SHARED[config.shared_layers]:
-            others = [names[f"encoder.layers.{i}.{part}"].names for i in range(1, config.stored_layers)]
+            others = [names[f"encoder.layers.{i}.{part}"].names for i in range(1, _layers_in_files(config))]
             copied[name] = replace(stored, copies=tuple(other for other in others if other != stored.names))
     return copied
 
@@ -274,13 +274,18 @@ def _floating(value: Tensor, name: str, folder: Path) -> Tensor:
 
 def _refuse_other_layers(config: EncoderConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Refuse a number of layers that differs from the weights, before the layers are built."""
-    family, layers = family_of(config), config.stored_layers
+    family, layers = family_of(config), _layers_in_files(config)
     after, last = ([n for n in _layer_names(family, i) if n in weights] for i in (layers, layers - 1))
     field, expected = family.layer_groups or family.fields["num_layers"].names[0], _layer_names(family, layers - 1)
     if after:
         raise UserError(f"{folder}: the weights have a layer {layers}, which {CONFIG} does not; fix {field}")
     if expected and not last:
         raise UserError(f"{folder}: the weights lack {expected[0]}; fix {field} in {CONFIG}")
+
+
+def _layers_in_files(config: EncoderConfig) -> int:
+    """The number of layers that files hold: one if all share their parameters and the family has groups of layers."""
+    return config.stored_layers if family_of(config).layer_groups else config.num_layers
 
 
 def _layer_names(family: Family, layer: int) -> list[str]:

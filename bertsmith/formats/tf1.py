@@ -23,26 +23,23 @@ from bertsmith.formats.tensor_bundle import Entry, data_file, index_file, read_i
 from bertsmith.formats.tf1_electra import HEADS_NOTE, Part, electra_parts, is_electra
 from bertsmith.formats.tf1_names import (
     CLASSIFIER,
-    DEFAULTS,
-    HEADS,
-    LABELS,
     MASKED_LM,
     NEXT_SENTENCE,
     POOLER,
-    SIZES,
     SPAN,
     Shape,
     Variable,
     check_shape,
-    head_settings,
     kind_of_extra,
     refuse_others,
     select,
-    settings_in,
-    settings_out,
 )
+from bertsmith.formats.tf1_releases import BERT, release_of
+from bertsmith.formats.tf1_settings import DEFAULTS, LABELS, SIZES, head_settings, settings_in, settings_out
 
 CHECKPOINT, SETTINGS, VOCAB = "bert_model.ckpt", "bert_config.json", "vocab.txt"
+ALBERT_SETTINGS = "albert_config*.json"
+HUB = "module/"  # a prefix of all variables in the checkpoints of TensorFlow Hub
 FILE_ENDS = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -86,6 +83,14 @@ def is_checkpoint(path: str | Path) -> bool:
     return bool(FILE_ENDS.search(path.name)) or index_file(path).is_file()
 
 
+def find_settings(folder: Path) -> Path:
+    """Return the settings of a released folder: `bert_config.json`, or `albert_config.json` and the like."""
+    return next(
+        (path for path in (folder / SETTINGS, *sorted(folder.glob(ALBERT_SETTINGS))) if path.is_file()),
+        folder / SETTINGS,
+    )
+
+
 def find_checkpoint(path: str | Path) -> Path:
     """Return the prefix of a checkpoint's files, given a folder that holds one, the prefix, or one of the files."""
     path = Path(path)
@@ -121,22 +126,23 @@ def _in_folder(folder: Path) -> Path:
 def read_checkpoint(path: str | Path, *, config: str | Path | None = None) -> Checkpoint:
     """Open a checkpoint; `config` is its `bert_config.json` if that is elsewhere."""
     prefix = find_checkpoint(path)
-    entries = read_index(prefix)
-    file = Path(config) if config else prefix.parent / SETTINGS
+    entries = {name.removeprefix(HUB): entry for name, entry in read_index(prefix).items()}
+    file = Path(config) if config else find_settings(prefix.parent)
     if is_electra(entries):
         return _read_electra(prefix, entries, read_json(file) if config or file.is_file() else {})
     refuse_others(entries, prefix)
+    release = release_of(entries)
     if not file.is_file():
         raise UserError(f"{file} is missing, without which {prefix.name} cannot be read; give the one it was made with")
     values = read_json(file)
-    settings = settings_in(values, file)
+    settings = settings_in(values, release, file)
     extras = {name: kind_of_extra(name, entries, entry.shape) for name, entry in entries.items()}
-    found = select([name for name in entries if not extras[name]], "tf", settings, prefix)
+    found = select(release, [name for name in entries if not extras[name]], "tf", settings, prefix)
     variables = {variable.hf: variable for part in found.values() for variable in part}
-    shapes = {hf: _check(variable, entries[variable.tf], settings, prefix) for hf, variable in variables.items()}
-    settings |= head_settings(found, values, shapes.get("classifier.weight", (0,))[0], file)
-    weights = Weights(shapes, lambda name: _read(variables[name], entries[variables[name].tf]))
-    used = {variable.tf for variable in variables.values()}
+    shapes = {hf: _check(variable, entries, settings, prefix) for hf, variable in variables.items()}
+    settings |= head_settings(found, values, shapes.get("classifier.weight", (0,))[0], release.classes, file)
+    weights = Weights(shapes, lambda name: _read(variables[name], entries))
+    used = {name for v in variables.values() for name in (v.tf, v.factor) if name}
     types = {entries[name].dtype for name in used} - {"float32"}
     report = {
         "checkpoint": str(prefix),
@@ -167,8 +173,8 @@ def _read_electra(prefix: Path, entries: Mapping[str, Entry], given: Mapping[str
 def _part_of(part: Part, prefix: Path, entries: Mapping[str, Entry]) -> Checkpoint:
     """Open one of the models of a checkpoint."""
     variables = {variable.hf: variable for variable in part.variables}
-    shapes = {hf: _check(variable, entries[variable.tf], part.settings, prefix) for hf, variable in variables.items()}
-    weights = Weights(shapes, lambda name: _read(variables[name], entries[variables[name].tf]))
+    shapes = {hf: _check(variable, entries, part.settings, prefix) for hf, variable in variables.items()}
+    weights = Weights(shapes, lambda name: _read(variables[name], entries))
     types = {entries[variable.tf].dtype for variable in part.variables} - {"float32"}
     report = {
         "checkpoint": str(prefix),
@@ -195,7 +201,7 @@ def write_checkpoint(
     source = source or folder
     config = {**SIZES, **DEFAULTS, **config}
     values, notes = settings_out(config)
-    found = select(weights, "hf", config, source)
+    found = select(BERT, weights, "hf", config, source)
     variables = sorted((v for part in found.values() for v in part), key=lambda variable: variable.tf)
     shapes: dict[str, Shape] = {}
 
@@ -224,17 +230,25 @@ def write_checkpoint(
     }
 
 
-def _check(variable: Variable, entry: Entry, settings: Mapping[str, Any], prefix: Path) -> Shape:
+def _check(variable: Variable, entries: Mapping[str, Entry], settings: Mapping[str, Any], prefix: Path) -> Shape:
     """Return the shape of a variable in `transformers`; one that does not fit is refused."""
+    entry = entries[variable.tf]
     if entry.dtype not in FLOATS:
         raise UserError(f"{prefix}: {variable.tf} is of {entry.dtype}, not of floating point")
     shape = entry.shape[::-1] if variable.transposed else entry.shape
+    if variable.factor:
+        other = entries[variable.factor].shape
+        if len(shape) != 2 or len(other) != 2 or shape[1] != other[0]:
+            raise UserError(f"{prefix}: {variable.tf} {shape} cannot be multiplied by {variable.factor} {other}")
+        shape = (shape[0], other[1])
     check_shape(variable, shape, settings, prefix)
     return shape
 
 
-def _read(variable: Variable, entry: Entry) -> NDArray[np.float32]:
-    array = read_tensor(variable.tf, entry).astype(np.float32, copy=False)
+def _read(variable: Variable, entries: Mapping[str, Entry]) -> NDArray[np.float32]:
+    array = read_tensor(variable.tf, entries[variable.tf]).astype(np.float32, copy=False)
+    if variable.factor:
+        array = array @ read_tensor(variable.factor, entries[variable.factor]).astype(np.float32, copy=False)
     return np.ascontiguousarray(array.T) if variable.transposed else array
 
 
@@ -243,4 +257,4 @@ def _count(shapes: Mapping[str, Shape]) -> dict[str, int]:
 
 
 def _missing(found: Mapping[str, Any]) -> list[str]:
-    return [part for part in HEADS if part in (POOLER, MASKED_LM, NEXT_SENTENCE) and part not in found]
+    return [part for part in (POOLER, MASKED_LM, NEXT_SENTENCE) if part not in found]

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.errors import UserError
-from bertsmith.formats.tf1_names import ACTIVATIONS, DEFAULTS, LAYER, SIZES, Shape, Variable, dense, norm
+from bertsmith.formats.tf1_names import Shape, Variable, dense, embeddings, norm
+from bertsmith.formats.tf1_releases import BERT_LAYER
+from bertsmith.formats.tf1_settings import ACTIVATIONS, DEFAULTS, SIZES
 
 DISCRIMINATOR, GENERATOR = "electra", "generator"  # scopes of the two encoders
 HEAD_SIZE = 64  # of an attention head, in every size of the released code
@@ -71,7 +73,7 @@ def _part(
     tables = scope if f"{scope}/embeddings/word_embeddings" in shapes else DISCRIMINATOR
     numbers = [int(found[1]) for name in shapes if (found := re.match(rf"{scope}/encoder/layer_(\d+)/", name))]
     layers = 1 + max(numbers, default=0)
-    variables = [*_embeddings(tables), *_layers(scope, layers), *head]
+    variables = [*embeddings("electra", "embedding_size", tables), *_layers(scope, layers), *head]
     if f"{scope}/embeddings_project/kernel" in shapes:
         project = dense(f"{scope}/embeddings_project", "electra.embeddings_project", "hidden_size", "embedding_size")
         variables += project
@@ -106,19 +108,6 @@ def _settings(
     return settings
 
 
-def _embeddings(scope: str) -> list[Variable]:
-    rows = {"word": "vocab_size", "token_type": "type_vocab_size", "position": "max_position_embeddings"}
-    tables = [
-        Variable(
-            f"{scope}/embeddings/{name}_embeddings",
-            f"electra.embeddings.{name}_embeddings.weight",
-            (size, "embedding_size"),
-        )
-        for name, size in rows.items()
-    ]
-    return [*tables, *norm(f"{scope}/embeddings/LayerNorm", "electra.embeddings.LayerNorm", "embedding_size")]
-
-
 def _layers(scope: str, layers: int) -> list[Variable]:
     prefixes = [(f"{scope}/encoder/layer_{i}/", f"electra.encoder.layer.{i}.") for i in range(layers)]
-    return [replace(v, tf=tf + v.tf, hf=hf + v.hf) for tf, hf in prefixes for v in LAYER]
+    return [replace(v, tf=tf + v.tf, hf=hf + v.hf) for tf, hf in prefixes for v in BERT_LAYER]

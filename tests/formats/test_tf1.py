@@ -271,10 +271,11 @@ def add(name: str, *shape: int):
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (add("bert/encoder/embedding_hidden_mapping_in/kernel", 16, 64), "factorised embeddings: an ALBERT checkpoint"),
-        (add("bert/encoder/transformer/group_0/inner_group_0/ffn_1/bias", 9), "factorised embeddings: an ALBERT"),
-        (add("bert/embeddings/word_embeddings", 99, 16), r"shape \(99, 16\).*hidden_size = 64: factorised embeddings"),
         (add("generator/embeddings/word_embeddings", 99, 16), "a part of an ELECTRA: electra/embeddings is missing"),
+        (add("bert/encoder/embedding_hidden_mapping_in/kernel", 16, 64), "missing key 'embedding_size'"),
+        (add("bert/encoder/transformer/group_0/inner_group_0/ffn_1/bias", 9), "missing key 'embedding_size'"),
+        (add("bert/embeddings/word_embeddings", 99, 16), r"shape \(99, 16\).*hidden_size = 64.* projection of fact"),
+        (add("bert/embeddings/word_embeddings_2", 9, 64), r"word_embeddings \(99, 64\) cannot be multiplied by .*_2"),
         (add("bert/encoder/layer_0/bottleneck/input/dense/bias", 9), "a MobileBERT checkpoint"),
         (add("model/transformer/layer_0/ff/layer_1/bias", 9), "an XLNet checkpoint"),
         (add("_CHECKPOINTABLE_OBJECT_GRAPH", 1), "a TensorFlow 2 object checkpoint"),
@@ -299,14 +300,14 @@ def test_other_models_are_refused_with_the_reason(edit, reason, tmp_path, folder
     ("values", "reason"),
     [
         ({"hidden_act": "tanh"}, "hidden_act 'tanh' is not one of gelu"),
-        ({"embedding_size": 16}, "embedding_size 16: factorised embeddings"),
+        ({"embedding_size": 16}, "embedding_size 16: the checkpoint has no projection from it"),
         ({"hidden_sizes": 3}, "unknown key 'hidden_sizes'; did you mean 'hidden_size'"),
         ({"num_hidden_layers": 10**9}, "lacks bert/encoder/layer_3/"),
         ({"num_hidden_layers": 2}, "has bert/encoder/layer_2/"),
         ({"num_attention_heads": 5}, "hidden_size 64 cannot be divided among 5 heads"),
         ({"vocab_size": None}, "vocab_size must be a whole number"),
         ({"intermediate_size": 96}, r"has shape \(128, 64\), and the settings say intermediate_size = 96"),
-        ({"model_type": "albert"}, "only 'bert' has this format"),
+        ({"model_type": "albert"}, "model_type 'albert', and the checkpoint is one of BERT"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(values, reason, tmp_path, folder):

@@ -28,8 +28,9 @@ FIELDS = {
     "pad_token_id": Field(("pad_token_id",)),
     "direction": Field(("is_decoder",), values={"both": False, "left-to-right": True}),
 }
-# `transformers` keeps fields that it does not know: its classes always have biases, which are written as zeros.
-OWN_FIELDS = ("bias", "direction")
+# `transformers` keeps fields that it does not know. Its classes always have biases, which are written as zeros, and
+# layers of their own, so that sublayers that are shared here are written for every layer.
+OWN_FIELDS = ("bias", "direction", "shared_layers")
 FIXED = {
     "position_embedding_type": "absolute",
     "add_cross_attention": False,

@@ -1,0 +1,210 @@
+"""TensorFlow 1 checkpoints of ALBERT, of a BERT with factorised embeddings and of albert_zh, in their own names."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.testing import assert_close
+from variants import randomise, their_model
+
+from bertsmith.batch import lay_out
+from bertsmith.errors import UserError
+from bertsmith.formats.hf import load_folder
+from bertsmith.formats.tensor_bundle import write_bundle
+from bertsmith.formats.tf1 import is_checkpoint, read_checkpoint
+from bertsmith.formats.tf1_convert import tf1_to_hf
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LAYERS = 3
+SETTINGS = {
+    "attention_probs_dropout_prob": 0,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0,
+    "embedding_size": 24,
+    "hidden_size": 64,
+    "initializer_range": 0.02,
+    "intermediate_size": 128,
+    "max_position_embeddings": 48,
+    "num_attention_heads": 4,
+    "num_hidden_layers": LAYERS,
+    "type_vocab_size": 2,
+}
+GOOGLE = {  # what else the released albert_config.json holds
+    "num_hidden_groups": 1,
+    "inner_group_num": 1,
+    "net_structure_type": 0,
+    "gap_size": 0,
+    "num_memory_blocks": 0,
+    "down_scale_factor": 1,
+}
+
+
+def common_name(name: str) -> str:
+    """The released code's name of a weight outside the layers, by rules instead of a table."""
+    rules = [
+        (r"LayerNorm\.weight$", "LayerNorm.gamma"),
+        (r"LayerNorm\.bias$", "LayerNorm.beta"),
+        (r"_embeddings\.weight$", "_embeddings"),
+        (r"^albert\.", "bert."),
+        (r"^bert\.pooler\.", "bert.pooler.dense."),
+        (r"^predictions\.(dense|LayerNorm)", r"cls.predictions.transform.\1"),
+        (r"^predictions\.bias", "cls.predictions.output_bias"),
+        (r"^sop_classifier\.classifier\.weight", "cls.seq_relationship.output_weights"),
+        (r"^sop_classifier\.classifier\.bias", "cls.seq_relationship.output_bias"),
+        (r"^classifier\.weight", "output_weights"),
+        (r"^classifier\.bias", "output_bias"),
+        (r"\.weight$", ".kernel"),
+    ]
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def albert_name(name: str) -> str:
+    """ALBERT's own names: the inverse of what the converter of `transformers` did."""
+    name = re.sub(r"full_layer_layer_norm\.weight", "LayerNorm_1.gamma", name)
+    name = re.sub(r"full_layer_layer_norm\.bias", "LayerNorm_1.beta", name)
+    name = common_name(name)
+    name = re.sub(r"albert_layer_groups\.(\d)\.albert_layers\.0\.", r"transformer.group_\1.inner_group_0.", name)
+    name = name.replace("attention.LayerNorm", "LayerNorm").replace("ffn_output.", "ffn_1.intermediate.output.dense.")
+    name = name.replace(".ffn.", ".ffn_1.intermediate.dense.").replace("attention.dense", "attention_1.output.dense")
+    return re.sub(r"attention\.(query|key|value)", r"attention_1.self.\1", name).replace(".", "/")
+
+
+def bert_name(name: str) -> str:
+    """BERT's names of ALBERT's weights."""
+    name = re.sub(r"full_layer_layer_norm\.weight", "output.LayerNorm.gamma", name)
+    name = re.sub(r"full_layer_layer_norm\.bias", "output.LayerNorm.beta", name)
+    name = common_name(name)
+    name = re.sub(r"albert_layer_groups\.(\d)\.albert_layers\.0\.", r"layer_\1.", name)
+    name = name.replace("attention.LayerNorm", "attention.output.LayerNorm").replace("ffn_output.", "output.dense.")
+    name = name.replace(".ffn.", ".intermediate.dense.").replace("attention.dense", "attention.output.dense")
+    return re.sub(r"attention\.(query|key|value)", r"attention.self.\1", name).replace(".", "/")
+
+
+def variables(model, rename) -> dict[str, np.ndarray]:
+    """The variables that TensorFlow would hold for a model of `transformers`."""
+    state = {rename(n): value.numpy() for n, value in model.state_dict().items() if "decoder" not in n}
+    return {name: value.T if name.endswith("/kernel") else value for name, value in state.items()}
+
+
+def released(folder: Path, values: dict, settings: dict, tokenizer, config: str = "albert_config.json") -> Path:
+    """Write a folder as it is released."""
+    folder.mkdir()
+    write_bundle(folder / "model.ckpt-best", sorted(values.items()))
+    (folder / config).write_text(json.dumps({**settings, "vocab_size": tokenizer.vocab_size}))
+    (folder / "vocab.txt").write_bytes(tokenizer.files()["vocab.txt"])
+    return folder
+
+
+@torch.no_grad()
+def same_outputs(folder: Path, model) -> None:
+    """Assert that `transformers` opens a folder with the outputs of a model, and that ours are equal."""
+    other, info = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    batch = lay_out(np.arange(36) % 90 + 5, np.arange(36) % 2, np.full(4, 9), packed=False)
+    inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
+    expected = model.eval()(**inputs).to_tuple()
+    assert_close(other.eval()(**inputs).to_tuple(), expected, atol=1e-6, rtol=0)
+    batch.labels["masked"] = torch.arange(36)
+    ours = load_folder(folder).model.eval().logits(batch)
+    found = [ours["mlm"].view(4, 9, -1), ours["nsp"]] if isinstance(ours, dict) else [ours]
+    assert_close(found, list(expected), atol=1e-5, rtol=0)
+
+
+def test_albert_as_google_released_it(tmp_path, tiny_tokenizer):
+    model = their_model("albert", "mlm+nsp", tiny_tokenizer.vocab_size)
+    saved = {**variables(model, albert_name), "global_step": np.int64(7)}
+    assert "bert/encoder/transformer/group_0/inner_group_0/ffn_1/intermediate/output/dense/kernel" in saved
+    folder = released(tmp_path / "albert_base", saved, {**SETTINGS, **GOOGLE}, tiny_tokenizer)
+    assert is_checkpoint(folder)
+    report = tf1_to_hf(folder, tmp_path / "hf")
+    assert (report["architecture"], report["left_out"], report["ignored"]) == (
+        "AlbertForPreTraining",
+        [],
+        {"counters": 1},
+    )
+    same_outputs(tmp_path / "hf", model)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_act"] == "gelu_new"
+    assert load_folder(tmp_path / "hf").model.encoder.config.shared_layers == "all"
+
+
+def test_albert_of_tensorflow_hub_and_a_classifier(tmp_path, tiny_tokenizer):
+    model = their_model("albert", "single", tiny_tokenizer.vocab_size)
+    saved = {f"module/{name}": value for name, value in variables(model, albert_name).items()}
+    folder = released(tmp_path / "hub", saved, {**SETTINGS, **GOOGLE}, tiny_tokenizer, "albert_config_base.json")
+    assert tf1_to_hf(folder, tmp_path / "hf")["architecture"] == "AlbertForSequenceClassification"
+    same_outputs(tmp_path / "hf", model)
+
+
+def test_bert_with_factorised_embeddings_becomes_albert_with_a_group_for_each_layer(tmp_path, tiny_tokenizer):
+    model = their_model("albert without sharing", "mlm+nsp", tiny_tokenizer.vocab_size, hidden_act="gelu")
+    saved = variables(model, bert_name)
+    assert {"bert/encoder/layer_2/output/dense/kernel", "bert/encoder/embedding_hidden_mapping_in/kernel"} <= {*saved}
+    folder = released(tmp_path / "tiny", saved, SETTINGS, tiny_tokenizer, "bert_config.json")
+    tf1_to_hf(folder, tmp_path / "hf")
+    same_outputs(tmp_path / "hf", model)
+    assert load_folder(tmp_path / "hf").model.encoder.config.shared_layers == "none"
+
+
+def chinese(tokenizer) -> tuple[transformers.BertForPreTraining, dict[str, np.ndarray]]:
+    """A model as albert_zh computes it, and its variables: a product of two tables, and one layer for all."""
+    sizes = {name: value for name, value in SETTINGS.items() if name != "embedding_size"}
+    config = transformers.BertConfig(**{**sizes, "vocab_size": tokenizer.vocab_size, "hidden_act": "gelu_new"})
+    model = randomise(transformers.BertForPreTraining(config))
+    narrow, wide = np.random.default_rng(0).normal(size=(config.vocab_size, 24)), np.eye(24, 64)
+    state = model.state_dict()
+    state["bert.embeddings.word_embeddings.weight"].copy_(torch.from_numpy(narrow @ wide))
+    for name in [name for name in state if ".layer.0." in name]:
+        for layer in range(1, LAYERS):
+            state[name.replace(".layer.0.", f".layer.{layer}.")].copy_(state[name])
+    saved = {}
+    for name, value in state.items():
+        if "decoder" not in name and not re.search(r"layer\.[1-9]", name):
+            ours = common_name(name.replace("layer.0.", "layer_shared."))
+            ours = re.sub(r"seq_relationship\.(kernel|bias)", r"seq_relationship.output_\1", ours)
+            ours = ours.replace("output_kernel", "output_weights").replace("pooler.dense.dense", "pooler.dense")
+            ours = ours.replace("cls.predictions.bias", "cls.predictions.output_bias").replace(".", "/")
+            saved[ours] = value.numpy().T if ours.endswith("/kernel") else value.numpy()
+    saved["bert/embeddings/word_embeddings"] = narrow.astype(np.float32)
+    saved["bert/embeddings/word_embeddings_2"] = wide.astype(np.float32)
+    return model, saved
+
+
+def test_albert_zh_becomes_bert_with_equal_layers_and_the_product_of_its_tables(tmp_path, tiny_tokenizer):
+    model, saved = chinese(tiny_tokenizer)
+    settings = {**SETTINGS, "ln_type": "postln", "directionality": "bidi"}
+    folder = released(tmp_path / "albert_tiny_zh", saved, settings, tiny_tokenizer, "albert_config_tiny.json")
+    report = tf1_to_hf(folder, tmp_path / "hf")
+    assert report["left_out"] == []
+    same_outputs(tmp_path / "hf", model)
+    opened = load_folder(tmp_path / "hf").model.encoder.config
+    assert (opened.family, opened.shared_layers, opened.embedding_size) == ("bert", "all", None)
+    (folder / "albert_config_tiny.json").write_text(
+        json.dumps({**settings, "vocab_size": tiny_tokenizer.vocab_size, "ln_type": "preln"})
+    )
+    with pytest.raises(UserError, match="ln_type = 'preln' is not supported; only 'postln' is"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"inner_group_num": 2}, "inner_group_num = 2 is not supported; only 1 is"),
+        ({"num_hidden_groups": 2}, "lacks bert/encoder/transformer/group_1/"),
+        ({"embedding_size": 16}, r"word_embeddings .* has shape \(99, 24\).* embedding_size = 16"),
+        ({"embedding_size": None}, "embedding_size must be a whole number"),
+        ({"net_structur_type": 0}, "unknown key 'net_structur_type'; did you mean 'net_structure_type'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes, reason, tmp_path, tiny_tokenizer):
+    saved = variables(their_model("albert", "mlm+nsp", tiny_tokenizer.vocab_size), albert_name)
+    folder = released(tmp_path / "tf", saved, {**SETTINGS, **GOOGLE, **changes}, tiny_tokenizer)
+    with pytest.raises(UserError, match=reason):
+        tf1_to_hf(folder, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
