@@ -22,10 +22,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import family_pages, family_quality, family_speed
 from benchmarks.family_table import FAMILIES, KINDS
@@ -52,7 +55,9 @@ def merged(old: Results, new: Results) -> Results:
 
 def keep(arguments: argparse.Namespace, part: str, name: str, found: Results) -> None:
     """Write a result at once, with the commit, the machine and the date that it was taken at."""
-    taken = {"commit": commit(), "machine": machine(), "date": datetime.date.today().isoformat()}
+    command = " ".join(Path(argument).name for argument in sys.argv[1:])
+    taken = {"command": command, "commit": commit(), "machine": machine(), "torch": torch.__version__}
+    taken["date"] = datetime.date.today().isoformat()
     results = merged(earlier(arguments), {part: {name: {**found, "taken": taken}}})
     arguments.results.mkdir(parents=True, exist_ok=True)
     print(record(NAME, results, arguments.results), name, flush=True)
@@ -64,11 +69,12 @@ def speed(arguments: argparse.Namespace) -> None:
     asked = arguments.names or list(family_speed.MEASURED)
     bert: Results = {}
     for name in dict.fromkeys(["bert", *asked]):
-        found = family_speed.measure_family(name, size, peer=not arguments.no_peer and name in asked)
+        found = family_speed.measure_family(name, size, peer=name in asked and not arguments.no_peer)
         bert = bert or found
-        found = family_speed.beside_bert(found, bert)
-        print(name, json.dumps(found), flush=True)
-        keep(arguments, "speed", f"{name}, {size}", found)
+        if name in asked:
+            found = family_speed.beside_bert(found, bert)
+            print(name, json.dumps(found), flush=True)
+            keep(arguments, "speed", f"{name}, {size}", found)
 
 
 def tokenizers(arguments: argparse.Namespace) -> None:
@@ -85,18 +91,22 @@ def quality(arguments: argparse.Namespace) -> None:
     """Pre-train and fine-tune families, one after the other."""
     for name in arguments.names:
         began = time.monotonic()
-        found = family_quality.measure_quality(name, arguments, earlier(arguments).get("quality", {}))
-        found["seconds_in_all"] = round(time.monotonic() - began)
+        for found in family_quality.measure_quality(name, arguments, earlier(arguments).get("quality", {})):
+            found["seconds_in_all"] = round(time.monotonic() - began)
+            keep(arguments, "quality", name, found)
         print(name, json.dumps(found), flush=True)
-        keep(arguments, "quality", name, found)
 
 
 def merge(arguments: argparse.Namespace) -> None:
-    """Add the results of other files to those of the project; the command and the machine are those of each result."""
-    results = read_results(RESULTS)
+    """Add the results of other files to those of the project, with the command and machine of the last file."""
+    results, facts = read_results(RESULTS), {}
     for name in arguments.names:
-        results = merged(results, json.loads(Path(name).read_text(encoding="utf-8"))["results"])
-    print(record(NAME, results))
+        facts = json.loads(Path(name).read_text(encoding="utf-8"))
+        results = merged(results, facts["results"])
+    path = RESULTS / f"{NAME}.json"
+    written = {**facts, "commit": "see `taken`", "results": results}
+    path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    print(path)
 
 
 def show(arguments: argparse.Namespace) -> None:

@@ -36,7 +36,8 @@ def quality_rows(quality: Results) -> Rows:
     for name, found in quality.items():
         run, words = found["pretraining"], found["pretraining"]["masked_words"] or {}
         own = [name, f"{run['tokens'] / 1e6:,.0f}", *(_number(words.get(n)) for n in ("loss", "bits_per_byte"))]
-        rows.append([*own, *(_score(found["tasks"].get(task)) for task in EPOCHS), _number(found["mean"])])
+        scores = [_score(found.get("tasks", {}).get(task)) for task in EPOCHS]
+        rows.append([*own, *scores, _number(found.get("mean"))])
     return rows
 
 

@@ -6,13 +6,14 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.family_table import FAMILIES, KINDS, QUALITY, QUALITY_SMOKE, quality_config
-from bertsmith.config import to_dict
+from bertsmith.config import load, to_dict
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import MANIFEST, Corpus
 from bertsmith.corpus.sources import Reading, find_sources, read_blocks
@@ -33,7 +34,7 @@ from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import runlog
-from bertsmith.training.run import MODEL, final_scores, is_finished
+from bertsmith.training.run import CONFIG, MODEL, final_scores, is_finished
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 from bertsmith.training.side_by_side import side_by_side
 
@@ -57,7 +58,7 @@ def train_tokenizers(data: Path, kinds: list[str], vocabulary: int) -> None:
     text, out = text_files(data), data / "tokenizers"
     for kind in kinds:
         if not (out / kind).exists():
-            train_tokenizer(text, out / kind, vocab_size=vocabulary, **({} if kind == "wordpiece" else {"kind": kind}))
+            train_tokenizer(text, out / kind, vocab_size=vocabulary, kind=kind)
     size = sum(len(block.data) for block in read_blocks(find_sources(text), "text", Reading()))
     (out / FACTS).write_text(json.dumps({"bytes": size}), encoding="utf-8")
 
@@ -81,11 +82,10 @@ def corpus_folder(data: Path, work: Path, kind: str) -> Path:
 def pretrained(name: str, arguments: Any, teacher: str) -> Results:
     """Pre-train a family unless that is done; what it saw and what it learnt."""
     run = arguments.work / "pretrained" / name
-    config = quality_config(name, arguments.minutes, arguments.smoke, arguments.set)
     corpus = corpus_folder(arguments.data, arguments.work, FAMILIES[teacher or name].tokenizer)
     if not is_finished(run):
         shutil.rmtree(run, ignore_errors=True)  # a run that was killed begins again: its minutes are to be whole ones
-        start_pretraining(config, corpus, run, arguments, teacher)
+        start_pretraining(name, corpus, run, arguments, teacher)
     records = [record for record in runlog.read(run) if "tokens_per_second" in record]
     facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
     speeds = sorted(record["tokens_per_second"] for record in records)
@@ -101,7 +101,7 @@ def pretrained(name: str, arguments: Any, teacher: str) -> Results:
         "corpus": {"files": [p.name for p in text_files(arguments.data)], "tokens": manifest.tokens},
         "held_out": {k: round(v, 4) for k, v in final_scores(run).items() if isinstance(v, float)},
         "masked_words": masked_words(name, run / MODEL, corpus, arguments),
-        "settings": changed_settings(config),
+        "settings": changed_settings(load(PretrainConfig, run / CONFIG)),
         "published_rate": FAMILIES[name].published,
         **({"teacher": teacher} if teacher else {}),
     }
@@ -114,12 +114,19 @@ def changed_settings(config: PretrainConfig) -> Results:
     for part, default in usual.items():
         values, known = to_dict(getattr(config, part)), to_dict(default)
         found[part] = {name: value for name, value in values.items() if value != known[name]}
+    found["objective"].pop("teacher", None)  # its folder; the result names the family
     return found
 
 
-def start_pretraining(config: Any, corpus: Path, run: Path, arguments: Any, teacher: str) -> None:
-    """One pre-training run; a student has a teacher that was pre-trained before it."""
-    pretrain(config, corpus, run, device=arguments.device)
+def start_pretraining(name: str, corpus: Path, run: Path, arguments: Any, teacher: str) -> None:
+    """One pre-training run; a student has a teacher that was pre-trained in the same work folder.
+
+    A teacher that is not a BERT has a student of its own family, with half of its layers.
+    """
+    half = ["objective.half=true"] if teacher and teacher != "bert" else []
+    config = quality_config(name, arguments.minutes, arguments.smoke, [*half, *arguments.set])
+    folder = arguments.work / "pretrained" / teacher / MODEL if teacher else None
+    pretrain(config, corpus, run, teacher=folder, device=arguments.device)
 
 
 def masked_words(name: str, model: Path, corpus: Path, arguments: Any) -> Results | None:
@@ -213,15 +220,16 @@ def best_teacher(results: Results) -> str:
     able = {n: f for n, f in results.items() if n not in ("electra", "distilbert") and f.get("tasks")}
     if not able:
         raise SystemExit("no family with a masked-word head has been measured: give --teacher, or run bert first")
-    return max(able, key=lambda name: sum(task["mean"] for task in able[name]["tasks"].values()))
+    return max(able, key=lambda name: sum(task["mean"] or 0.0 for task in able[name]["tasks"].values()))
 
 
-def measure_quality(name: str, arguments: Any, earlier: Results) -> Results:
-    """Pre-train, then fine-tune one family."""
+def measure_quality(name: str, arguments: Any, earlier: Results) -> Iterator[Results]:
+    """Pre-train, then fine-tune one family; what is known after each of the two."""
     teacher = (arguments.teacher or best_teacher(earlier)) if name == "distilbert" else ""
     found: Results = {"pretraining": pretrained(name, arguments, teacher)}
+    yield found
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     found["tasks"] = finetuned(name, arguments)
-    means = [task["mean"] for task in found["tasks"].values()]
-    return {**found, "mean": round(sum(means) / len(means), 2)}
+    means = [task["mean"] for task in found["tasks"].values() if task["mean"] is not None]
+    yield {**found, "mean": round(sum(means) / len(means), 2) if means else None}

@@ -15,14 +15,17 @@ import torch
 from benchmarks.family_peers import Shape, peer_seconds
 from benchmarks.family_table import SIZES, speed_config
 from benchmarks.peer_forms import DEVICE, TOKENS, free_memory, measure
-from benchmarks.pretrain_gpu import full_batch, our_steps
-from bertsmith.batch import Batch, Packed
+from benchmarks.pretrain_gpu import full_batch, our_steps, plain_reason
+from bertsmith.batch import Batch, Label, Packed
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective, objective_class
-from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.objective import ORIGINAL_LABEL, Objective
 from bertsmith.objectives.settings import MaskedLMConfig
+from bertsmith.pretraining.loader import ORIGINAL
 from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.training.parts import freeze
 from bertsmith.training.settings import TrainConfig
 from bertsmith.training.speed import matrix_ceiling
 
@@ -35,14 +38,15 @@ Results = dict[str, Any]
 
 
 def family_batch(config: PretrainConfig, length: int, tokens: int) -> Batch:
-    """Random tokens in sequences of one length with the labels that the objective counts."""
-    batch = full_batch(length, tokens, config.model.vocab_size)
+    """Random tokens in sequences of one length, with the labels that the objective counts."""
+    batch = full_batch(length, tokens, config.model.vocab_size, config.model.num_segments)
     losses = objective_class(config.objective).counts(config.objective)
+    if ORIGINAL_LABEL in losses.values():
+        batch = batch.with_labels({ORIGINAL_LABEL: Label(batch.tokens.numpy(), ORIGINAL)})
     wanted = {"masked", "targets", *losses.values()}
     labels = {name: values for name, values in batch.labels.items() if name in wanted}
     counts = {loss: len(labels[name]) if name in labels else batch.num_tokens for loss, name in losses.items()}
-    segments = batch.segments if config.model.num_segments > 1 else torch.zeros_like(batch.segments)
-    return replace(batch, labels=labels, counts=counts, segments=segments)
+    return replace(batch, labels=labels, counts=counts)
 
 
 def entry(objective: Objective, batch: Batch, measured: dict[str, float]) -> Results:
@@ -52,7 +56,7 @@ def entry(objective: Objective, batch: Batch, measured: dict[str, float]) -> Res
     flops = objective.flops(lengths, len(batch.labels["masked"]))
     found = {
         "tokens_per_second": round(batch.num_tokens / seconds),
-        "tflops": round(flops / seconds / 1e12, 1),
+        "tflops": float(f"{flops / seconds / 1e12:.4g}"),
         "mflop_per_token": round(flops / batch.num_tokens / 1e6, 3),
         "memory_gb": measured["memory_gb"],
         "compile_seconds": round(measured["extra"], 1),
@@ -70,13 +74,18 @@ def measured_config(name: str, size: str) -> PretrainConfig:
 
 
 def our_objective(name: str, config: PretrainConfig, size: str) -> Objective:
-    """The module that is trained."""
-    return build_objective(Encoder(config.model), config.objective)
+    """The module that is trained; DistilBERT's teacher is a BERT with random weights."""
+    objective = build_objective(Encoder(config.model), config.objective)
+    if name == "distilbert":
+        objective.teacher = MaskedLM(Encoder(measured_config("bert", size).model), MaskedLMConfig(next_sentence=False))
+        freeze(objective)
+    return objective
 
 
 def second_encoder(objective: Objective) -> EncoderConfig | None:
     """The encoder of ELECTRA's generator or of a teacher."""
-    return None
+    found = [part for name in ("generator", "teacher") if (part := getattr(objective, name, None)) is not None]
+    return found[0].encoder.config if found else None
 
 
 def shape_of(config: EncoderConfig) -> Shape:
@@ -93,6 +102,7 @@ def measure_family(name: str, size: str, peer: bool) -> Results:
     free_memory()
     measured = measure(our_steps(objective.to(DEVICE), [batch], TrainConfig(steps=1)), steps)
     found: Results = {"bertsmith": entry(objective, batch, measured), "shape": SIZES[size].words}
+    found["kernels"] = plain_reason(objective) or "fused"
     if peer:
         other, own = second_encoder(objective), shape_of(config.model)
         objective.cpu()  # the peer is to have all memory

@@ -23,6 +23,7 @@ class Family:
     rate: float
     published: str  # the learning rate and the batch of the paper, in words
     layers: float = 1.0  # of those of a BERT of the same shape
+    changes: tuple[str, ...] = ()  # of the settings in the comparison of quality
 
 
 FAMILIES = {
@@ -30,7 +31,11 @@ FAMILIES = {
     "roberta": Family("roberta-base", "bytes", 5e-4, "6e-4 with Adam, 8,192 sequences of 512"),
     "albert": Family("albert-base", "unigram", 5e-4, "1.76e-3 with LAMB, 4,096 sequences of 512"),
     "electra": Family(
-        "electra-base", "wordpiece", 5e-4, "2e-4 with Adam, 256 sequences of 512; small: 5e-4, 128 of 128"
+        "electra-base",
+        "wordpiece",
+        5e-4,
+        "2e-4 with Adam, 256 sequences of 512; small: 5e-4, 128 of 128",
+        changes=("objective.generator_size=0.25",),  # a third of 512 units would not divide into heads
     ),
     "distilbert": Family("distilbert-base", "wordpiece", 5e-4, "5e-4 with Adam, 4,000 sequences", layers=0.5),
 }
@@ -58,7 +63,7 @@ class Size:
             "attention_dropout": dropout,
         }
         if model.embedding_size is not None:
-            shape["embedding_size"] = min(model.embedding_size, self.hidden)
+            shape["embedding_size"] = min(model.embedding_size, self.hidden // 2)
         return replace(model, **shape)
 
     @property
@@ -67,7 +72,7 @@ class Size:
 
 
 SIZES = {"base": Size(12, 768, 12, 128), "large": Size(24, 1024, 16, 512), "smoke": Size(2, 32, 2, 64)}
-QUALITY, QUALITY_SMOKE = Size(8, 512, 8, 128), Size(2, 32, 2, 32)
+QUALITY, QUALITY_SMOKE = Size(8, 512, 8, 128), Size(2, 32, 2, 64)
 
 
 def speed_config(name: str, size: str) -> PretrainConfig:
@@ -96,4 +101,4 @@ def quality_config(name: str, minutes: float, smoke: bool, changes: list[str]) -
         workers=0 if smoke else 12,
     )
     model = size.encoder(family, found.model, 0.0)
-    return override(replace(found, recipe=name, model=model, data=data, train=train), changes)
+    return override(replace(found, recipe=name, model=model, data=data, train=train), [*family.changes, *changes])

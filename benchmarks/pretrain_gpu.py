@@ -82,7 +82,7 @@ SIZES = {"base": 128, "large": 512}  # and the length that each is measured at
 def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) -> Step:
     """A function that takes the next batch through a whole step, as `fit` does."""
     optimizers = make_optimizers(model, train)
-    fused, on_gpu = choose(model.encoder.config, DEVICE, torch.bfloat16).fused, DEVICE.type == "cuda"
+    fused, on_gpu = not plain_reason(model), DEVICE.type == "cuda"
     recorder = GraphRunner(model, optimizers, train, fused) if on_gpu else None
     batches = [bucketed(b).pin_memory() if on_gpu and not b.tokens.is_cuda else bucketed(b) for b in batches]
     turn = iter(range(10**9))
@@ -96,16 +96,24 @@ def our_steps(model: torch.nn.Module, batches: list[Batch], train: TrainConfig) 
     return step
 
 
+def plain_reason(model: torch.nn.Module) -> str:
+    """The reason why an encoder of a model cannot run on the fused kernels; empty if all of them can."""
+    encoders = [part for part in model.modules() if isinstance(part, Encoder)]
+    reasons = (choose(encoder.config, DEVICE, torch.bfloat16).reason for encoder in encoders)
+    return next((reason for reason in reasons if reason), "")
+
+
 def with_dropout(size: str, dropout: float) -> EncoderConfig:
     return dataclasses.replace(encoder_config(size), hidden_dropout=dropout, attention_dropout=dropout)
 
 
-def full_batch(length: int, tokens: int = TOKENS, vocabulary: int = 30522) -> Batch:
-    """Random tokens in sequences of one length, 15 % masked."""
+def full_batch(length: int, tokens: int = TOKENS, vocabulary: int = 30522, segments: int = 2) -> Batch:
+    """Random tokens in sequences of one length, 15 % masked; the second half of a sequence is a second segment."""
     rng = np.random.default_rng(0)
     rows = tokens // length
     ids = rng.integers(1000, vocabulary, tokens)
-    batch = lay_out(ids, np.tile(np.arange(length) >= length // 2, rows), np.full(rows, length), packed=True)
+    second = np.tile(np.arange(length) >= length // 2, rows) & (segments > 1)
+    batch = lay_out(ids, second, np.full(rows, length), packed=True)
     masked = np.sort(rng.choice(tokens, int(0.15 * tokens), replace=False))
     targets = Label(ids[masked], dataclasses.replace(TARGET, loss="mlm"))
     labels = {"masked": Label(masked, MASKED), "targets": targets, "next": Label(rng.integers(0, 2, rows), PAIR)}

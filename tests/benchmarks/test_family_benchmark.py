@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 from benchmarks import families
 from benchmarks.family_pages import PAGE, write_page
 from benchmarks.family_quality import best_teacher, task_scores
+from benchmarks.family_speed import MEASURED
 from benchmarks.family_toy import write_toy_data
 
 
@@ -20,23 +21,35 @@ def results_in(folder: Path) -> dict:
 
 
 def test_speed_measures_every_family_beside_its_peer(tmp_path: Path) -> None:
-    families.main(["speed", "bert", "--smoke", "--results", str(tmp_path)])
+    families.main(["speed", "--smoke", "--results", str(tmp_path)])
     found = {name.removesuffix(", smoke"): entry for name, entry in results_in(tmp_path)["speed"].items()}
-    assert list(found) == ["bert"]
+    assert list(found) == list(MEASURED)
+    flops = {name: entry["bertsmith"]["mflop_per_token"] for name, entry in found.items()}
+    assert flops["distilbert, no teacher"] < flops["bert"] < flops["electra"]  # a generator is counted
+    assert flops["distilbert, no teacher"] < flops["distilbert"]  # and a teacher
     assert all(entry["ratio"] > 0 for entry in found.values())
 
 
-@pytest.mark.parametrize("name", ["bert"])
-def test_quality_pretrains_and_finetunes(name: str, tmp_path: Path) -> None:
+QUICK = ["bert", "distilbert"]  # a student, and its teacher before it
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"), [(QUICK, 1), pytest.param(["roberta", "albert", "electra"], 3, marks=pytest.mark.slow)]
+)
+def test_quality_pretrains_and_finetunes(names: list[str], kinds: int, tmp_path: Path) -> None:
     data = write_toy_data(tmp_path / "data")
     work = ["--data", str(data), "--work", str(tmp_path / "work"), "--smoke", "--results", str(tmp_path)]
-    families.main(["tokenizers", "wordpiece", "--vocabulary", "150", *work])
-    families.main(["quality", name, "--seeds", "1", "--jobs", "1", "--tasks", "cola", "--device", "cpu", *work])
-    found = results_in(tmp_path)["quality"][name]
-    assert found["pretraining"]["steps"] == 3
-    assert found["pretraining"]["masked_words"]["bits_per_byte"] > 0
-    assert found["tasks"]["cola"]["metric"] == "matthews"
-    assert len(found["tasks"]["cola"]["values"]) == 1
+    for kind, entries in list({"wordpiece": "150", "bytes": "300", "unigram": "100"}.items())[:kinds]:
+        families.main(["tokenizers", kind, "--vocabulary", entries, *work])
+    families.main(["quality", *names, "--seeds", "1", "--jobs", "1", "--tasks", "cola", "--device", "cpu", *work])
+    quality = results_in(tmp_path)["quality"]
+    for name in names:
+        run, tasks = quality[name]["pretraining"], quality[name]["tasks"]
+        assert run["steps"] == 3
+        assert run["masked_words"]["bits_per_byte"] > 0
+        assert run["masked_words"]["of"] == ("the generator" if name == "electra" else "the model")
+        assert len(tasks["cola"]["values"]) == 1
+    assert quality[names[-1]]["pretraining"].get("teacher") == ("bert" if names == QUICK else None)
 
 
 def test_results_of_several_calls_are_merged() -> None:
