@@ -134,16 +134,15 @@ def peer_batch(family: str, batch: Batch, has_other: bool) -> dict[str, Tensor]:
 
 
 def peer_seconds(
-    family: str, shape: Shape, other: Shape | None, batch: Batch, steps: int, compiled: bool = True
+    family: str, shape: Shape, other: Shape | None, batch: Batch, steps: int, warm: int = 6
 ) -> dict[str, float] | None:
     """Measure compiled training steps of a family in `transformers`; None where they do not fit on the device."""
     free_memory()
     torch._dynamo.reset()
     try:
         model = peer_model(family, shape, other).to(DEVICE)
-        step = peer_steps(
-            torch.compile(model) if compiled else model, [pinned(peer_batch(family, batch, other is not None))]
-        )
-        return measure(step, steps)
+        inputs = pinned(peer_batch(family, batch, other is not None))
+        step = peer_steps(torch.compile(model) if DEVICE.type == "cuda" else model, [inputs])
+        return measure(step, steps, warm)
     except torch.OutOfMemoryError:
         return None

@@ -96,18 +96,19 @@ def shape_of(config: EncoderConfig) -> Shape:
 
 def measure_family(name: str, size: str, peer: bool) -> Results:
     """Our steps of a family, and those of its compiled peer."""
-    length, tokens, steps = SIZES[size].length, TOKENS if size != "smoke" else 256, 10 if size != "smoke" else 1
+    tokens, steps, warm = (256, 1, 1) if size == "smoke" else (TOKENS, 10, 6)
+    length = SIZES[size].length
     config = measured_config(name, size)
     objective, batch = our_objective(name, config, size), family_batch(config, length, tokens)
     free_memory()
-    measured = measure(our_steps(objective.to(DEVICE), [batch], TrainConfig(steps=1)), steps)
+    measured = measure(our_steps(objective.to(DEVICE), [batch], TrainConfig(steps=1)), steps, warm)
     found: Results = {"bertsmith": entry(objective, batch, measured), "shape": SIZES[size].words}
     found["kernels"] = plain_reason(objective) or "fused"
     if peer:
         other, own = second_encoder(objective), shape_of(config.model)
         objective.cpu()  # the peer is to have all memory
         given = full_batch(length, tokens, config.model.vocab_size)
-        theirs = peer_seconds(name.split(",")[0], own, other and shape_of(other), given, steps, DEVICE.type == "cuda")
+        theirs = peer_seconds(name.split(",")[0], own, other and shape_of(other), given, steps, warm)
         if theirs is None:
             return {**found, "transformers": "out of memory"}
         found["transformers"] = entry(objective, batch, theirs)
