@@ -7,12 +7,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from conftest import TINY
 
 from bertsmith.config import override
+from bertsmith.objectives.settings import DistillationConfig
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.training import checkpoint
 
@@ -22,6 +25,20 @@ SMALL = [*TINY, "train.batch_size=8", "data.max_length=32", "train.learning_rate
 
 def settings(*changes: str):
     return override(recipe("bert-tiny"), [*SMALL, *changes])
+
+
+def shrunk(name: str, *changes: str) -> PretrainConfig:
+    """A recipe with a tiny encoder and two short steps; its objective, data policy, optimiser and schedule stay."""
+    config = recipe(name)
+    sizes = [*TINY, "model.max_positions=48", "data.max_length=32", "train.batch_size=4"]
+    sizes += ["model.embedding_size=16"] if config.model.embedding_size is not None else []
+    sizes += ["data.long_length=48"] if config.data.long_length is not None else []
+    config = replace(config, train=replace(config.train, hours=None, epochs=None, steps=2))
+    return override(config, [*sizes, *changes])
+
+
+def needs_teacher(config: PretrainConfig) -> bool:
+    return isinstance(config.objective, DistillationConfig)
 
 
 def weights(run: Path) -> bytes:

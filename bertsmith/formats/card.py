@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.config import read_json
+from bertsmith.formats.families.table import family_named
+from bertsmith.formats.family import Family
+from bertsmith.formats.saved_config import CONFIG
 
 CARD = "README.md"
 PIPELINES = {  # the end of a class name, and the pipeline tag of the hub
@@ -23,8 +26,6 @@ PIPELINES = {  # the end of a class name, and the pipeline tag of the hub
     "ForMultipleChoice": "multiple-choice",
     "LMHeadModel": "text-generation",
     "ForCausalLM": "text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForPreTraining": "fill-mask",
 }
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 SETTINGS = ("steps", "epochs", "hours", "batch_size", "learning_rate", "optimizer", "precision", "seed")
@@ -39,7 +40,7 @@ def write_card(
     base_model: str = "",
 ) -> None:
     """Write the card of a model folder; scores are from 0 to 100, `base_model` is a hub name or empty."""
-    config = read_json(folder / "config.json")
+    config = read_json(folder / CONFIG)
     notes = read_json(folder / "bertsmith.json") if (folder / "bertsmith.json").exists() else {}
     trained = {name: settings[name] for name in SETTINGS if settings and settings.get(name) is not None}
     text = card(config, notes, _library(folder, config), data, trained, scores or {}, base_model)
@@ -56,22 +57,23 @@ def card(
     base_model: str,
 ) -> str:
     """Return the text of a card."""
-    architecture = str((config.get("architectures") or ["BertModel"])[0])
-    pipeline = next((tag for end, tag in PIPELINES.items() if architecture.endswith(end)), "feature-extraction")
-    pipeline = "sentence-similarity" if library == "sentence-transformers" else pipeline
+    family = family_named(config, Path(CONFIG))
+    architecture = str((config.get("architectures") or [family.encoder_class])[0])
+    pipeline = "sentence-similarity" if library == "sentence-transformers" else _pipeline(architecture, family)
     front = [f"library_name: {library}", f"pipeline_tag: {pipeline}", "tags:", "- bertsmith"]
     if HUB_NAME.fullmatch(base_model):
         front.append(f"base_model: {base_model}")
     if metrics := [f"- {name}" for name in scores if re.fullmatch(r"\w+", name)]:
         front += ["metrics:", *metrics]
     facts = {
+        "Family": family.model_type,
         "Class": f"`{architecture}`",
         "Task": notes.get("task"),
         "Recipe": notes.get("recipe"),
         "Starts from": base_model,
-        "Layers, hidden size": f"{config.get('num_hidden_layers', '')}, {config.get('hidden_size', '')}",
-        "Vocabulary": config.get("vocab_size"),
-        "Longest input": notes.get("max_length") or config.get("max_position_embeddings"),
+        "Layers, hidden size": ", ".join(_value(config, family, name) for name in ("num_layers", "hidden_size")),
+        "Vocabulary": _value(config, family, "vocab_size"),
+        "Longest input": notes.get("max_length") or _positions(config, family),
         "Labels": ", ".join(map(str, (config.get("id2label") or {}).values())),
         "Data": data,
     }
@@ -86,6 +88,26 @@ def card(
     if notes.get("remark"):
         parts += ["", f"Note: {notes['remark']}."]
     return "\n".join(parts) + "\n"
+
+
+def _pipeline(architecture: str, family: Family) -> str:
+    """Return the hub's tag for what a class does."""
+    own = [output for output in family.outputs.values() if output.class_name == architecture]
+    if any(name.startswith("masked_lm.") for output in own for name in output.names):
+        return "fill-mask"
+    return next((tag for end, tag in PIPELINES.items() if architecture.endswith(end)), "feature-extraction")
+
+
+def _value(config: Mapping[str, Any], family: Family, name: str) -> str:
+    """Return one of our settings from a `config.json` of a family, which may have another name for it."""
+    return str(config.get(family.fields[name].names[0], ""))
+
+
+def _positions(config: Mapping[str, Any], family: Family) -> str:
+    """Return the number of positions without the unused rows that RoBERTa's table has in front."""
+    found = _value(config, family, "max_positions")
+    pad = config.get(family.fields["pad_token_id"].names[0], family.default("pad_token_id"))
+    return str(int(found) - family.unused_rows(int(pad))) if found.isdigit() else found
 
 
 def _library(folder: Path, config: Mapping[str, Any]) -> str:
