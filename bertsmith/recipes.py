@@ -10,9 +10,9 @@ from pathlib import Path
 from bertsmith import config as configs
 from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.settings import FinetuneConfig
-from bertsmith.model.config import ALBERT_SIZES, SIZES, Direction, albert_config, encoder_config
+from bertsmith.model.config import ALBERT_SIZES, SIZES, Direction, albert_config, electra_config, encoder_config
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig
+from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig, ReplacedTokenConfig
 from bertsmith.pretraining.loader import DataConfig
 from bertsmith.pretraining.masking import MaskPolicy
 from bertsmith.pretraining.settings import PretrainConfig
@@ -110,6 +110,30 @@ def albert(size: str) -> PretrainConfig:
     )
 
 
+def electra(size: str) -> PretrainConfig:
+    """ELECTRA as in its paper: tokens that a small generator replaced are detected; full sentences, no pair loss.
+
+    Table 6; 85 % of the chosen tokens become masks, as in the released code. Small has sequences of 128 tokens, the
+    others of 512. The published vocabulary is BERT's: WordPiece, uncased, 30,522 entries.
+    """
+    small, large = size in ("tiny", "small"), size == "large"
+    steps = {"base": 766_000, "large": 400_000}.get(size, 1_000_000)
+    masking = MaskPolicy(rate=0.25 if large else 0.15, mask_share=0.85, random_share=0.0)
+    return PretrainConfig(
+        recipe=f"electra-{size}",
+        model=electra_config(size),
+        data=DataConfig(max_length=128 if small else 512, pairs="full", masking=masking, copies=0),
+        train=TrainConfig(
+            steps=steps,
+            batch_size={"base": 256, "large": 2048}.get(size, 128),
+            learning_rate=5e-4 if small else 2e-4,
+            warmup=10_000 / steps,
+            evaluate_every=0.1,
+        ),
+        objective=ReplacedTokenConfig(generator_size={"tiny": 1 / 2, "base": 1 / 3}.get(size, 1 / 4)),
+    )
+
+
 def roberta_tiny() -> PretrainConfig:
     """RoBERTa to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
     return _tried(roberta("tiny"))
@@ -118,6 +142,11 @@ def roberta_tiny() -> PretrainConfig:
 def albert_tiny() -> PretrainConfig:
     """ALBERT to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
     return _tried(albert("tiny"))
+
+
+def electra_tiny() -> PretrainConfig:
+    """ELECTRA to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
+    return _tried(electra("tiny"))
 
 
 def _tried(base: PretrainConfig) -> PretrainConfig:
@@ -250,6 +279,8 @@ RECIPES: dict[str, Callable[[], PretrainConfig]] = {
     "distilbert-base": partial(distilbert, "base"),
     "distilbert": half_of_teacher,
     "distilbert-tiny": distilbert_tiny,
+    **{f"electra-{size}": partial(electra, size) for size in ("small", "base", "large")},
+    "electra-tiny": electra_tiny,
     "quickstart": quickstart,
     "speedrun": speedrun,
     "demo": demo,

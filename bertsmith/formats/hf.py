@@ -38,6 +38,7 @@ from bertsmith.model.encoder import SHARED, Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.kinds import build_objective
 from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig, ObjectiveConfig
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
@@ -128,9 +129,7 @@ def load_folder(
         head = saved
     elif saved is None or not saved.same_classes(head):  # the output layer is initialised again
         names = {ours: theirs for ours, theirs in names.items() if not ours.startswith(HEAD_NAMES)}
-    pair_head = names.get("next_sentence.output.weight")
-    has_pair_head = pair_head is not None and bool(pair_head.found_in(weights))
-    saved_objective = MaskedLMConfig(next_sentence=has_pair_head) if config.direction == "both" else CausalLMConfig()
+    found = {ours for ours, stored in names.items() if stored.found_in(weights)}
     with torch.device("meta"):  # no memory and no random numbers: the weights come from the folder
         encoder = Encoder(config)
         model: Model
@@ -139,11 +138,20 @@ def load_folder(
                 head = replace(head, dropout=dropout_in(values, folder))
             model = TaskModel(encoder, head)
         else:
-            model = build_objective(encoder, objective or saved_objective)
+            model = build_objective(encoder, objective) if objective else _saved_objective(encoder, found)
     missing = _fill(model, weights, names, folder)
     if head == saved and pools_last(model) and "transformers_version" in values:  # a field that we do not write
         say(f"note: {folder} was saved by transformers, whose class pools the first token; here the last one is pooled")
     return Loaded(folder, model, fitting_tokenizer(folder, config), read_notes(folder, values), missing)
+
+
+def _saved_objective(encoder: Encoder, found: Collection[str]) -> Objective:
+    """The objective that a folder was saved by, given the names of the tensors that it holds."""
+    if "detector.output.weight" in found:
+        return Discriminator(encoder)
+    if encoder.config.direction != "both":
+        return build_objective(encoder, CausalLMConfig())
+    return build_objective(encoder, MaskedLMConfig(next_sentence="next_sentence.output.weight" in found))
 
 
 def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:

@@ -10,7 +10,14 @@ from typing import Any, get_args
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError, suggestion
-from bertsmith.formats.families.table import FAMILIES, FEATURE_TAGGER, OWN_CLASS, family_named, family_of
+from bertsmith.formats.families.table import (
+    FAMILIES,
+    FEATURE_TAGGER,
+    OWN_CLASS,
+    family_named,
+    family_of,
+    output_named,
+)
 from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.heads import HeadConfig, TaskModel
@@ -214,13 +221,10 @@ def architecture_of(model: Model) -> str:
 def output_of(model: Model) -> Output:
     """What the model's family calls its objective or its head."""
     if isinstance(model, Objective):
-        kind = f"{model.token_head}+next_sentence" if model.learns_pairs else model.token_head
+        kind = model.saved(model.encoder.config, model.config)[0][1]
     else:
         kind = "single" if model.head_config.kind in PROBLEM_TYPES.values() else model.head_config.kind
-    family = family_of(model.encoder.config)
-    if kind not in family.outputs:
-        raise UserError(f"model.family {family.model_type}: transformers has no class of it for {kind}")
-    return family.outputs[kind]
+    return output_named(family_of(model.encoder.config), kind)
 
 
 def own_type(model: Model) -> str:

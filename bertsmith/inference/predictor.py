@@ -265,10 +265,9 @@ class Predictor:
                 why = f" (it was fine-tuned for {self.task.name})"
             elif self.config.direction != "both":
                 why = " (it reads in one direction)"
-            raise UserError(
-                f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give a model that was "
-                "pre-trained on masked words"
-            )
+            generator = self.folder / "generator"
+            fix = str(generator) if generator.is_dir() else "a model that was pre-trained on masked words"
+            raise UserError(f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give {fix}")
         joined = self.tokenizer.joiner.join(self.tokenizer.encode([text])[0])
         if (count := len(joined.tokens)) > self.positions:
             limit = self.positions

@@ -274,6 +274,12 @@ ALBERT_SIZES = {  # layers, hidden size, heads: Table 1 of its paper, the heads 
     "xlarge": (24, 2048, 16),
     "xxlarge": (12, 4096, 64),
 }
+ELECTRA_SIZES = {  # layers, hidden size, embedding size (Table 6 of its paper); tiny is ours
+    "tiny": (2, 128, 64),
+    "small": (12, 256, 128),
+    "base": (12, 768, 768),
+    "large": (24, 1024, 1024),
+}
 
 
 def encoder_config(size: str) -> EncoderConfig:
@@ -299,4 +305,19 @@ def albert_config(size: str) -> EncoderConfig:
         activation="gelu_tanh",
         hidden_dropout=dropout,
         attention_dropout=dropout,
+    )
+
+
+def electra_config(size: str) -> EncoderConfig:
+    """The configuration of ELECTRA's discriminator of a size."""
+    layers, hidden, embedding = ELECTRA_SIZES[size]
+    return EncoderConfig(
+        family="electra",
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+        embedding_size=None if embedding == hidden else embedding,
+        pooler_activation="gelu",
+        pooler_input_dropout=True,
     )

@@ -17,6 +17,7 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.model.activation import activate
 from bertsmith.model.config import Direction, EncoderConfig, HeadKind
 from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
+from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 from bertsmith.model.soft_targets import SoftTargets
 
@@ -26,6 +27,17 @@ OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right
 def loss_and_correct(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The summed cross-entropy of logits (N, K), and the number of correct predictions."""
     return F.cross_entropy(logits, targets, reduction="sum"), (logits.detach().argmax(-1) == targets).sum()
+
+
+def sample(logits: Tensor, targets: Tensor, sampling: Sampling) -> Tensor:
+    """A word for each row of logits (M, V), drawn from their softmax; `targets` (M,) are the correct words.
+
+    The word with the highest sum of logit and Gumbel noise is such a draw, and needs no normalised probabilities.
+    """
+    scores = logits.detach().float() / sampling.temperature
+    if sampling.disallow_correct:
+        scores = scores.scatter(1, targets.clamp_min(0)[:, None], -torch.inf)
+    return (scores - torch.empty_like(scores).exponential_().log()).argmax(-1)
 
 
 def pooled_rows(layout: Layout, direction: Direction) -> Tensor:
@@ -74,12 +86,28 @@ class MaskedLMHead(nn.Module):
     def losses(self, hidden: Tensor, targets: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
         """The summed loss of the masked words' states (M, H), and the number of correct predictions."""
         if fused:
-            from bertsmith.model.fused.layer import masked_word_losses
-
-            transform, norm = linear_weights(self.transform), norm_weights(self.norm)
-            words, bias = self.decoder.weight, self.decoder.bias
-            return masked_word_losses(hidden, targets, transform, self.activation, norm, words, bias)
+            return self._fused(hidden, targets, None)[:2]
         return loss_and_correct(self(hidden).float(), targets)
+
+    def losses_and_samples(
+        self, hidden: Tensor, targets: Tensor, fused: bool, sampling: Sampling
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `losses` returns, and a word drawn from the predictions at each masked position (M,)."""
+        if fused:
+            loss, right, sampled = self._fused(hidden, targets, sampling)
+            assert sampled is not None
+            return loss, right, sampled
+        logits = self(hidden).float()
+        return *loss_and_correct(logits, targets), sample(logits, targets, sampling)
+
+    def _fused(
+        self, hidden: Tensor, targets: Tensor, sampling: Sampling | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        from bertsmith.model.fused.layer import masked_word_losses
+
+        transform, norm = linear_weights(self.transform), norm_weights(self.norm)
+        words, bias = self.decoder.weight, self.decoder.bias
+        return masked_word_losses(hidden, targets, transform, self.activation, norm, words, bias, sampling)
 
 
 class NextSentenceHead(nn.Module):

@@ -7,12 +7,14 @@ from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.distillation import Distillation
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.replaced_token import ReplacedToken
 from bertsmith.objectives.settings import ObjectiveConfig
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "masked-lm": MaskedLM,
     "causal-lm": CausalLM,
     "distillation": Distillation,
+    "replaced-token": ReplacedToken,
 }
 
 

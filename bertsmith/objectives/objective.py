@@ -15,6 +15,7 @@ from bertsmith.model.encoder import Encoder
 
 PAIR_LABEL = "next"  # the label of segment pairs: whether the second segment follows the first
 EVERY_TOKEN = "tokens"  # in `Objective.counts`: the loss is summed over all tokens, which have no label
+ORIGINAL_LABEL = "original"  # the tokens before masking
 
 
 class Objective(nn.Module):
@@ -36,10 +37,16 @@ class Objective(nn.Module):
         """Every loss of this kind with the label of the batch whose entries it is summed over, or `EVERY_TOKEN`."""
         raise NotImplementedError
 
-    @staticmethod
-    def encoder_configs(model: EncoderConfig, config: Any) -> list[EncoderConfig]:
-        """The configurations of the encoders that are saved, given that of the first one."""
-        return [model]
+    @classmethod
+    def saved(cls, model: EncoderConfig, config: Any) -> list[tuple[EncoderConfig, str]]:
+        """The encoders that are saved, given the first one, each with the kind of its output in a family's table."""
+        pairs = PAIR_LABEL in cls.counts(config).values()
+        return [(model, f"{cls.token_head}+next_sentence" if pairs else cls.token_head)]
+
+    @classmethod
+    def of_parts(cls, config: Any, parts: Mapping[str, Objective]) -> Objective:
+        """Join the models of several saved folders (see `folders`), by the submodule that each becomes."""
+        raise NotImplementedError
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """The logits of every loss at the positions that the batch's labels name."""

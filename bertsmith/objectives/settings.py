@@ -60,5 +60,33 @@ class DistillationConfig:
             raise UserError(f"objective.init must be one of {', '.join(get_args(Init))}, not {self.init!r}")
 
 
-ObjectiveConfig = MaskedLMConfig | CausalLMConfig | DistillationConfig
-MASKED_LM, CAUSAL_LM = MaskedLMConfig(), CausalLMConfig()  # with the default settings of their kind
+@dataclass(frozen=True)
+class ReplacedTokenConfig:
+    """A generator fills in masked words, and every token is classified as original or replaced (ELECTRA).
+
+    `generator_size` and `generator_layers` are the generator's hidden units and layers as shares of the
+    discriminator's (Table 6). The loss is that of the generator and `detection_weight` times that of the discriminator.
+    The generator's words are sampled at a `temperature` and, with `disallow_correct`, never equal the original. With
+    `tied_embeddings` both networks have the same input tables and norm.
+    """
+
+    kind: Literal["replaced-token"] = "replaced-token"
+    generator_size: float = 0.25
+    generator_layers: float = 1.0
+    detection_weight: float = 50.0
+    temperature: float = 1.0
+    disallow_correct: bool = False
+    tied_embeddings: bool = True
+    BOUNDS = {
+        "generator_size": Bounds(0, 16, "(]"),
+        "generator_layers": Bounds(0, 16, "(]"),
+        "detection_weight": Bounds(0, 10**6),
+        "temperature": Bounds(0, 10**3, "(]"),
+    }
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "objective.")
+
+
+ObjectiveConfig = MaskedLMConfig | CausalLMConfig | DistillationConfig | ReplacedTokenConfig
+MASKED_LM, CAUSAL_LM, REPLACED_TOKEN = MaskedLMConfig(), CausalLMConfig(), ReplacedTokenConfig()  # with their defaults

@@ -22,6 +22,7 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import TaskModel
 from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.pages.page import write_page
 from bertsmith.pages.view_page import body, prediction_parts
 from bertsmith.progress import progress_bar
@@ -84,6 +85,8 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     why = ""
     if not isinstance(model, Objective):
         why = "The model was fine-tuned and has no masked-word head any more; take the model it was started from."
+    elif isinstance(model, Discriminator):
+        why = "The model detects replaced tokens; the model in its folder generator fills masks."
     elif not model.fills_masks:
         why = "The model reads in one direction and was not trained to fill masks."
     elif model.lacks_token_head(predictor.missing):

@@ -14,7 +14,7 @@ from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 from bertsmith.model.config import Direction
 from bertsmith.objectives.kinds import objective_class
-from bertsmith.objectives.objective import EVERY_TOKEN, PAIR_LABEL
+from bertsmith.objectives.objective import EVERY_TOKEN, ORIGINAL_LABEL, PAIR_LABEL
 from bertsmith.objectives.settings import MASKED_LM, ObjectiveConfig
 from bertsmith.pretraining.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.pretraining.segments import PairKind, SegmentSource
@@ -22,6 +22,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 MASKED = LabelKind("position", fill=0, index=True)  # the tokens that are predicted
 TARGET = LabelKind("position", fill=IGNORE)  # their ids
+ORIGINAL = LabelKind("token", fill=IGNORE)  # every token before masking
 PAIR = LabelKind("sequence", loss="nsp")  # whether the second segment is a random one
 MASKING, ORDER = 101, 102  # streams of draws
 
@@ -126,6 +127,8 @@ class Loader:
         batch = lay_out(masked.tokens, joined.segments, lengths, packed=self.packed, pad=self.tokenizer.pad_id)
         labels = {"masked": Label(masked.positions, MASKED), "targets": Label(masked.targets, TARGET)}
         losses = objective.counts(self.objective)
+        if ORIGINAL_LABEL in losses.values():
+            labels[ORIGINAL_LABEL] = Label(tokens, ORIGINAL)
         if PAIR_LABEL in losses.values():
             labels[PAIR_LABEL] = Label([s.label for s in samples], PAIR)
         sizes = {EVERY_TOKEN: len(tokens), **{name: len(label.values) for name, label in labels.items()}}

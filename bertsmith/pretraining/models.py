@@ -12,10 +12,11 @@ from torch import Tensor
 
 from bertsmith import draws
 from bertsmith.corpus.shards import Corpus
-from bertsmith.formats.families.table import family_of
-from bertsmith.formats.hf import Notes, load_folder, save_folder
+from bertsmith.errors import UserError
+from bertsmith.formats.families.table import family_of, output_named
+from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.formats.saved_config import Model, config_in, read_config
+from bertsmith.formats.saved_config import Model, architecture_of, config_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective, objective_class
@@ -61,12 +62,43 @@ def saved_model(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[O
     config = replace(config, model=config_in(read_config(folder), folder))
     check_lengths(config)
     torch.manual_seed(draws.seed(config.train.seed, WEIGHTS))  # for heads that the folder lacks
-    loaded = load_folder(folder, objective=config.objective)
+    if len(objective_class(config.objective).folders) > 1:
+        return _saved_parts(config, folder, corpus)
+    loaded = _opened(folder, corpus, config.objective)
+    return cast(Objective, loaded.model), config
+
+
+def _saved_parts(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[Objective, PretrainConfig]:
+    """An objective of several networks from the folders that hold them, and the configuration with their sizes."""
+    kind, parts = objective_class(config.objective), dict[str, Objective]()
+    outputs = [output for _, output in kind.saved(config.model, config.objective)]
+    for (name, part), output in zip(kind.folders.items(), outputs, strict=True):
+        expected = output_named(family_of(config.model), output).class_name
+        if name and not (folder / name).is_dir():
+            raise UserError(
+                f"{folder} has no folder {name!r}, and objective.kind={config.objective.kind} trains that network too: "
+                f"put the folder of its {expected} there, as {folder / name}"
+            )
+        loaded = _opened(folder / name, corpus)
+        if (saved := architecture_of(loaded.model)) != expected:
+            raise UserError(
+                f"{folder / name} holds {saved}, and objective.kind={config.objective.kind} continues {expected}: give "
+                f"a folder of {expected}"
+                + ("" if name else f", with the {', '.join(list(kind.folders)[1:])} inside it")
+            )
+        parts[part] = cast(Objective, loaded.model)
+    objective = kind.of_parts(config.objective, parts)
+    return objective, replace(config, objective=objective.config)
+
+
+def _opened(folder: Path, corpus: Corpus, objective: ObjectiveConfig | None = None) -> Loaded:
+    """A saved model whose tokenizer is the corpus's; heads that it lacks start at random, with a note."""
+    loaded = load_folder(folder, objective=objective)
     corpus.check_tokenizer(loaded.tokenizer.hash, folder)
     if loaded.missing:
-        parts = sorted({name.split(".")[0] for name in loaded.missing})
-        say(f"note: {folder} has no weights for {', '.join(parts)}; they start at random")
-    return cast(Objective, loaded.model), config
+        lacking = sorted({name.split(".")[0] for name in loaded.missing})
+        say(f"note: {folder} has no weights for {', '.join(lacking)}; they start at random")
+    return loaded
 
 
 def start_model(

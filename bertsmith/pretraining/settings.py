@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertsmith.errors import UserError
-from bertsmith.formats.families.table import family_of
+from bertsmith.formats.families.table import family_of, output_named
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.kinds import objective_class
 from bertsmith.objectives.objective import PAIR_LABEL
@@ -45,8 +45,8 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         kind = objective_class(self.objective)
-        for encoder in kind.encoder_configs(self.model, self.objective):
-            family_of(encoder)  # refuses an encoder that its family cannot express
+        for encoder, output in kind.saved(self.model, self.objective):
+            output_named(family_of(encoder), output)  # refuses what a family cannot express
         self._check_direction()
         if self.data.pairs != "full" and self.model.num_segments < 2:
             raise UserError(

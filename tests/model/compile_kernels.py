@@ -19,7 +19,8 @@ from triton.runtime.jit import JITFunction
 from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused import attention, long_attention, lookup, rows
+from bertsmith.model.fused import attention, long_attention, lookup, loss, rows
+from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.training import muon_kernels
@@ -48,6 +49,12 @@ def compile_model(config: EncoderConfig, lengths: list[int]) -> None:
     (losses["mlm"] + losses["nsp"]).backward()
 
 
+def compile_sampling() -> None:
+    scores, targets, seed = torch.zeros(2, 128).bfloat16(), torch.zeros(2).long(), torch.tensor([1], dtype=torch.int32)
+    for sampling in (Sampling(), Sampling(0.5, disallow_correct=True)):
+        loss.cross_entropy(scores, 100, targets, True, seed, sampling)
+
+
 def compile_muon(side: int) -> None:
     matrices = torch.randn(2, side, side)
     step = matrices.bfloat16()
@@ -73,9 +80,10 @@ def main() -> None:
         windows = dataclasses.replace(config, window=64, global_every=2)
         compile_model(windows, [20, 3])
         compile_model(windows, [20, 300])
+    compile_sampling()
     compile_muon(64)
     compile_muon(128)
-    for part in (attention, long_attention, lookup, rows, muon_kernels):
+    for part in (attention, long_attention, lookup, loss, rows, muon_kernels):
         for name, kernel in vars(part).items():
             if isinstance(kernel, JITFunction) and len(kernel.device_caches[0][0]):
                 print(name)

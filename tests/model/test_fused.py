@@ -25,14 +25,18 @@ from bertsmith.model import fused_choice
 from bertsmith.model.activation import activate
 from bertsmith.model.config import REACHES, Activation, Direction, EncoderConfig, Reach
 from bertsmith.model.encoder import Encoder, Trace, norm_weights
-from bertsmith.model.fused.weights import NormWeights
+from bertsmith.model.fused.weights import NormWeights, Sampling
 from bertsmith.model.fused_choice import Choice, choose, choose_for_run, choose_now, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.kernels import visible
 from bertsmith.objectives.masked_lm import MaskedLM
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton")
+import triton
+import triton.language as tl
+
 from bertsmith.model.fused import attention, layer, long_attention, lookup, rows
+from bertsmith.model.fused import loss as loss_kernel
 from bertsmith.model.fused import operations as ops
 from bertsmith.training import muon_kernels
 
@@ -148,16 +152,37 @@ def test_masked_lm_loss() -> None:
     targets = torch.randint(5001, (9,))
     scores = F.linear(hidden, weight, bias)
     targets[0], targets[1], targets[2] = scores[0].argmax(), scores[1].argmax(), IGNORE
-    loss, right = ops.masked_words(hidden, weight, bias, targets)
+    loss, right, _ = ops.masked_words(hidden, weight, bias, targets)
     assert int(right) == int((scores.argmax(-1) == targets).sum()) >= 2
     assert_same(loss, F.cross_entropy(scores, targets, reduction="sum"), [hidden, weight, bias])
     with torch.no_grad():
         torch.testing.assert_close(ops.masked_words(hidden, weight, bias, targets)[0], loss)
 
 
+@triton.jit
+def noise_of_rows(seed_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    noise = loss_kernel.gumbel(column, rows.hashed(row.to(tl.int64), tl.load(seed_ptr)))
+    tl.store(out_ptr + row * columns + column, noise, column < columns)
+
+
+def test_words_are_drawn_from_the_softmax() -> None:
+    """A draw is the word with the highest sum of score and noise, whose distribution is Gumbel's."""
+    seed, columns = torch.tensor([7], dtype=torch.int32), 2112  # two blocks of the loss kernel
+    noise, scores = torch.empty(6, columns), torch.randn(6, columns, generator=torch.Generator().manual_seed(0))
+    noise_of_rows[(6,)](seed, noise, columns, BLOCK=4096)
+    below = torch.exp(-torch.exp(-noise.flatten())).sort().values  # uniform if the noise is Gumbel's
+    assert (below - torch.arange(below.numel()) / below.numel()).abs().max() < 1.95 / below.numel() ** 0.5
+    for sampling in (Sampling(), Sampling(0.5, disallow_correct=True)):
+        luck = (scores / sampling.temperature + noise)[:, :2070]  # the rest is padding, which is never drawn
+        targets = luck.argmax(-1)
+        *_, drawn = loss_kernel.cross_entropy(scores.clone(), 2070, targets, True, seed, sampling)
+        assert torch.equal(drawn, luck.topk(2).indices[:, int(sampling.disallow_correct)])
+
+
 def test_accuracy_takes_the_first_of_equal_logits() -> None:
     scores = torch.zeros(2, 64)
-    _, right = rows.cross_entropy(scores, 60, torch.tensor([0, 1]), False)
+    _, right, _ = loss_kernel.cross_entropy(scores, 60, torch.tensor([0, 1]), False)
     assert right.tolist() == [1, 0]
 
 

@@ -18,7 +18,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.objectives import kinds
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig
+from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig, ReplacedTokenConfig
 from bertsmith.pages.report.runs import read_runs
 from bertsmith.pretraining import settings
 from bertsmith.pretraining.run import pretrain
@@ -33,10 +33,18 @@ NO_PAIRS = MaskedLMConfig(next_sentence=False)
 
 def test_recipes_set_the_objective() -> None:
     found = {recipe(name).objective for name in RECIPES}
-    assert found == {MaskedLMConfig(), NO_PAIRS, CausalLMConfig(), DistillationConfig(), DistillationConfig(half=True)}
+    sizes = [ReplacedTokenConfig(generator_size=size) for size in (1 / 2, 1 / 3, 1 / 4)]
+    assert found == {
+        MaskedLMConfig(),
+        NO_PAIRS,
+        CausalLMConfig(),
+        DistillationConfig(),
+        DistillationConfig(half=True),
+        *sizes,
+    }
     assert recipe("bert-tiny-no-nsp").objective == recipe("quickstart").objective == NO_PAIRS
     assert recipe("bert-tiny-right-to-left").objective == CausalLMConfig()
-    assert {kinds.objective_class(config).__name__ for config in found} == {"MaskedLM", "CausalLM", "Distillation"}
+    assert {kinds.objective_class(config) for config in found} == set(kinds.OBJECTIVES.values())
 
 
 def test_set_changes_the_kind_or_a_field() -> None:
@@ -54,8 +62,14 @@ def test_set_changes_the_kind_or_a_field() -> None:
     ("name", "change", "words"),
     [
         ("bert-tiny", "next_sentence=false", "unknown setting; did you mean 'objective.next_sentence'"),
-        ("bert-tiny", "objective.kind=electra", "'electra' is not a kind; one of: masked-lm, causal-lm"),
+        (
+            "bert-tiny",
+            "objective.kind=electra",
+            "'electra' is not a kind; one of: masked-lm, causal-lm, distillation, replaced-token",
+        ),
         ("bert-tiny", "objective.kind=causal-lm", "set model.direction=left-to-right"),
+        ("bert-tiny", "objective.kind=replaced-token", "set model.family=electra"),
+        ("electra-tiny", "objective.temperature=0", "objective.temperature must be above 0"),
         ("bert-tiny", "data.pairs=full", "set objective.next_sentence=false"),
         ("bert-tiny", "model.num_segments=1", "data.pairs=full with objective.next_sentence=false"),
         ("bert-tiny-left-to-right", "model.direction=both", "which an encoder with model.direction=both sees"),
@@ -147,6 +161,10 @@ class Twins(Objective):
     @staticmethod
     def counts(config: TwinsConfig) -> dict[str, str]:
         return {"first": "targets", "second": "targets"}
+
+    @classmethod
+    def saved(cls, model, config: TwinsConfig):
+        return [(model, "masked_lm"), (replace(model, num_layers=config.second_layers), "masked_lm")]
 
     def logits(self, batch) -> dict[str, Tensor]:
         return {name: getattr(self, name).logits(batch)["mlm"] for name in ("first", "second")}

@@ -17,7 +17,7 @@ from bertsmith.formats.families.bert import BERT
 from bertsmith.formats.families.distilbert import DISTILBERT
 from bertsmith.formats.families.electra import ELECTRA
 from bertsmith.formats.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
-from bertsmith.formats.family import Family
+from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig
 
 # A model that `transformers` has no class for must not be opened as another one: it has a `model_type` and a class of
@@ -60,3 +60,15 @@ def family_of(config: EncoderConfig) -> Family:
         able = [other.model_type for other in FAMILIES.values() if other.accepts(name, getattr(config, name))]
         raise UserError(refusal + (f", or model.family={' or '.join(able)}" if able else ""))
     return family
+
+
+def output_named(family: Family, output: str) -> Output:
+    """The class of a family for one of our objectives or heads, or an error with the families that have one."""
+    if output in family.outputs:
+        return family.outputs[output]
+    able = [other.model_type for other in FAMILIES.values() if output in other.outputs]
+    fixes = [f"model.family={' or '.join(able)}"] if able else []
+    fixes += ["objective.next_sentence=false"] if output.endswith("+next_sentence") else []
+    raise UserError(
+        f"model.family {family.model_type}: transformers has no class of it for {output}; set {', or '.join(fixes)}"
+    )

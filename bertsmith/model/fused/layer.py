@@ -21,7 +21,7 @@ from bertsmith.model.fused.operations import (
     masked_words,
     norm_and_residual,
 )
-from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights, Tables
+from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights, Sampling, Tables
 
 DTYPE = torch.bfloat16  # of the states between two operations
 
@@ -77,8 +77,8 @@ def norm_forward(x: Tensor, norm: NormWeights) -> Tensor:
 
 def masked_word_losses(
     hidden: Tensor, targets: Tensor, transform: LinearWeights, activation: Activation, norm: NormWeights,
-    words: Tensor, bias: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The summed loss of the masked words' states (M, H) against all words (V, E), and how many were right."""
+    words: Tensor, bias: Tensor, sampling: Sampling | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The summed loss of the masked words' states (M, H) against all words (V, E), how many were right, and samples."""
     x = activated(linear(hidden.to(DTYPE), transform.weight), transform.bias, activation)
-    return masked_words(norm_and_residual(x, norm)[0], words, bias, targets)
+    return masked_words(norm_and_residual(x, norm)[0], words, bias, targets, sampling)

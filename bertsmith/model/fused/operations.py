@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
 from bertsmith.model.config import Activation, Reach
-from bertsmith.model.fused import attention, long_attention, lookup, rows
-from bertsmith.model.fused.weights import NormWeights, Tables
+from bertsmith.model.fused import attention, long_attention, lookup, loss, rows
+from bertsmith.model.fused.weights import NormWeights, Sampling, Tables
 
 
 def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
@@ -189,32 +189,38 @@ class _Long(torch.autograd.Function):
         return dqkv, dbias if ctx.bias else None, None, None, None
 
 
-def masked_words(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed cross-entropy of `hidden` (M, H) against all words of `weight` (V, H), and how many were right."""
-    return _MaskedWords.apply(hidden, weight, bias, targets)  # type: ignore[no-any-return, no-untyped-call]
+def masked_words(
+    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, sampling: Sampling | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The summed cross-entropy of `hidden` (M, H) against all words of `weight` (V, H), and how many were right.
+
+    With `sampling`, a word is drawn from the predictions of each row, too (M,).
+    """
+    seed = None if sampling is None else draw_seed(hidden.device, 1.0)
+    return _MaskedWords.apply(hidden, weight, bias, targets, seed, sampling or Sampling())  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _MaskedWords(torch.autograd.Function):
     """The scores are never saved: the forward pass overwrites them with their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, hidden, weight, bias, targets):  # type: ignore[override]
+    def forward(ctx: Any, hidden, weight, bias, targets, seed, sampling):  # type: ignore[override]
         words, extra = len(weight), -len(weight) % 64  # rows of a multiple of 64 are aligned
         weight, bias = F.pad(weight.to(hidden.dtype), (0, 0, 0, extra)), F.pad(bias.to(hidden.dtype), (0, extra))
         scores = F.linear(hidden, weight, bias)
         needed = any(ctx.needs_input_grad)
-        losses, right = rows.cross_entropy(scores, words, targets, needed)
+        losses, right, sampled = loss.cross_entropy(scores, words, targets, needed, seed, sampling)
         if needed:
             ctx.save_for_backward(hidden, weight, scores)
             ctx.words = words
         count = right.sum()
-        ctx.mark_non_differentiable(count)
-        return losses.sum(), count
+        ctx.mark_non_differentiable(count, *([] if sampled is None else [sampled]))
+        return losses.sum(), count, sampled
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad, _):  # type: ignore[override]
+    def backward(ctx: Any, grad, *_):  # type: ignore[override]
         hidden, weight, scores = ctx.saved_tensors
         dhidden = (scores @ weight) * grad.to(hidden.dtype)
         dweight, dbias = matmul_float32(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
-        return dhidden, dweight[: ctx.words].mul_(grad), dbias[: ctx.words] * grad, None
+        return dhidden, dweight[: ctx.words].mul_(grad), dbias[: ctx.words] * grad, None, None, None

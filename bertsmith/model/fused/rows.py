@@ -1,6 +1,6 @@
-"""Triton kernels that go through a matrix row by row: norms, activations, the loss of the masked words.
+"""Triton kernels that go through a matrix row by row: norms and activations.
 
-T rows, H columns. A kernel reads its inputs once (the loss twice) and writes its outputs once. The same kernel sums
+T rows, H columns. A kernel reads its inputs once and writes its outputs once. The same kernel sums
 over all rows (the gradients of biases and scales), as partial sums of a fixed number of programs, so that the result
 does not depend on the order in which the programs finish.
 """
@@ -20,7 +20,6 @@ from bertsmith.model.config import Activation
 # As measured on an H200: programs that share the rows of a backward pass, warps of a program, blocks.
 NORM_PROGRAMS, NORM_WARPS = (1056, 1584), (1, 2)  # without dropout, with it
 ACTIVATION_PROGRAMS, ACTIVATION_WARPS, ACTIVATION_TILE = 4224, 4, (2, 1024)
-LOSS_BLOCK, LOSS_WARPS = 2048, 4
 
 
 @triton.jit
@@ -323,61 +322,3 @@ def activation_backward(
         num_warps=ACTIVATION_WARPS,
     )  # fmt: skip
     return dx, sums.sum(0) if bias is not None else None
-
-
-@triton.jit
-def _cross_entropy(
-    scores_ptr, targets_ptr, loss_ptr, right_ptr, words, stride,
-    BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    scores_ptr += row * stride
-    target = tl.load(targets_ptr + row).to(tl.int32)
-    top, total = -float("inf"), 0.0
-    best, at_target = 2147483647, 0.0
-    for begin in range(0, words, BLOCK):
-        column = begin + tl.arange(0, BLOCK)
-        valid = column < words
-        x = tl.load(scores_ptr + column, valid, -float("inf")).to(tl.float32)
-        highest = tl.max(x, 0)
-        first = tl.min(tl.where(x == highest, column, 2147483647), 0)
-        best = tl.where(highest > top, first, best)
-        new = tl.maximum(top, highest)
-        total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
-        top = new
-        at_target += tl.sum(tl.where(column == target, x, 0.0), 0)
-    counts = target >= 0  # targets of padding are negative
-    tl.store(loss_ptr + row, tl.where(counts, top + tl.log(total) - at_target, 0.0))
-    tl.store(right_ptr + row, (best == target).to(tl.int32))
-    if GRADIENT:
-        inverse = tl.where(counts, 1.0 / total, 0.0)
-        for begin in range(0, stride, BLOCK):
-            column = begin + tl.arange(0, BLOCK)
-            valid = column < words
-            x = tl.load(scores_ptr + column, valid, -float("inf")).to(tl.float32)
-            share = tl.exp(x - top) * inverse
-            share = tl.where(column == target, share - 1.0, share)
-            tl.store(scores_ptr + column, share.to(scores_ptr.dtype.element_ty), column < stride)
-
-
-def cross_entropy(scores: Tensor, words: int, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
-    """Each row's loss, and whether its highest score is the target's; both are 0 where the target is negative.
-
-    Only the first `words` scores of a row count. With `gradient`, the gradient of the summed loss overwrites the scores
-    (M, at least V): they are the largest matrix of a step, and are not read again.
-    """
-    rows, stride = scores.shape
-    loss = torch.empty(rows, dtype=torch.float32, device=scores.device)
-    right = torch.empty(rows, dtype=torch.int32, device=scores.device)
-    _cross_entropy[(rows,)](
-        scores,
-        targets,
-        loss,
-        right,
-        words,
-        stride,
-        BLOCK=min(LOSS_BLOCK, triton.next_power_of_2(stride)),
-        GRADIENT=gradient,
-        num_warps=LOSS_WARPS,
-    )
-    return loss, right

@@ -26,6 +26,13 @@ class NormWeights(NamedTuple):
     eps: float
 
 
+class Sampling(NamedTuple):
+    """How words are drawn from the softmax of their scores; with `disallow_correct` never the target."""
+
+    temperature: float = 1.0
+    disallow_correct: bool = False
+
+
 class LayerWeights(NamedTuple):
     """One layer of an encoder; the dropout probabilities are 0 outside training."""
 

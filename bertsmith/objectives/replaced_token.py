@@ -1,0 +1,255 @@
+"""Replaced-token detection (ELECTRA: Clark et al. 2020, section 2).
+
+A small generator fills in the masked words by sampling from its predictions, and the discriminator, which is the model
+that is kept, says of every token whether it is the original one.
+
+B sequences, T tokens, M masked positions, V vocabulary. `…` stands for (B, L) or (T,), as the batch is laid out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertsmith.batch import IGNORE, Batch
+from bertsmith.errors import UserError
+from bertsmith.model.config import EncoderConfig
+from bertsmith.model.cost import training_flops, training_memory
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.fused.weights import Sampling
+from bertsmith.model.heads import ReplacedTokenHead, loss_and_correct, sample
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.objective import ORIGINAL_LABEL, Objective
+from bertsmith.objectives.settings import REPLACED_TOKEN, MaskedLMConfig, ReplacedTokenConfig
+
+HEAD_SIZE = 64  # of the generator's attention heads, as in the authors' code
+
+
+def generator_config(model: EncoderConfig, config: ReplacedTokenConfig) -> EncoderConfig:
+    """The generator's encoder: the discriminator's with fewer hidden units, heads and layers (section 3.2)."""
+    hidden = max(1, round(model.hidden_size * config.generator_size))
+    heads = next(n for n in range(max(1, hidden // HEAD_SIZE), 0, -1) if hidden % n == 0)
+    table = model.table_size if config.tied_embeddings else hidden
+    return replace(
+        model,
+        hidden_size=hidden,
+        num_heads=heads,
+        intermediate_size=max(1, round(model.intermediate_size * hidden / model.hidden_size)),
+        num_layers=max(1, round(model.num_layers * config.generator_layers)),
+        embedding_size=None if table == hidden else table,
+    )
+
+
+class Discriminator(Objective):
+    """Detects replaced tokens. `ReplacedToken` trains it together with the generator that replaces them."""
+
+    targets = "masked"
+    token_loss = "detection"
+    token_head = "detector"
+
+    def __init__(self, encoder: Encoder, config: ReplacedTokenConfig = REPLACED_TOKEN) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = encoder
+        self.detector = ReplacedTokenHead(encoder.config)
+
+    @staticmethod
+    def counts(config: ReplacedTokenConfig) -> dict[str, str]:
+        return {"detection": ORIGINAL_LABEL}
+
+    def logits(self, batch: Batch) -> dict[str, Tensor]:
+        """The logit of every token (…): a positive one says that the token was replaced."""
+        return {"detection": self.detector(self.encoder(batch)).float()}
+
+    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
+        return {"detection": self.detector(hidden)}  # (B, L)
+
+    @property
+    def fills_masks(self) -> bool:
+        return False
+
+    def tie_weights(self) -> None:
+        """Nothing is tied: there is no output layer over the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """A batch whose masked tokens the generator has filled in."""
+
+    batch: Batch
+    replaced: Tensor  # (…) whether a token differs from the original one
+    valid: Tensor  # (…) whether a place holds a token, not padding
+
+
+def corrupt(batch: Batch, sampled: Tensor) -> Corrupted:
+    """Put the sampled tokens (M,) in place of the masks; one that equals the original counts as original."""
+    original, rows = batch.labels[ORIGINAL_LABEL], batch.labels["masked"]
+    valid = original != IGNORE
+    before = original.where(valid, batch.tokens).flatten()
+    # Positions that pad the batch name row 0: they write the first token again, which is special and never masked.
+    written = sampled.where(batch.labels["targets"] != IGNORE, before[rows])
+    after = before.scatter(0, rows, written)
+    replaced = (after != before).view_as(valid) & valid
+    return Corrupted(replace(batch, tokens=after.view_as(batch.tokens)), replaced, valid)
+
+
+class ReplacedToken(Objective):
+    """A generator and a discriminator that are trained together; no gradient flows through the sampled tokens."""
+
+    targets = "masked"
+    token_loss = "mlm"
+    token_head = "generator.masked_lm"
+    folders = {"": "discriminator", "generator": "generator"}
+    config: ReplacedTokenConfig
+
+    def __init__(
+        self, encoder: Encoder, config: ReplacedTokenConfig = REPLACED_TOKEN, generator: MaskedLM | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.discriminator = Discriminator(encoder, config)
+        if generator is None:
+            generator = MaskedLM(Encoder(generator_config(encoder.config, config)), MaskedLMConfig(next_sentence=False))
+        self.generator = generator
+        self.tie_weights()
+
+    @classmethod
+    def of_parts(cls, config: ReplacedTokenConfig, parts: Mapping[str, Objective]) -> ReplacedToken:
+        """Join a saved discriminator and its saved generator, whose sizes replace the settings'."""
+        discriminator, generator = parts["discriminator"], cast(MaskedLM, parts["generator"])
+        ours, theirs = discriminator.encoder, generator.encoder
+        if config.tied_embeddings and not _same_embeddings(ours, theirs):
+            raise UserError(
+                "the generator has other embeddings than the discriminator, and objective.tied_embeddings would make "
+                "them equal: set objective.tied_embeddings=false"
+            )
+        size, layers = (
+            getattr(theirs.config, name) / getattr(ours.config, name) for name in ("hidden_size", "num_layers")
+        )
+        joined = cls(ours, replace(config, generator_size=size, generator_layers=layers), generator)
+        joined.discriminator = cast(Discriminator, discriminator)
+        return joined
+
+    @property
+    def encoder(self) -> Encoder:  # type: ignore[override]
+        """The discriminator's encoder, which is the one that is kept."""
+        return self.discriminator.encoder
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        return [self.discriminator.encoder, self.generator.encoder]
+
+    @staticmethod
+    def counts(config: ReplacedTokenConfig) -> dict[str, str]:
+        return {"mlm": "targets", "detection": ORIGINAL_LABEL}
+
+    @staticmethod
+    def saved(model: EncoderConfig, config: ReplacedTokenConfig) -> list[tuple[EncoderConfig, str]]:
+        return [(model, Discriminator.token_head), (generator_config(model, config), MaskedLM.token_head)]
+
+    @property
+    def loss_weights(self) -> Mapping[str, float]:
+        return {"detection": self.config.detection_weight}
+
+    @property
+    def goal(self) -> str:
+        """The weighted sum that is minimised; each loss alone misleads: a better generator makes detection harder."""
+        return "-loss"
+
+    def tie_weights(self) -> None:
+        """Share the embeddings and their norm, as in the authors' code; only the projections differ."""
+        self.generator.tie_weights()
+        if not self.config.tied_embeddings:
+            return
+        for name, table in _tables(self.discriminator.encoder).items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.generator.encoder.embeddings.get_submodule(owner), leaf, table)
+        self.generator.tie_weights()
+
+    def token_logits(self, batch: Batch) -> Tensor:
+        return self.generator.logits(batch)["mlm"]
+
+    def logits(self, batch: Batch) -> dict[str, Tensor]:
+        """The generator's logits (M, V), and the discriminator's (…) for tokens that are sampled from them."""
+        words = self.token_logits(batch)
+        corrupted = corrupt(batch, sample(words, batch.labels["targets"], self.sampling))
+        return {"mlm": words, **self.discriminator.logits(corrupted.batch)}
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Summed losses, `mlm` over the masked positions and `detection` over all tokens, and the right predictions."""
+        encoder, targets = self.generator.encoder, batch.labels["targets"]
+        states = encoder(batch, rows=batch.labels["masked"])  # (M, generator's H)
+        mlm, right, sampled = self.generator.masked_lm.losses_and_samples(
+            states, targets, encoder.choice(batch).fused, self.sampling
+        )
+        found = self._detect(corrupt(batch, sampled))
+        return {
+            "mlm": mlm,
+            "detection": found["detection_loss"][0],
+            "mlm_accuracy": right,
+            "detection_accuracy": found["detection_accuracy"][0],
+        }
+
+    def measures(self, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
+        words, targets = self.token_logits(batch), batch.labels["targets"]
+        loss, right = loss_and_correct(words, targets)
+        found = self._detect(corrupt(batch, sample(words, batch.labels["targets"], self.sampling)))
+        return {"mlm_loss": (loss, len(targets)), "mlm_accuracy": (right, len(targets)), **found}
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the generator's words are drawn."""
+        return Sampling(self.config.temperature, self.config.disallow_correct)
+
+    def _detect(self, corrupted: Corrupted) -> dict[str, tuple[Tensor, int | Tensor]]:
+        """The sums and counts of the discriminator's scores; accuracy alone says little, as most tokens are original.
+
+        Recall is the share of the replaced tokens that are found, precision the share of the found ones that are right.
+        """
+        scores, replaced, valid = (
+            self.discriminator.logits(corrupted.batch)["detection"],
+            corrupted.replaced,
+            corrupted.valid,
+        )
+        loss = F.binary_cross_entropy_with_logits(scores, replaced.float(), valid.float(), reduction="sum")
+        said = (scores.detach() > 0) & valid
+        hits, total = (said & replaced).sum(), valid.sum()
+        return {
+            "detection_loss": (loss, total),
+            "detection_accuracy": (((said == replaced) & valid).sum(), total),
+            "detection_recall": (hits, replaced.sum()),
+            "detection_precision": (hits, said.sum()),
+        }
+
+    def flops(self, lengths: Sequence[int], predicted: int) -> float:
+        hidden, tokens = self.encoder.config.hidden_size, sum(lengths)
+        detector = 3.0 * tokens * 2 * hidden * (hidden + 1)
+        discriminator = training_flops(self.encoder.config, lengths, 0, every_state=True)
+        return discriminator + detector + training_flops(self.generator.encoder.config, lengths, predicted)
+
+    def memory(
+        self, tokens: int, length: int, predicted: int, *, half: bool, checkpointing: bool, processes: int
+    ) -> float:
+        """The memory of both networks; tied embeddings are counted twice, which errs on the safe side."""
+        networks = (self.encoder.config, 0), (self.generator.encoder.config, predicted)
+        return sum(
+            training_memory(config, tokens, length, words, half=half, checkpointing=checkpointing, processes=processes)
+            for config, words in networks
+        )
+
+
+def _tables(encoder: Encoder) -> dict[str, Any]:
+    """The parameters of the input layer without its projection, by name."""
+    named = encoder.embeddings.named_parameters()
+    return {name: parameter for name, parameter in named if not name.startswith("projection.")}
+
+
+def _same_embeddings(first: Encoder, second: Encoder) -> bool:
+    """Whether the input layers of two encoders have equal tables and norms."""
+    ours, theirs = _tables(first), _tables(second)
+    same = ours.keys() == theirs.keys() and all(ours[name].shape == theirs[name].shape for name in ours)
+    return same and all(bool((ours[name] == theirs[name]).all()) for name in ours)
