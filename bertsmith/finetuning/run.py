@@ -117,6 +117,7 @@ def _finetune(
     network = _trainable(loaded, seeded, weights, device)
     if teacher is not None:
         encoded, network.soft_targets = teacher.teach(data, encoded), teacher.soft_targets
+        teacher = None  # its memory is free for training
     notes = Notes(
         config.task,
         asdict(data.columns),

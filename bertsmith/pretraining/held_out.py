@@ -60,7 +60,8 @@ def evaluate(
             result[name] = (SCALE if is_score(name) else 1) * sums[name] / counts[name]
         if name == f"{objective.token_loss}_loss":
             result[f"{objective.token_loss}_perplexity"] = float(np.exp(min(result[name], 700.0)))
-    if weights := objective.loss_weights:  # the loss that training minimises
+    if objective.goal == "-loss":  # the weighted sum that training minimises
+        weights = objective.loss_weights
         result["loss"] = sum(weights.get(n, 1.0) * result[f"{n}_loss"] for n in objective.counts(objective.config))
     return {**result, **({"samples": filled} if filled else {})}
 

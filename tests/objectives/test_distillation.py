@@ -286,11 +286,11 @@ def test_half_of_a_bert_is_saved_as_distilbert(teacher: Path, world: Path, tmp_p
     assert_close(loaded.model.eval().logits(batch)["mlm"], expected[batch.labels["masked"]], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["roberta-prelayernorm", "albert"])
+@pytest.mark.parametrize("family", ["roberta", "roberta-prelayernorm", "albert"])
 def test_teacher_of_another_family(family: str, world: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(world / "tok")
     own = {"albert": {"embedding_size": 16, "shared_layers": "all"}, "roberta-prelayernorm": {"norm_first": True}}
-    sizes = {**SIZES, "vocab_size": tokenizer.vocab_size, "num_layers": 4, "family": family, **own[family]}
+    sizes = {**SIZES, "vocab_size": tokenizer.vocab_size, "num_layers": 4, "family": family, **own.get(family, {})}
     taught = randomise(MaskedLM(Encoder(EncoderConfig(**sizes)), PLAIN), 2)
     save_folder(tmp_path / "teacher", taught, tokenizer, Notes())
     changes = ["objective.init=random", "train.steps=2", "train.learning_rate=0"]
