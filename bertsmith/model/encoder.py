@@ -7,6 +7,7 @@ batch is laid out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -220,12 +221,13 @@ class Encoder(nn.Module):
         x = self.embeddings(batch.tokens, batch.segments, batch.positions, fused)
         angles = self._angles(batch.positions)
         checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and trace is None
-        for block in self.layers:
-            wanted = rows if block is self.layers[-1] else None
-            if trace is not None:
-                trace.hidden.append(x)
-            inputs = x, batch.layout, trace, wanted, fused, angles
-            x = checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
+        with self._conversion(fused):
+            for block in self.layers:
+                wanted = rows if block is self.layers[-1] else None
+                if trace is not None:
+                    trace.hidden.append(x)
+                inputs = x, batch.layout, trace, wanted, fused, angles
+                x = checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
         x = self._normalise(x, fused)
         if trace is not None:
             trace.hidden.append(x)
@@ -235,6 +237,14 @@ class Encoder(nn.Module):
     def shares_layers(self) -> bool:
         """Whether layers have parameters in common."""
         return self.config.shared_layers != "none"
+
+    def _conversion(self, fused: bool) -> AbstractContextManager[None]:
+        """A context in which the fused operations convert shared weights once to the precision of products."""
+        if not fused or not self.shares_layers:
+            return nullcontext()
+        from bertsmith.model.fused.operations import one_copy_of_each_weight
+
+        return one_copy_of_each_weight()
 
     def _angles(self, positions: Tensor) -> Rotations:
         """The rotation of every token for each rotary base; layers with the same base share it."""

@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from bertsmith.model.config import EncoderConfig
-from bertsmith.model.cost import training_flops, training_memory
+from bertsmith.model.config import ALBERT_SIZES, SIZES, EncoderConfig, albert_config, encoder_config
+from bertsmith.model.cost import parameter_count, training_flops, training_memory
+from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.masked_lm import MaskedLM
 
 BASE = EncoderConfig()
 LENGTHS, MASKED = [128] * 4, 80
@@ -21,6 +24,24 @@ def test_operations_of_bert_base() -> None:
     skipped = (tokens - MASKED - 4) * 2 * 768 * (768 + 2 * 3072)
     expected = 12 * (tokens * layer + 4 * 4 * 128 * 128 * 768) - skipped + MASKED * 2 * 768 * (768 + 30522)
     assert forward_flops(BASE) == expected
+
+
+COUNTED = {
+    **{f"bert-{size}": encoder_config(size) for size in SIZES},
+    **{f"albert-{size}": albert_config(size) for size in ALBERT_SIZES},
+    "roberta-base": replace(encoder_config("base"), vocab_size=50265, num_segments=1),
+    "distilbert": replace(BASE, num_layers=6, num_segments=0),
+    "attention is shared": replace(BASE, shared_layers="attention"),
+    "feed-forward layers are shared": replace(BASE, shared_layers="feed-forward"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_parameters_are_those_of_the_model(name) -> None:
+    with torch.device("meta"):
+        model = MaskedLM(Encoder(COUNTED[name]))
+    real = sum(p.numel() for p in model.parameters())
+    assert abs(parameter_count(COUNTED[name]) - real) < 1e-3 * real
 
 
 def test_a_gate_adds_a_third_matrix() -> None:

@@ -147,6 +147,23 @@ def test_matrix_products() -> None:
     assert_same(ops.linear(x, weight, bias), F.linear(x, weight, bias), [x, weight, bias])
 
 
+def test_shared_weights_are_converted_once() -> None:
+    """A weight that several layers share is kept once in bfloat16; its gradient is a sum in float32."""
+    x, weight = torch.randn(5, 16, dtype=torch.bfloat16), random(16, 16)
+    with ops.one_copy_of_each_weight():
+        first = ops.linear(x, weight)
+        second = ops.linear(first, weight)
+    kept = [y.grad_fn.saved_tensors[1].data_ptr() for y in (first, second)]  # type: ignore[union-attr]
+    assert kept[0] == kept[1] != ops.linear(x, weight).grad_fn.saved_tensors[1].data_ptr()  # type: ignore[union-attr]
+    second.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    half = weight.detach().bfloat16()
+    ones = torch.ones_like(second)
+    parts = ones.float().T @ first.detach().float(), (ones @ half).float().T @ x.float()
+    torch.testing.assert_close(weight.grad, parts[0] + parts[1])
+
+
 def test_masked_lm_loss() -> None:
     hidden, weight, bias = random(9, 32), random(5001, 32), random(5001)
     targets = torch.randint(5001, (9,))

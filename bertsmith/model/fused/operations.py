@@ -7,6 +7,8 @@ gradient in the backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -105,6 +107,28 @@ class _Activated(torch.autograd.Function):
         return *rows.activation_backward(grad.contiguous(), x, bias, ctx.activation), None
 
 
+_copies: dict[Tensor, Tensor] | None = None  # of weights, inside `one_copy_of_each_weight`
+
+
+@contextmanager
+def one_copy_of_each_weight() -> Iterator[None]:
+    """A context in which a weight is converted once to the precision of products, however many layers share it."""
+    global _copies
+    before, _copies = _copies, {}
+    try:
+        yield
+    finally:
+        _copies = before
+
+
+def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    if _copies is None:
+        return weight.to(dtype)
+    if weight not in _copies:
+        _copies[weight] = weight.to(dtype)
+    return _copies[weight]
+
+
 def linear_and_residual(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """A matrix product of x, and x itself for the residual, whose gradient the product of the backward pass adds.
 
@@ -124,7 +148,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x, weight, bias, residual):  # type: ignore[override]
-        weight = weight.to(x.dtype)
+        weight = _converted(weight, x.dtype)
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
         return F.linear(x, weight, None if bias is None else bias.to(x.dtype)), x.view_as(x) if residual else None
