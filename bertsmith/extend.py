@@ -19,7 +19,7 @@ from bertsmith.folders import new_folder, writes
 from bertsmith.formats.hub import find_model
 from bertsmith.progress import progress_bar, say
 from bertsmith.text.safe import SafeTexts
-from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.tokenizer import RELEASED, WHOLE, Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +98,7 @@ def read_words(path: str | Path) -> list[str]:
 def find_tokenizer(source: str | Path) -> tuple[Path, bool]:
     """Return the folder to extend, and whether it holds a model or only a tokenizer."""
     path = Path(source)
-    has_tokenizer = any((path / name).exists() for name in ("tokenizer.json", "vocab.txt"))
+    has_tokenizer = any((path / name).exists() for name in (WHOLE, *RELEASED))
     if has_tokenizer and not (path / "config.json").exists():
         return path, False
     return find_model(source), True

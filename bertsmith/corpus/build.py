@@ -71,6 +71,7 @@ class Work:
     config: BuildConfig
     drops: Drops = field(default_factory=Drops)
     tokenizer: str = ""  # serialised
+    space: str = ""  # before a sentence inside a document
 
 
 @writes()
@@ -220,7 +221,7 @@ def _tokenise(
         for number, block in enumerate(_blocks(sources, config, "building the corpus", read_errors)):
             if read_origin(store, shard_name(number)) != block.origin:
                 pending.append(shard_name(number))
-                yield Work(block, config, drops.of(number) if drops else Drops(), serialised)
+                yield Work(block, config, drops.of(number) if drops else Drops(), serialised, tok.space)
 
     with closing(run(tokenise_block, missing())) as results:
         for number, shard in enumerate(results):
@@ -248,7 +249,7 @@ def tokenise_block(work: Work) -> bytes:
     """Turn a block into the bytes of a shard: the work of the second pass."""
     read_errors, stats = ReadErrors(), Counter[str]()
     documents = _kept(_documents(work, read_errors, stats), work.drops, stats)
-    tokens = tokenise(documents, _backend(work.tokenizer))
+    tokens = tokenise(documents, _backend(work.tokenizer), work.space)
     return pack_shard(tokens, _vocab_size(work.tokenizer), dict(stats), read_errors, work.block.origin)
 
 
@@ -288,11 +289,15 @@ def _vocab_size(serialised: str) -> int:
     return max(_backend(serialised).get_vocab().values()) + 1
 
 
-def tokenise(documents: Iterable[Document], backend: Backend) -> Tokens:
-    """Split documents into sentences and tokenise them; sentences and documents without tokens are dropped."""
+def tokenise(documents: Iterable[Document], backend: Backend, space: str = "") -> Tokens:
+    """Split documents into sentences and tokenise them; sentences and documents without tokens are dropped.
+
+    `space` is put before every sentence that follows another one (see `Tokenizer.space`).
+    """
     tokens, lengths, sizes = array("I"), array("q"), array("q")
     for batch in _batches(documents):
-        encodings = iter(backend.encode_batch_fast([s for d in batch for s in d], add_special_tokens=False))
+        texts = [space * (place > 0) + text for document in batch for place, text in enumerate(document)]
+        encodings = iter(backend.encode_batch_fast(texts, add_special_tokens=False))
         for sentences in batch:
             before = len(lengths)
             for _ in sentences:

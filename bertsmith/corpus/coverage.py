@@ -43,7 +43,7 @@ def coverage(tokenizer: Tokenizer, paragraphs: Iterable[str]) -> Coverage:
             tokens += len(encoding.ids)
             unknown_tokens += encoding.ids.count(unk)
             for word, ids in _words(text, encoding):
-                words += 1
+                words += bool(word)  # a token of spaces alone is no word
                 if unk in ids:
                     unknown[word] += 1
                 elif len(ids) > 1:

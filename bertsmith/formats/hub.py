@@ -10,10 +10,9 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
-from bertsmith.formats.saved_config import read_config
 from bertsmith.progress import say
 
-FILES = ["*.json", "*.safetensors", "vocab.txt"]
+FILES = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", "spiece.model"]
 PUSHED = [*FILES, "README.md", "*.onnx", "*.onnx.data"]
 OLD_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -38,6 +37,8 @@ def hub_name(folder: Path) -> str:
 
 
 def _in_folder(path: Path) -> Path:
+    from bertsmith.formats.saved_config import read_config  # needs torch, which extending a tokenizer does without
+
     if (path / "model" / "config.json").exists():
         return path / "model"
     if saved := sorted((path / "checkpoints").glob("step-*")):

@@ -16,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.errors import UserError
+from bertsmith.protobuf import Damaged, read_varint, varint
 
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER, TRAILER = 48, 5  # bytes: two block handles and the magic number; the compression and a checksum
 RAW, SNAPPY = 0, 1
 BLOCK_SIZE, RESTART = 256 << 10, 16  # TensorFlow's: bytes of a block, keys between two restart points
-
-
-class Damaged(Exception):
-    """Why bytes are not a valid table; the caller, who knows the name of the file, raises a UserError with it."""
 
 
 def checksum(data: bytes | NDArray[np.uint8]) -> int:
@@ -153,24 +150,3 @@ def _read_place(data: bytes, at: int) -> tuple[tuple[int, int], int]:
     offset, at = read_varint(data, at)
     size, at = read_varint(data, at)
     return (offset, size), at
-
-
-def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Read a number with seven bits per byte, low bits first; also return the position after it."""
-    number = 0
-    for shift in range(0, 70, 7):
-        if place >= len(data):
-            break
-        number |= (data[place] & 0x7F) << shift
-        place += 1
-        if data[place - 1] < 0x80:
-            return number, place
-    raise Damaged("is damaged: a number in it has no end")
-
-
-def varint(number: int) -> bytes:
-    parts = bytearray()
-    while number >= 0x80:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])

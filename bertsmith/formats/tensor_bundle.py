@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file
-from bertsmith.formats.sorted_table import Damaged, checksum, read_table, read_varint, varint, write_table
+from bertsmith.formats.sorted_table import checksum, read_table, write_table
+from bertsmith.protobuf import Damaged, messages, numbers, varint
 
 TYPES = {1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 9: "int64", 10: "bool"}
 TYPES |= {14: "bfloat16", 17: "uint16", 19: "float16", 22: "uint32", 23: "uint64"}
@@ -108,39 +109,9 @@ def write_bundle(prefix: Path, tensors: Iterable[tuple[str, NDArray[Any]]]) -> N
         new_index.write_bytes(write_table([(b"", header), *sorted(entries.items())]))
 
 
-# Protocol buffers: a field is a tag, with the number and the wire type of the field, and a value.
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a message: their numbers and values, as integers or bytes."""
-    place = 0
-    while place < len(data):
-        tag, place = read_varint(data, place)
-        if tag & 7 == 0:
-            value, place = read_varint(data, place)
-            yield tag >> 3, (value & (1 << 64) - 1) - (value >> 63 & 1) * (1 << 64)
-            continue
-        size, place = read_varint(data, place) if tag & 7 == 2 else ({1: 8, 5: 4}.get(tag & 7, -1), place)
-        if size < 0 or place + size > len(data):
-            raise Damaged("is damaged: a value in it is not a protocol buffer")
-        content = data[place : place + size]
-        yield tag >> 3, content if tag & 7 == 2 else int.from_bytes(content, "little")
-        place += size
-
-
-def _numbers(data: bytes) -> dict[int, int]:
-    """Return the numeric fields of a message."""
-    return {field: value for field, value in _fields(data) if isinstance(value, int)}
-
-
-def _messages(data: bytes, wanted: int) -> list[bytes]:
-    """Return the messages that one field of a message holds."""
-    return [value for field, value in _fields(data) if field == wanted and isinstance(value, bytes)]
-
-
 def _read_header(data: bytes) -> int:
     """Return the number of data files."""
-    header, version = _numbers(data), _numbers(b"".join(_messages(data, 3)))
+    header, version = numbers(data), numbers(b"".join(messages(data, 3)))
     if header.get(2):
         raise Damaged("was written on a big-endian machine, which is not supported")
     if version.get(2, 0) > 1:
@@ -152,15 +123,15 @@ def _read_header(data: bytes) -> int:
 
 def _read_entry(data: bytes, prefix: Path, shards: int) -> Entry:
     """Return the entry of a tensor; an impossible one is refused."""
-    values = _numbers(data)
+    values = numbers(data)
     number, shard, offset, size = (values.get(field, 0) for field in (1, 3, 4, 5))
-    shape = tuple(_numbers(dim).get(1, 0) for dim in _messages(b"".join(_messages(data, 2)), 2))
+    shape = tuple(numbers(dim).get(1, 0) for dim in messages(b"".join(messages(data, 2)), 2))
     dtype = TYPES.get(number, "strings" if number == 7 else f"type {number}")
     if not 0 <= shard < shards or offset < 0 or size < 0 or len(shape) > MAX_RANK or min(shape, default=0) < 0:
         raise Damaged("is damaged: a tensor has an impossible offset or shape")
     file = data_file(prefix, shard, shards)
     entry = Entry(dtype, shape, file, offset, size, values.get(6, 0))
-    if slices := _messages(data, 7):  # the parts have keys of their own
+    if slices := messages(data, 7):  # the parts have keys of their own
         return replace(entry, parts=tuple((_read_slice(value, shape), entry) for value in slices))
     width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize if dtype in NUMBERS else 0
     if width and (size != width * math.prod(shape) or max(shape, default=0) > 1 << 31):
@@ -174,7 +145,7 @@ def _read_entry(data: bytes, prefix: Path, shards: int) -> Entry:
 
 def _read_slice(data: bytes, shape: tuple[int, ...]) -> Box:
     """Return the box of a slice; a dimension without a length is complete."""
-    extents = [_numbers(extent) for extent in _messages(data, 1)]
+    extents = [numbers(extent) for extent in messages(data, 1)]
     if len(extents) != len(shape):
         raise Damaged("is damaged: a part of a variable and the variable have different numbers of dimensions")
     starts = [extent.get(1, 0) for extent in extents]

@@ -143,7 +143,8 @@ def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterato
     while chunk := list(islice(groups, PASSAGES)):
         whole = iter(tokenizer.encode_aligned([group[0].text for group in chunk if not group[0].parts]))
         given = list(dict.fromkeys(word for group in chunk for row in group for word in row.parts))
-        pieces = dict(zip(given, tokenizer.encode_aligned(given), strict=True))
+        spaced = tokenizer.encode_aligned([tokenizer.space + word for word in given])
+        pieces = dict(zip(given, spaced, strict=True))
         for group in chunk:
             if group[0].parts:
                 yield _of_words(group, pieces, tokenizer, align)
@@ -177,7 +178,8 @@ def _of_words(rows: Sequence[Row], pieces: dict[str, Any], tokenizer: Tokenizer,
             tokens += ids
             if align == "none" and encoding.ids:
                 words += encoding.tokens
-                offsets += [(begin + a, begin + b) for a, b in encoding.offsets]
+                start = begin - len(tokenizer.space)
+                offsets += [(max(begin, start + a), max(begin, start + b)) for a, b in encoding.offsets]
                 sizes += [1] * len(ids)
             else:
                 words.append(tokenizer.frame.unknown if align == "none" else word)

@@ -39,6 +39,7 @@ from bertsmith.tasks.inputs import rows_of_inputs
 from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.spans import merge
 from bertsmith.tasks.task import find_task, plain_task
+from bertsmith.text.frame import SHOWN_MASK
 from bertsmith.text.unknown import Unknowns
 from bertsmith.training.settings import pick_device
 
@@ -268,20 +269,22 @@ class Predictor:
             generator = self.folder / "generator"
             fix = str(generator) if generator.is_dir() else "a model that was pre-trained on masked words"
             raise UserError(f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give {fix}")
+        mask = self.tokenizer.frame.mask or SHOWN_MASK
+        if mask not in text:  # `[MASK]` is understood whatever the tokenizer's own mask is
+            text = text.replace(SHOWN_MASK, mask)
         joined = self.tokenizer.joiner.join(self.tokenizer.encode([text])[0])
         if (count := len(joined.tokens)) > self.positions:
             limit = self.positions
             raise UserError(f"the text has {count} tokens, more than the model's {limit} positions; shorten it")
         masked = np.flatnonzero(joined.tokens == self.tokenizer.mask_id)
         if not masked.size:
-            mask = self.tokenizer.frame.mask
             raise UserError(f"no {mask} in {text!r}; write {mask} where a word is to be filled in")
         scores = self.engine.masked_words(Example(joined.tokens, joined.segments), masked)
         refuse_not_finite([scores], "scores", self.folder, self.engine)
         probabilities = torch.from_numpy(scores).softmax(-1)
         best = probabilities.topk(min(top, probabilities.shape[-1]))
         return [
-            [{"token": self.tokenizer.token(i), "probability": p} for p, i in zip(ps, ids, strict=True)]
+            [{"token": self.tokenizer.shown(i), "probability": p} for p, i in zip(ps, ids, strict=True)]
             for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 

@@ -80,7 +80,7 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     attention = torch.cat(trace.attention).float()  # (L, A, n, n)
     weights = (attention * 255).round().to(torch.uint8).cpu().numpy()
     special = tokenizer.frames(example.tokens)
-    names = [tokenizer.token(number) for number in example.tokens.tolist()]
+    names = [tokenizer.shown(number) for number in example.tokens.tolist()]
     continues = tokenizer.continues(example.tokens)
     why = ""
     if not isinstance(model, Objective):
@@ -150,4 +150,4 @@ def nearest(encoder: Encoder, hidden: Sequence[Tensor], predictor: Predictor) ->
 def _top(values: Tensor, predictor: Predictor, count: int) -> Words:
     best = values.topk(min(count, predictor.tokenizer.vocab_size, len(values)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(predictor.tokenizer.token(i), round(value, 4)) for i, value in pairs]
+    return [(predictor.tokenizer.shown(i), round(value, 4)) for i, value in pairs]

@@ -94,9 +94,9 @@ def _sample(sentence: np.ndarray[Any, Any], number: int, tokenizer: Tokenizer) -
     ids, continues = joined.tokens, tokenizer.continues(joined.tokens)
     order = joined.begins[0] + draws.permute(np.arange(len(sentence)), len(sentence), number, TEXT)
     whole = [i for i in order.tolist() if not continues[i + 1]]
-    words = [i for i in whole if tokenizer.token(int(ids[i])).isalpha()] or order.tolist()
+    words = [i for i in whole if tokenizer.spellings[int(ids[i])].isalpha()] or order.tolist()
     masked = sorted(words[: max(1, len(sentence) // 8)])
-    answers = [tokenizer.token(int(ids[i])) for i in masked]
+    answers = [tokenizer.shown(int(ids[i])) for i in masked]
     ids[masked] = tokenizer.mask_id
     return Sample(Example(ids, joined.segments), masked, answers)
 
@@ -107,7 +107,7 @@ def _fill(objective: Objective, sample: Sample, tokenizer: Tokenizer) -> dict[st
     scores = objective.token_logits(batch.to(next(objective.parameters()).device))
     best = scores.float().softmax(-1).topk(CANDIDATES)
     guesses = [
-        [[tokenizer.token(i), round(p, 4)] for p, i in zip(ps, ids, strict=True)]
+        [[tokenizer.shown(i), round(p, 4)] for p, i in zip(ps, ids, strict=True)]
         for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
     return {"text": _text(sample, tokenizer), "answers": sample.answers, "guesses": guesses}

@@ -123,7 +123,8 @@ def _pieces(words: Sequence[str], tokenizer: Tokenizer) -> Pieces:
     """The sub-tokens of each word; a word without sub-tokens is the unknown token."""
     distinct = list(dict.fromkeys(words))
     unknown = [tokenizer.unknown_id]
-    return {word: ids or unknown for word, ids in zip(distinct, tokenizer.encode(distinct), strict=True)}
+    found = tokenizer.encode([tokenizer.space + word for word in distinct])
+    return {word: ids or unknown for word, ids in zip(distinct, found, strict=True)}
 
 
 def _windows(sizes: NDArray[Any], begin: int, end: int, room: int) -> Iterator[tuple[int, int, int, int]]:

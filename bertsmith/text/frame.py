@@ -5,6 +5,8 @@ A sequence is made of one part of text or of several. P parts of n sequences, T 
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,6 +49,23 @@ class WordMarker:
         if self.on == "continuations":
             return " ".join(tokens).replace(f" {self.text}", "")
         return "".join(tokens).replace(self.text, " ").strip()
+
+
+_IDEOGRAPH = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")  # and kana
+_LETTER = re.compile("[^\\W_]|\ufffd")  # a letter, a digit, or bytes that are part of a character
+
+
+def has_letter(text: str) -> bool:
+    """Whether a token has a letter or a digit, or is part of a character."""
+    return _LETTER.search(text) is not None
+
+
+def stands_alone(text: str) -> bool:
+    """Whether a token is a word although no space is before it: punctuation, or one that begins with an ideograph."""
+    if _IDEOGRAPH.match(text) is not None:
+        return True
+    signs = [character for character in text if not unicodedata.category(character).startswith("M")]  # no accents
+    return bool(signs) and not has_letter(text)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, models, processors
 from tokenizers import Tokenizer as Backend
 
+from bertsmith.errors import UserError
 from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, Frame, WordMarker
 
 TOKEN_FIELDS = {  # the frame's names and those of tokenizer_config.json, which may rename special tokens
@@ -77,6 +78,13 @@ def token_fields(frame: Frame, backend: Backend) -> dict[str, Any]:
     return {key: objects.get(name, name) for key, name in _names(frame).items()}
 
 
+def as_written(value: Any) -> Any:
+    """A value of the settings for `tokenizer_config.json`, where an object names its type; older files do without."""
+    if isinstance(value, list):
+        return [as_written(entry) for entry in value]
+    return {"__type": "AddedToken", **value} if isinstance(value, dict) and "content" in value else value
+
+
 def register(backend: Backend, frame: Frame, settings: Mapping[str, Any] | None = None) -> None:
     """Register those special tokens that the vocabulary has, with the flags that objects in the settings give them.
 
@@ -88,6 +96,18 @@ def register(backend: Backend, frame: Frame, settings: Mapping[str, Any] | None 
         flags.setdefault(frame.mask, {"lstrip": True})
     known = [name for name in frame.special_tokens if backend.token_to_id(name) is not None]
     backend.add_special_tokens([AddedToken(name, **{"normalized": False, **flags.get(name, {})}) for name in known])
+
+
+def add_tokens(backend: Backend, added: Mapping[int, Mapping[str, Any]], folder: object) -> None:
+    """Add the tokens that a folder lists beyond its vocabulary; each must get the id that the list gives it."""
+    for number, token in sorted(added.items()):
+        name = str(token.get("content"))
+        special = bool(token.get("special", backend.token_to_id(name) is not None))
+        flags = {flag: bool(token[flag]) for flag in FLAGS if flag in token}
+        add = backend.add_special_tokens if special else backend.add_tokens
+        add([AddedToken(name, **{"normalized": not special, **flags})])
+        if (given := backend.token_to_id(name)) != number:
+            raise UserError(f"{folder}: the added token {name!r} should have the id {number}, and it would get {given}")
 
 
 def place(backend: Backend, frame: Frame) -> None:

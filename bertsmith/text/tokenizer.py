@@ -3,7 +3,7 @@
 A tokenizer folder holds `tokenizer.json` (the whole tokenizer) and `tokenizer_config.json` (so that `transformers`
 opens the folder and gives the same tokens). Beside them are the files in which released models have their
 vocabularies: `vocab.txt` for WordPiece (BERT), `vocab.json` and `merges.txt` for byte-level BPE (RoBERTa). A folder
-that has only such files is opened as well.
+that has only such files, or only `spiece.model` (Unigram, ALBERT), is opened as well.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
 from bertsmith.text import byte_bpe, unigram, wordpiece
-from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, Frame, Joiner
+from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, Frame, Joiner, stands_alone
 from bertsmith.text.offsets import Aligned
-from bertsmith.text.safe import valid_text
-from bertsmith.text.special_tokens import TOKEN_FIELDS, frame_of, token_fields
+from bertsmith.text.safe import REPLACEMENT, valid_text
+from bertsmith.text.special_tokens import TOKEN_FIELDS, add_tokens, as_written, frame_of, token_fields
 
 Kind = Literal["wordpiece", "bytes", "unigram"]
 KINDS: dict[type, Kind] = {models.WordPiece: "wordpiece", models.BPE: "bytes", models.Unigram: "unigram"}
 WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-RELEASED = {"vocab.txt": wordpiece.read, byte_bpe.VOCAB: byte_bpe.read}
+RELEASED = {"vocab.txt": wordpiece.read, byte_bpe.VOCAB: byte_bpe.read, "spiece.model": unigram.read}
 KEPT = (  # fields of tokenizer_config.json that are written back as they were read, for `transformers`
     *TOKEN_FIELDS.values(),
     *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
@@ -87,7 +87,7 @@ class Tokenizer:
             "model_max_length": max_length or self.settings.get("model_max_length") or 512,
             "model_input_names": ["input_ids", *segments, "attention_mask"],
             **token_fields(self.frame, self.backend),
-            **{name: self.settings[name] for name in KEPT if self.settings.get(name) is not None},
+            **{name: as_written(self.settings[name]) for name in KEPT if self.settings.get(name) is not None},
         }
         texts = {WHOLE: self.backend.to_str(pretty=True)}
         if self.kind == "wordpiece":
@@ -99,8 +99,8 @@ class Tokenizer:
 
     @property
     def kind(self) -> Kind:
-        """The kind of vocabulary: WordPiece, byte-level BPE or Unigram."""
-        return KINDS[type(self.backend.model)]
+        """The kind of vocabulary; one of whole words counts as WordPiece, which it is without pieces."""
+        return KINDS.get(type(self.backend.model), "wordpiece")
 
     def length_within(self, positions: int) -> int:
         """The length at which other programs truncate texts: the folder's own, but at most a model's positions."""
@@ -155,8 +155,42 @@ class Tokenizer:
 
     @cached_property
     def is_marked(self) -> NDArray[np.bool_]:
-        """Whether the token of each id carries the marker by which pieces of words are recognised (V,)."""
-        return np.array([self.frame.word_marker.marks(self.token(number)) for number in range(self.vocab_size)])
+        """Whether the token of each id is marked as the begin, the end or the continuation of a word (V,).
+
+        Where a space marks the begin of a word, punctuation and ideographs begin words as well, as in ALBERT's code:
+        they have no space before them, and a word would include the full stop after it.
+        """
+        marker, numbers = self.frame.word_marker, range(self.vocab_size)
+        marked = np.array([marker.marks(self.token(number)) for number in numbers])
+        return marked | [marker.on == "first" and stands_alone(self.spellings[number]) for number in numbers]
+
+    @cached_property
+    def spellings(self) -> list[str]:
+        """The text of each token, without the marker of words; bytes that are no character are U+FFFD (V,)."""
+        if self.kind == "bytes":
+            texts = (self.backend.decode([number], skip_special_tokens=False) for number in range(self.vocab_size))
+            return [text.removeprefix(" ") for text in texts]
+        return [self.frame.word_marker.strip(self.token(number)) for number in range(self.vocab_size)]
+
+    def shown(self, number: int) -> str:
+        """A token for a reader: one of bytes is shown as the text that they are, with the marker of words."""
+        token, text, marker = self.token(number), self.spellings[number], self.frame.word_marker
+        if self.kind != "bytes" or not text.strip() or REPLACEMENT in text:
+            return token
+        return marker.text + text if marker.marks(token) else text
+
+    def spell(self, ids: NDArray[Any]) -> str:
+        """The words of tokens, with a space between two words and no other clean-up."""
+        if self.kind == "bytes":
+            return self.backend.decode(ids.tolist(), skip_special_tokens=False).strip()
+        return self.frame.word_marker.spell([self.token(number) for number in ids.tolist()])
+
+    @cached_property
+    def space(self) -> str:
+        """What has to stand before a word that is encoded alone, to be the word inside a text: a space, or nothing."""
+        first = self.encode(["a"])[0][:1]
+        inside = self.frame.word_marker.on != "first" or any(self.is_marked[first])
+        return "" if inside else " "
 
     def continues(self, ids: NDArray[Any]) -> NDArray[np.bool_]:
         """Which tokens of a sequence continue the word of the token before them; special tokens belong to no word."""
@@ -244,8 +278,19 @@ def _open(folder: Path, settings: Mapping[str, Any]) -> Backend:
         return _read_backend(regular_file(folder / WHOLE))
     for name, read in RELEASED.items():
         if (folder / name).exists():
-            return read(regular_file(folder / name), settings)
+            backend = read(regular_file(folder / name), settings)
+            add_tokens(backend, _added_tokens(folder, settings), folder)
+            return backend
     raise UserError(f"{folder} holds no {WHOLE} and no {', '.join(RELEASED)}")
+
+
+def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The tokens beyond the released vocabulary by their ids; older releases have them in a file of their own."""
+    if isinstance(found := settings.get("added_tokens_decoder"), dict):
+        return {int(number): token for number, token in found.items()}
+    path = folder / "added_tokens.json"
+    older = read_json(path) if path.exists() else {}
+    return {int(number): {"content": token} for token, number in older.items()}
 
 
 def _read_backend(path: Path) -> Backend:

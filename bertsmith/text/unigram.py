@@ -5,8 +5,11 @@ A word begins with its space, written `▁`. Of all ways to divide a word into e
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -15,7 +18,8 @@ from bertsmith.errors import UserError
 from bertsmith.text.alphabet import alphabet
 from bertsmith.text.frame import ALBERT
 from bertsmith.text.long_words import short_words
-from bertsmith.text.special_tokens import place, register
+from bertsmith.text.special_tokens import named, place, register
+from bertsmith.text.spiece import read_spiece
 from bertsmith.text.unigram_entries import choose_entries
 
 SPACE = ALBERT.word_marker.text
@@ -28,10 +32,38 @@ def normalizer(cased: bool) -> normalizers.Normalizer:
 
     NFKC composes Hangul again after accents were stripped, as the table inside ALBERT's `spiece.model` does.
     """
-    steps: list[normalizers.Normalizer] = [normalizers.Replace(quote, '"') for quote in QUOTES]
-    if not cased:
-        steps += [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    steps = _steps(lowercase=not cased, accents=cased)
     return normalizers.Sequence([*steps, normalizers.Replace(CONTROL, ""), normalizers.NFKC()])
+
+
+def _steps(lowercase: bool, accents: bool) -> list[normalizers.Normalizer]:
+    """The steps before SentencePiece's own normalisation."""
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(quote, '"') for quote in QUOTES]
+    if not accents:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    return [*steps, normalizers.Lowercase()] if lowercase else steps
+
+
+def read(path: Path, settings: Mapping[str, Any]) -> Backend:
+    """Make a tokenizer from ALBERT's `spiece.model`, with the normalisation of its table of characters.
+
+    ALBERT's code never takes a digit with a comma after it as one piece; here such a piece is made unlikely.
+    """
+    found, frame = read_spiece(path), named(ALBERT, settings)
+    lowercase, accents = bool(settings.get("do_lower_case", True)), bool(settings.get("keep_accents", False))
+    steps = _steps(lowercase, accents)
+    if found.character_map:
+        try:
+            steps.append(normalizers.Precompiled(found.character_map))
+        except Exception:  # the library raises bare Exception
+            raise UserError(f"{path} is damaged: its table of characters cannot be read") from None
+    steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    entries = [(piece.text, piece.score - 100 * bool(re.search("[0-9],$", piece.text[-2:]))) for piece in found.pieces]
+    model = models.Unigram(entries, unk_id=found.unknown, byte_fallback=found.byte_fallback)
+    backend = _pipeline(model, normalizers.Sequence(steps))
+    register(backend, frame, settings)
+    place(backend, frame)
+    return backend
 
 
 def train(texts: Iterable[str], vocab_size: int, *, cased: bool) -> Backend:
@@ -42,14 +74,16 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool) -> Backend:
     special = ALBERT.special_tokens
     if vocab_size < 2 * len(special):
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
-    backend = _pipeline([(ALBERT.unknown, 0.0)], normalizer(cased))
+    backend = _pipeline(models.Unigram(), normalizer(cased))
     room = max(vocab_size, 2 * min(128, vocab_size - len(special) - 1))
     characters = alphabet(texts, backend, vocab_size, room)  # counted twice: `alphabet` leaves room for `##c`
     if not characters:
         raise UserError("the text has no words, so there is nothing to train a vocabulary on")
     words = _words(short_words(texts), backend.normalizer)
     found = choose_entries(words, {SPACE, *characters}, vocab_size - len(special))
-    trained = _pipeline([*((name, 0.0) for name in special), *found], backend.normalizer)
+    entries = [*((name, 0.0) for name in special), *found]
+    model = models.Unigram(entries, unk_id=special.index(ALBERT.unknown), byte_fallback=False)
+    trained = _pipeline(model, backend.normalizer)
     register(trained, ALBERT)
     place(trained, ALBERT)
     return trained
@@ -67,10 +101,8 @@ def _words(texts: Iterable[str], normal: normalizers.Normalizer) -> Counter[str]
     return words
 
 
-def _pipeline(entries: Sequence[tuple[str, float]], normal: normalizers.Normalizer) -> Backend:
-    """A tokenizer with these entries and their logarithms of probability."""
-    unknown = next(i for i, (entry, _) in enumerate(entries) if entry == ALBERT.unknown)
-    backend = Backend(models.Unigram(list(entries), unk_id=unknown))
+def _pipeline(model: models.Model, normal: normalizers.Normalizer) -> Backend:
+    backend = Backend(model)
     backend.normalizer = normal
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")]

@@ -42,6 +42,9 @@ class Unknowns:
 
 def likely_cause(tokenizer: Tokenizer) -> str:
     """Say why a tokenizer may not know the words of a text: its case, its form of Hangul, or another language."""
+    other = "the vocabulary does not fit this text (another language or script?); train one on it, or a larger one: "
+    if tokenizer.kind != "wordpiece":
+        return f"{other}bertsmith tokenizer train --kind {tokenizer.kind}"
     entries = [token for token in tokenizer.backend.get_vocab() if token not in tokenizer.frame.special_tokens]
     capitals = sum(token != token.lower() and not token.startswith("[") for token in entries) > FEW * len(entries)
     syllables = sum(any("가" <= letter <= "힣" for letter in token) for token in entries) > FEW * len(entries)
@@ -52,5 +55,4 @@ def likely_cause(tokenizer: Tokenizer) -> str:
         return f'the tokenizer decomposes Hangul, but its vocabulary has syllables; set "strip_accents": false {change}'
     if not tokenizer.lowercase and not capitals:
         return f'the tokenizer keeps capitals, but its vocabulary has none; set "do_lower_case": true {change}'
-    fix = "train one on it, or a larger one: bertsmith tokenizer train"
-    return f"the vocabulary does not fit this text (another language or script?); {fix}"
+    return f"{other}bertsmith tokenizer train"

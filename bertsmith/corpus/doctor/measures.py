@@ -22,7 +22,7 @@ from bertsmith.corpus.readers import Document, ReadErrors
 from bertsmith.corpus.shards import Corpus, Shard, pack_shard, read_written, shard_name, write_manifest
 from bertsmith.corpus.store import Store
 from bertsmith.pretraining.segments import PairSource
-from bertsmith.text.frame import Frame
+from bertsmith.text.frame import Frame, has_letter
 from bertsmith.text.sentences import split_sentences, unwrap
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -238,7 +238,7 @@ def measure_tokens(part: Part, tokenizer: Tokenizer) -> TokenMeasures:
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     for shard in part.shards:
         counts += np.bincount(shard.tokens, minlength=len(counts))
-    marks = tokenizer.is_special | ~np.array([any(map(str.isalnum, name)) for name in _names(tokenizer)])
+    marks = tokenizer.is_special | ~np.array([has_letter(text) for text in tokenizer.spellings])
     once_per_word = tokenizer.frame.word_marker.once_per_word(tokenizer.is_marked)
     return TokenMeasures(
         tokens=int(counts.sum()),
@@ -288,26 +288,20 @@ class Part:
 
     def texts(self, tokenizer: Tokenizer) -> Iterator[list[str]]:
         """Yield the documents as lists of sentences, spelled from their tokens."""
-        names = _names(tokenizer)
         for number in self.documents.tolist():
             tokens, bounds = self.corpus.document(number)
-            words = [names[token] for token in tokens.tolist()]
-            yield [tokenizer.frame.word_marker.spell(words[begin:end]) for begin, end in pairwise(bounds.tolist())]
+            yield [tokenizer.spell(tokens[begin:end]) for begin, end in pairwise(bounds.tolist())]
 
 
 def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, folder: Path) -> Corpus | None:
     """Write documents as a corpus of one shard into a temporary folder; None if they have no tokens."""
     store, name = Store(str(folder)), shard_name(0)
-    tokens = tokenise(documents, tokenizer.backend)
+    tokens = tokenise(documents, tokenizer.backend, tokenizer.space)
     if not len(tokens.tokens):
         return None
     store.write_sealed(name, pack_shard(tokens, tokenizer.vocab_size, {}, ReadErrors()))
     write_manifest(store, tokenizer.hash, tokenizer.vocab_size, [read_written(store, name)])
     return Corpus.open(folder)
-
-
-def _names(tokenizer: Tokenizer) -> list[str]:
-    return [tokenizer.token(number) for number in range(tokenizer.vocab_size)]
 
 
 def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int = 20) -> dict[str, int]:

@@ -1,0 +1,213 @@
+"""Tokenizers give the tokens, pairs, truncations and offsets of `transformers` for 10,000 hard strings.
+
+The folders are written as releases have them: `tokenizer.json`, or the older files alone.
+"""
+
+import json
+import random
+import struct
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import KOREAN
+from tokenizers import AddedToken
+
+from bertsmith.tasks.examples import join_texts, texts_of
+from bertsmith.text.byte_bpe import files as released_files
+from bertsmith.text.offsets import whole_letters
+from bertsmith.text.spiece import read_spiece
+from bertsmith.text.tokenizer import Tokenizer, train_byte_bpe, train_unigram, train_wordpiece
+
+COUNT = 10_000
+TEXTS = [*[topics[name] for name in sorted(topics)[:10]], *[KOREAN] * 3, "``quotes'' Café naïve ½ ﬁ 漢字 1,000"]
+PIECES = [
+    *"the of list class Python function ing isn't don't I'm U.S. e.g. 3.14 1,000 9, 2024-05-10 a_b foo.bar()".split(),
+    *["<s>", "</s>", "<mask>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]", "[MASK", "<mask"],
+    *[
+        "한국어는",
+        unicodedata.normalize("NFD", "한국어는 좋다"),
+        "ㄱㄴㄷ",
+        "漢字",
+        "とかな",
+        "カタカナ",
+        "ｶﾀｶﾅ",
+        "ＦＵＬＬ",
+    ],
+    *["العربية", "עברית", "हिन्दी", "ไทย", "ελληνικά", "ΟΔΥΣΣΕΥΣ", "Русский", "Straße", "İstanbul", "ǅ", "ﬃ", "½", "²"],
+    *["é", "e\u0301", "x\u0302\u0303\u0323", "Å", "\u212b", "ÀÉÎÕÜ", "o\u0308\u0304"],
+    *["👩‍👩‍👧", "👍🏽", "🇰🇷", "😀", "❤️", "☃", "𝔘𝔫𝔦", "🏴\U000e0067\U000e007f"],
+    *[
+        "\x00",
+        "\x01",
+        "\x07",
+        "\x1b",
+        "\x7f",
+        "\x85",
+        "\u00ad",
+        "\u200b",
+        "\u200d",
+        "\u2028",
+        "\ufeff",
+        "\ufffd",
+        "\ue000",
+    ],
+    *[" ", "  ", "   ", "\t", "\n", "\r\n", "\n\n", "\u00a0", "\u3000", "\u2003"],
+    *["``", "''", '"', "'", "“", "”", "…", "—", "(", ")", "[", "]", "!?", "...", "###", "##", "Ġ", "▁", "▁▁", "\\"],
+]
+LONG = ["a" * 99, "b" * 101, "word" * 40, "한" * 150, "=" * 60]
+
+
+@cache
+def hard_strings() -> list[str]:
+    """Rows of words, scripts, controls, spaces and special tokens, joined with and without spaces."""
+    draw = random.Random(23)
+    strings = ["", " ", *PIECES]
+    while len(strings) < COUNT:
+        parts = draw.choices(PIECES, k=draw.randint(1, 7))
+        if draw.random() < 0.2:
+            parts.append(
+                "".join(chr(draw.choice((0x20, 0x2E80, 0xAC00, 0x1F300)) + draw.randrange(500)) for _ in "abc")
+            )
+        strings.append(draw.choice(["", " ", " "]).join(parts))
+    return strings
+
+
+# Folders: name -> (writes it, gives transformers' tokenizer of it)
+
+Reference = Any
+
+
+def save_wordpiece(folder: Path) -> None:
+    train_wordpiece(TEXTS, 800).save(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+
+
+def save_roberta(folder: Path) -> None:
+    """`vocab.json` and `merges.txt` alone, with the mask as an object that takes the space before it."""
+    for name, text in released_files(train_byte_bpe(TEXTS, 800).backend).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": True, "single_word": False}
+    (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
+
+
+def field(number: int, value: bytes | int | float) -> bytes:
+    """A field of a protocol buffer."""
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    tag, size = number << 3 | (0 if isinstance(value, int) else 2), value if isinstance(value, int) else len(value)
+    numbers = bytearray()
+    for rest in (tag, size):
+        while rest >= 0x80:
+            numbers.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        numbers.append(rest)
+    return bytes(numbers) + (b"" if isinstance(value, int) else value)
+
+
+CONTROL = {"<unk>": 2, "<pad>": 3, "[CLS]": 4, "[SEP]": 4, "[MASK]": 4}
+
+
+def save_spiece(folder: Path, character_map: bytes = b"", model_type: int = 1) -> None:
+    """`spiece.model` alone, as ALBERT was released; the scores are float32."""
+    entries = json.loads(train_unigram(TEXTS, 800).backend.to_str())["model"]["vocab"]
+    pieces = [
+        field(1, text.encode()) + field(2, float(score)) + field(3, CONTROL.get(text, 1)) for text, score in entries
+    ]
+    pieces.append(field(1, b"9,") + field(2, -1.0) + field(3, 1))
+    normal = field(1, b"nmt_nfkc") + (field(2, character_map) if character_map else b"")
+    data = b"".join(field(1, piece) for piece in pieces) + field(2, field(3, model_type)) + field(3, normal)
+    (folder / "spiece.model").write_bytes(data)
+
+
+def albert(folder: Path) -> Reference:
+    """transformers reads `spiece.model` with another library; its tokenizer is made from the same values here."""
+    from transformers import AlbertTokenizer
+
+    found = read_spiece(folder / "spiece.model")
+    vocab = [(piece.text, piece.score - 100 * (piece.text == "9,")) for piece in found.pieces]
+    return AlbertTokenizer(
+        vocab=vocab,
+        _spm_precompiled_charsmap=found.character_map or None,
+        mask_token=AddedToken("[MASK]", lstrip=True, normalized=False, special=True),
+    )
+
+
+def opened_by(name: str) -> Callable[[Path], Reference]:
+    def load(folder: Path) -> Reference:
+        import transformers
+
+        return getattr(transformers, name).from_pretrained(folder)
+
+    return load
+
+
+def ours(train: Callable[..., Tokenizer]) -> Callable[[Path], None]:
+    return lambda folder: train(TEXTS, 800).save(folder)
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Reference]]] = {
+    "roberta, released": (save_roberta, opened_by("RobertaTokenizerFast")),
+    "roberta, ours": (ours(train_byte_bpe), opened_by("AutoTokenizer")),
+    "albert, released": (save_spiece, albert),
+    "albert, ours": (ours(train_unigram), opened_by("AutoTokenizer")),
+    "electra": (save_wordpiece, opened_by("ElectraTokenizerFast")),
+    "distilbert": (save_wordpiece, opened_by("DistilBertTokenizerFast")),
+}
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Reference]:
+    save, load = FOLDERS[request.param]
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save(folder)
+    return Tokenizer.load(folder), load(folder)
+
+
+def test_ids_and_offsets_are_the_same(both: tuple[Tokenizer, Reference]) -> None:
+    mine, theirs = both
+    strings = hard_strings()
+    found = theirs(strings, return_offsets_mapping=True, add_special_tokens=False, return_attention_mask=False)
+    aligned = mine.encode_aligned(strings)
+    ids = [encoding.ids for encoding in aligned]
+    wrong = [(text, a, b) for text, a, b in zip(strings, ids, found["input_ids"], strict=True) if a != b]
+    assert not wrong, (len(wrong), wrong[:3])
+    offsets = [encoding.encoding.offsets for encoding in aligned]
+    assert offsets == [list(map(tuple, row)) for row in found["offset_mapping"]]
+    assert mine.encode(strings[:500]) == ids[:500]
+    for text, encoding in zip(strings[:500], aligned, strict=False):  # ours are these, extended to whole letters
+        assert encoding.offsets == whole_letters(text, encoding.encoding.offsets)
+
+
+@pytest.mark.parametrize("room", [12, 36])
+def test_pairs_and_truncations_are_the_same(both: tuple[Tokenizer, Reference], room: int) -> None:
+    """Of an odd room the first text has one token more, as in BERT's code; in `transformers` the longer one has it."""
+    mine, theirs = both
+    length = room + mine.frame.size(2)
+    first, second = hard_strings()[:1600:2], hard_strings()[1:1600:2]
+    found = theirs(first, second, truncation="longest_first", max_length=length, return_token_type_ids=True)
+    joined, _ = join_texts(texts_of(first, mine), texts_of(second, mine), np.ones(len(first), dtype=bool), mine, length)
+    rows = [joined[number] for number in range(len(first))]
+    assert [row.tokens.tolist() for row in rows] == found["input_ids"]
+    if "distilbert" not in type(theirs).__name__.lower():
+        assert [row.segments.tolist() for row in rows] == found["token_type_ids"]
+    single = theirs(first, truncation=True, max_length=length)["input_ids"]
+    no_second = np.zeros(len(first), dtype=bool)
+    alone, _ = join_texts(texts_of(first, mine), texts_of(second, mine), no_second, mine, length)
+    assert [alone[number].tokens.tolist() for number in range(len(first))] == single
+
+
+def test_saved_again_the_tokens_are_the_same(both: tuple[Tokenizer, Reference], tmp_path: Path) -> None:
+    mine, _ = both
+    mine.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert (again.hash, again.frame) == (mine.hash, mine.frame)
+    assert again.encode(hard_strings()[:400]) == mine.encode(hard_strings()[:400])
+    theirs = opened_by("AutoTokenizer")(tmp_path)
+    assert theirs(hard_strings()[:400])["input_ids"] == mine.encode(hard_strings()[:400], special=True)
