@@ -18,6 +18,7 @@ from bertsmith.errors import UserError
 from bertsmith.text.alphabet import alphabet
 from bertsmith.text.frame import ALBERT
 from bertsmith.text.long_words import short_words
+from bertsmith.text.offsets import marks
 from bertsmith.text.special_tokens import named, place, register
 from bertsmith.text.spiece import read_spiece
 from bertsmith.text.unigram_entries import choose_entries
@@ -90,14 +91,19 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool) -> Backend:
 
 
 def _words(texts: Iterable[str], normal: normalizers.Normalizer) -> Counter[str]:
-    """Count the words of texts after normalisation, each with the marker before it."""
+    """Count the words of texts after normalisation, each with the marker before it.
+
+    Letters, digits and other signs are counted apart, since no entry mixes them: the full stop is no part of a word.
+    """
     written: Counter[str] = Counter()
     for text in texts:
         written.update(text.split())
     words: Counter[str] = Counter()
+    runs = re.compile(rf"{SPACE}?(?:\d+|(?:[^\W\d_]|[{marks()}])+|[^\w{SPACE}{marks()}]+|_+)|{SPACE}")
     for word, count in written.items():
         for part in normal.normalize_str(word).split():
-            words[SPACE + part] += count
+            for run in runs.findall(SPACE + part):
+                words[run] += count
     return words
 
 
