@@ -192,7 +192,7 @@ def _write_sentence_folder(folder: Path, target: Path, options: Options) -> dict
     weights = _without_copies(own_weights(folder, family), family)
     if not family.is_encoder_alone(weights):
         weights = {n.removeprefix(family.prefix): w for n, w in weights.items() if n.startswith(family.prefix)}
-    of_head = (*HEAD_FIELDS, family.head_dropout[0])
+    of_head = {*HEAD_FIELDS, *(output.dropout.name for output in family.outputs.values())}
     bare = {name: value for name, value in values.items() if name not in of_head}
     bare["architectures"] = [family.encoder_class]
     with new_folder(target, "DST") as work:

@@ -39,7 +39,7 @@ class Variant:
 
 PRE_NORM = {"pad_token_id": 0, "max_position_embeddings": POSITIONS + 1}
 DISTILBERT = {"family": "distilbert", "num_segments": 0, "pooler_activation": "relu"}
-DISTILBERT_SIZES = {"intermediate_size": None, "hidden_dim": 128, "seq_classif_dropout": 0.1}
+DISTILBERT_SIZES = {"intermediate_size": None, "hidden_dim": 128, "seq_classif_dropout": 0.1, "qa_dropout": 0.0}
 ELECTRA = {"family": "electra", "pooler_activation": "gelu", "pooler_input_dropout": True}
 ROBERTA = {"family": "roberta", "num_segments": 1, "pooler_input_dropout": True}
 ALBERT = {"family": "albert", "embedding_size": 24, "activation": "gelu_tanh"}

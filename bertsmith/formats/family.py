@@ -73,11 +73,23 @@ class Field:
 
 
 @dataclass(frozen=True)
+class HeadDropout:
+    """Their field for the dropout of a head, and its default; None: that of the encoder, or none for spans."""
+
+    name: str = ""  # none: their class has no setting of its own
+    default: float | None = None
+
+
+CLASSIFIER_DROPOUT, NO_SETTING = HeadDropout("classifier_dropout"), HeadDropout()
+
+
+@dataclass(frozen=True)
 class Output:
     """Their class for one of our objectives or heads, and the names of the tensors that it adds to the encoder's."""
 
     class_name: str
     names: Names
+    dropout: HeadDropout = CLASSIFIER_DROPOUT
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,6 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of our settings, where they are not EncoderConfig's
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
     layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
-    head_dropout: tuple[str, float | None] = ("classifier_dropout", None)  # its default; None: the encoder's dropout
     vocabulary: Kind | None = None  # of the published models; None: of any kind
     head_activation: Activation | None = None  # that their head over the vocabulary always has; None: the encoder's
 

@@ -135,7 +135,7 @@ def load_folder(
         model: Model
         if head is not None and objective is None:
             if head.dropout is None and dropout is None:
-                head = replace(head, dropout=dropout_in(values, folder))
+                head = replace(head, dropout=dropout_in(values, head.kind, folder))
             model = TaskModel(encoder, head)
         else:
             model = build_objective(encoder, objective) if objective else _saved_objective(encoder, found)

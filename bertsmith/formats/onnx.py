@@ -67,9 +67,17 @@ class Flat(nn.Module):
             return ("logits",)
         return tuple(f"{name}_logits" for name in self.model.counts(self.model.config))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the graph's inputs: an encoder with fewer than two segments takes no segment numbers."""
+        return INPUTS if self.model.encoder.config.num_segments > 1 else INPUTS[:2]
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand(input_ids.shape)
-        batch = Batch(input_ids, token_type_ids, positions, Padded(attention_mask.bool()))
+        segments = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        batch = Batch(input_ids, segments, positions, Padded(attention_mask.bool()))
         if isinstance(self.model, TaskModel) and not self.encoder_alone:
             return (self.model.logits(batch),)
         hidden = self.model.encoder(batch)
@@ -104,7 +112,7 @@ def export_onnx(
                 path.unlink()
             files.append(INT8)
         report = {
-            "inputs": list(INPUTS),
+            "inputs": list(flat.inputs),
             "outputs": list(flat.outputs),
             "opset": OPSET,
             "files": {name: {"bytes": _size(work, name), **check(flat, work / name)} for name in files},
@@ -121,10 +129,10 @@ def check(flat: Flat, path: Path) -> dict[str, Any]:
     shapes = [(choices, limit), (3 * choices, min(5, limit)), (2 * choices, 1), (5 * choices, min(33, limit))]
     worst, largest = np.zeros(len(flat.outputs)), np.zeros(len(flat.outputs))
     for number, (rows, length) in enumerate(shapes):
-        inputs = _inputs(flat.model.encoder.config, rows, length, seed=number + 1)
+        inputs = example_inputs(flat, rows, length, seed=number + 1)
         with torch.inference_mode():
             expected = [t.numpy() for t in flat(*inputs)]
-        found = run.run(None, dict(zip(INPUTS, (t.numpy() for t in inputs), strict=True)))
+        found = run.run(None, dict(zip(flat.inputs, (t.numpy() for t in inputs), strict=True)))
         worst = np.maximum(worst, [_difference(a, b) for a, b in zip(expected, found, strict=True)])
         largest = np.maximum(largest, [_largest(a) for a in expected])
     shares = worst / np.maximum(largest, 1e-9)
@@ -201,7 +209,7 @@ def has_vnni() -> bool:
 def _export(flat: Flat, path: Path, *, fused: bool) -> None:
     """Trace the model once; `fused` exports attention as ONNX Runtime's own operator, one node per layer."""
     config = flat.model.encoder.config
-    inputs = _inputs(config, 2 * _choices(flat.model), min(8, config.max_positions), seed=0)
+    inputs = example_inputs(flat, 2 * _choices(flat.model), min(8, config.max_positions), seed=0)
     weights = sum(p.numel() * p.element_size() for p in flat.parameters())
     table = {torch.ops.aten.scaled_dot_product_attention.default: _fused_attention} if fused else None
     with _quiet():
@@ -209,9 +217,9 @@ def _export(flat: Flat, path: Path, *, fused: bool) -> None:
             flat,
             inputs,
             path,
-            input_names=INPUTS,
+            input_names=flat.inputs,
             output_names=flat.outputs,
-            dynamic_shapes={name: {0: "batch", 1: "length"} for name in INPUTS},
+            dynamic_shapes={name: {0: "batch", 1: "length"} for name in flat.inputs},
             opset_version=OPSET,
             dynamo=True,
             external_data=weights > LARGEST,
@@ -284,16 +292,15 @@ def _quantise(source: Path, path: Path) -> None:
         )
 
 
-def _inputs(config: EncoderConfig, rows: int, length: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return random tokens (B, L) of different lengths, with both segments."""
+def example_inputs(flat: Flat, rows: int, length: int, seed: int) -> tuple[Tensor, ...]:
+    """Return random tokens (B, L) of different lengths, with both segments where there are two."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, length + 1, rows)
     lengths[0] = length
     mask = np.arange(length) < lengths[:, None]
-    segments = np.minimum((np.arange(length) > lengths[:, None] // 2), max(config.num_segments, 1) - 1) * mask
-    values = (rng.integers(0, config.vocab_size, (rows, length)) * mask, mask, segments)
-    first, second, third = (torch.from_numpy(value.astype(np.int64)) for value in values)
-    return first, second, third
+    segments = (np.arange(length) > lengths[:, None] // 2) * mask
+    values = (rng.integers(0, flat.model.encoder.config.vocab_size, (rows, length)) * mask, mask, segments)
+    return tuple(torch.from_numpy(value.astype(np.int64)) for value in values[: len(flat.inputs)])
 
 
 def _choices(model: Model) -> int:

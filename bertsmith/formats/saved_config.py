@@ -18,7 +18,7 @@ from bertsmith.formats.families.table import (
     family_of,
     output_named,
 )
-from bertsmith.formats.family import Family, Output
+from bertsmith.formats.family import CLASSIFIER_DROPOUT, Family, HeadDropout, Output
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
@@ -127,9 +127,9 @@ def head_out(head: HeadConfig, config: EncoderConfig) -> dict[str, Any]:
         values["id2label"], values["label2id"] = {"0": "LABEL_0"}, {"LABEL_0": 0}
     if head.kind == "choice":
         values["num_choices"] = head.num_choices
-    name, default = family_of(config).head_dropout
-    if (dropout := config.hidden_dropout if head.dropout is None and default is not None else head.dropout) is not None:
-        values[name] = dropout
+    setting = _dropout_of(family_of(config), head.kind)
+    if setting.name and (head.dropout is not None or setting.default is not None):  # else theirs is ours
+        values[setting.name] = head.rate(config)
     if head.features is not None:
         values["features"] = asdict(head.features)
     if head.bilstm_layers:
@@ -162,7 +162,8 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
         "bilstm_layers": _whole(values, "bilstm_layers", 0, folder / CONFIG),
         "beside": bool(values.get("beside")),
     }
-    return HeadConfig(kind, labels if needs_labels else (), choices, dropout_in(values, folder), **own)  # type: ignore[arg-type]
+    dropout = dropout_in(values, kind, folder)
+    return HeadConfig(kind, labels if needs_labels else (), choices, dropout, **own)  # type: ignore[arg-type]
 
 
 def _refuse_first_token(saved: str, family: Family, values: Mapping[str, Any], where: Path) -> None:
@@ -193,15 +194,23 @@ def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> i
     return value
 
 
-def dropout_in(values: Mapping[str, Any], folder: Path) -> float | None:
-    """Return the dropout before the output layer; None if it is the encoder's."""
+def dropout_in(values: Mapping[str, Any], kind: HeadKind, folder: Path) -> float | None:
+    """Return the dropout before the output layer; None if it is the usual one, the encoder's or none for spans."""
     family = family_named(values, folder / CONFIG)
-    name, default = family.head_dropout
-    dropout = values.get(name, default)
+    setting = _dropout_of(family, kind)
+    dropout = values.get(setting.name, setting.default)
     if dropout is not None and not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
-        raise UserError(f"{folder / CONFIG}: {name} must be at least 0 and under 1, not {dropout!r}")
+        raise UserError(f"{folder / CONFIG}: {setting.name} must be at least 0 and under 1, not {dropout!r}")
+    if setting.default is None:
+        return dropout
     states = family.fields["hidden_dropout"].read(values, folder / CONFIG)
-    return None if default is not None and dropout == states else dropout
+    return None if dropout == (0.0 if kind == "span" else states) else dropout
+
+
+def _dropout_of(family: Family, kind: HeadKind) -> HeadDropout:
+    """Return the family's setting for the dropout of a head; a head of our own has that of a classifier."""
+    output = family.outputs.get("single" if kind in PROBLEM_TYPES.values() else kind)
+    return output.dropout if output else CLASSIFIER_DROPOUT
 
 
 def architecture(values: Mapping[str, Any]) -> str:

@@ -143,10 +143,10 @@ class HeadConfig:
 
     `single` predicts one label for a text or pair, `multi` any number of them, `regression` a number, `choice` one of
     `num_choices` endings (0: a batch is one question), `tags` a label for every token, `span` the start and the end of
-    an answer. `dropout` is applied before the output layer; None: the encoder's `hidden_dropout`. With `features` a
-    BiLSTM on a frozen encoder predicts the tags. With `bilstm_layers` a BiLSTM between the encoder and the output layer
-    is trained with both (Table 5). With `beside` a second encoder has the opposite direction, and the states of both
-    are concatenated (section 5.1).
+    an answer. `dropout` is applied before the output layer; None: the encoder's `hidden_dropout`, or none for spans.
+    With `features` a BiLSTM on a frozen encoder predicts the tags. With `bilstm_layers` a BiLSTM between the encoder
+    and the output layer is trained with both (Table 5). With `beside` a second encoder has the opposite direction, and
+    the states of both are concatenated (section 5.1).
     """
 
     kind: HeadKind
@@ -156,6 +156,12 @@ class HeadConfig:
     features: FeatureConfig | None = None
     bilstm_layers: int = 0
     beside: bool = False
+
+    def rate(self, config: EncoderConfig) -> float:
+        """The dropout before the output layer on this encoder."""
+        if self.dropout is not None:
+            return self.dropout
+        return 0.0 if self.kind == "span" else config.hidden_dropout
 
     @property
     def own_form(self) -> tuple[FeatureConfig | None, int, bool]:
@@ -212,7 +218,7 @@ class TokenHead(nn.Module):
 
 def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
     """Make the head of this configuration."""
-    dropout = config.hidden_dropout if head.dropout is None else head.dropout
+    dropout = head.rate(config)
     if head.features is not None:
         return RecurrentHead(config, head.features, len(head.labels), dropout)
     if head.beside:
@@ -225,7 +231,7 @@ def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn
     if head.kind == "tags":
         return TokenHead(config, len(head.labels), dropout)
     if head.kind == "span":
-        return TokenHead(config, 2, dropout=0.0)
+        return TokenHead(config, 2, dropout)
     outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
     input_dropout = dropout if config.pooler_input_dropout and head.kind != "choice" else 0.0
     return SequenceHead(config, outputs, dropout, input_dropout)

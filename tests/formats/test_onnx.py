@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]  # an exp
 def run(path: Path, rows: int, length: int, model, encoder_alone: bool = False):
     """Outputs of the graph and of PyTorch, on a shape that the export itself did not check."""
     flat = module.Flat(model, encoder_alone)
-    inputs = module._inputs(model.encoder.config, rows, length, seed=99)
+    inputs = module.example_inputs(flat, rows, length, seed=99)
     with torch.inference_mode():
         expected = [t.numpy() for t in flat(*inputs)]
-    feed = {name: t.numpy() for name, t in zip(module.INPUTS, inputs, strict=True)}
+    feed = {name: t.numpy() for name, t in zip(flat.inputs, inputs, strict=True)}
     return module.session(path, 1).run(None, feed), expected
 
 
@@ -47,6 +47,18 @@ def test_every_encoder_gives_the_states_of_pytorch(name, tmp_path, tiny_tokenize
     assert report["outputs"] == ["last_hidden_state"]
     (found,), (expected,) = run(tmp_path / "out" / "model.onnx", 3, 21, loaded.model, encoder_alone=True)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("distilbert", "single"), ("electra", "choice")])
+def test_heads_of_other_families_and_their_int8_graphs(family, kind, tmp_path, tiny_tokenizer):
+    loaded = make(kind, tiny_tokenizer, **VARIANTS[family].ours)
+    report = module.export_onnx(loaded, tmp_path / "out", int8=True)
+    for name, tolerance in (("model.onnx", 1e-5), ("model_int8.onnx", 0.3)):
+        (found,), (expected,) = run(tmp_path / "out" / name, 8, 21, loaded.model)
+        np.testing.assert_allclose(found, expected, atol=tolerance * max(1.0, np.abs(expected).max()))
+        inputs = [each.name for each in module.session(tmp_path / "out" / name).get_inputs()]
+        assert inputs == report["inputs"]
+        assert ("token_type_ids" in inputs) == (family != "distilbert")  # which has no table of segments
 
 
 def test_int8_is_written_as_a_second_smaller_file(tmp_path, tiny_tokenizer):

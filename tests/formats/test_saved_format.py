@@ -371,6 +371,19 @@ def test_a_head_has_the_dropout_of_their_config(tmp_path, their_folder):
         assert load_folder(folder).model.head.dropout.p == theirs.config.hidden_dropout_prob
 
 
+def test_the_heads_of_distilbert_have_dropouts_of_their_own(tmp_path, tiny_tokenizer):
+    """A pre-trained folder need not state them: their defaults are the published ones, and are not the encoder's."""
+    save_folder(tmp_path / "words", make_model("mlm", tiny_tokenizer.vocab_size, "distilbert"), tiny_tokenizer, Notes())
+    for kind, name, rate in (("single", "seq_classif_dropout", 0.2), ("span", "qa_dropout", 0.1)):
+        loaded = load_folder(tmp_path / "words", HEADS[kind])
+        assert loaded.model.head.dropout.p == rate
+        save_folder(tmp_path / kind, loaded.model, tiny_tokenizer, Notes())
+        assert json.loads((tmp_path / kind / "config.json").read_text())[name] == rate
+        edit_config(tmp_path / kind, **{name: 0.45})
+        assert load_folder(tmp_path / kind).model.head.dropout.p == 0.45
+    assert load_folder(tmp_path / "words", HEADS["tags"]).model.head.dropout.p == 0.1  # the encoder's
+
+
 def test_config_fields_that_the_model_does_not_use_are_kept(tmp_path, their_folder):
     _, folder = their_folder("mlm")
     kept = {"language": "de", "classifier_dropout": 0.4, "sep_token_id": 3, "use_cache": False}

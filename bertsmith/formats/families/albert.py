@@ -7,7 +7,7 @@ layer; sublayers that are shared all the same are then written for every layer, 
 from __future__ import annotations
 
 from bertsmith.formats.families.bert import FIELDS, FIXED, bert_embeddings, vocabulary_head
-from bertsmith.formats.family import Family, Field, Output
+from bertsmith.formats.family import NO_SETTING, Family, Field, HeadDropout, Output
 from bertsmith.formats.storage import Names, Stored
 
 LAYER = "albert.encoder.albert_layer_groups.{i}.albert_layers.0"
@@ -19,6 +19,7 @@ PAIRS: Names = {
     "next_sentence.output.*": "sop_classifier.classifier.*",
 }
 POOLED: Names = {"head.pooler.dense.*": "albert.pooler.*", "head.output.*": "classifier.*"}
+DROPOUT = HeadDropout("classifier_dropout_prob", 0.1)
 ALBERT = Family(
     model_type="albert",
     prefix="albert.",
@@ -39,10 +40,10 @@ ALBERT = Family(
     outputs={
         "masked_lm": Output("AlbertForMaskedLM", WORDS),
         "masked_lm+next_sentence": Output("AlbertForPreTraining", {**WORDS, **PAIRS}),
-        "single": Output("AlbertForSequenceClassification", POOLED),
-        "choice": Output("AlbertForMultipleChoice", POOLED),
-        "tags": Output("AlbertForTokenClassification", {"head.output.*": "classifier.*"}),
-        "span": Output("AlbertForQuestionAnswering", {"head.output.*": "qa_outputs.*"}),
+        "single": Output("AlbertForSequenceClassification", POOLED, DROPOUT),
+        "choice": Output("AlbertForMultipleChoice", POOLED, DROPOUT),
+        "tags": Output("AlbertForTokenClassification", {"head.output.*": "classifier.*"}, DROPOUT),
+        "span": Output("AlbertForQuestionAnswering", {"head.output.*": "qa_outputs.*"}, NO_SETTING),
     },
     fields={
         **{name: field for name, field in FIELDS.items() if name != "direction"},
@@ -51,7 +52,6 @@ ALBERT = Family(
     fixed={**FIXED, "is_decoder": False, "inner_group_num": 1},
     own_fields=("bias", "shared_layers"),
     layer_groups="num_hidden_groups",
-    head_dropout=("classifier_dropout_prob", 0.1),
     defaults={
         "vocab_size": 30000,
         "embedding_size": 128,

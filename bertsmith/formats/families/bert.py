@@ -5,7 +5,7 @@ In the rows of names, ours is on the left and theirs on the right; see `storage.
 
 from __future__ import annotations
 
-from bertsmith.formats.family import Family, Field, Output
+from bertsmith.formats.family import NO_SETTING, Family, Field, Output
 from bertsmith.formats.storage import Names, Row, Stored
 
 FIELDS = {
@@ -105,7 +105,7 @@ BERT = Family(
         "single": Output("BertForSequenceClassification", BERT_POOLED),
         "choice": Output("BertForMultipleChoice", BERT_POOLED),
         "tags": Output("BertForTokenClassification", {"head.output.*": "classifier.*"}),
-        "span": Output("BertForQuestionAnswering", {"head.output.*": "qa_outputs.*"}),
+        "span": Output("BertForQuestionAnswering", {"head.output.*": "qa_outputs.*"}, NO_SETTING),
     },
     fields=FIELDS,
     fixed=FIXED,

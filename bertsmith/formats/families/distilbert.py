@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bertsmith.formats.families.bert import FIELDS, FIXED, vocabulary_head
-from bertsmith.formats.family import Family, Field, Output
+from bertsmith.formats.family import NO_SETTING, Family, Field, HeadDropout, Output
 from bertsmith.formats.storage import Names, Stored
 
 LAYER = "distilbert.transformer.layer.{i}"
 POOLED: Names = {"head.pooler.dense.*": "pre_classifier.*", "head.output.*": "classifier.*"}
+DROPOUT = HeadDropout("seq_classif_dropout", 0.2)
 THEIR_NAMES = {
     "vocab_size": "vocab_size",
     "hidden_size": "dim",
@@ -47,10 +48,12 @@ DISTILBERT = Family(
             "DistilBertForMaskedLM",
             vocabulary_head("masked_lm", "vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
         ),
-        "single": Output("DistilBertForSequenceClassification", POOLED),
-        "choice": Output("DistilBertForMultipleChoice", POOLED),
-        "tags": Output("DistilBertForTokenClassification", {"head.output.*": "classifier.*"}),
-        "span": Output("DistilBertForQuestionAnswering", {"head.output.*": "qa_outputs.*"}),
+        "single": Output("DistilBertForSequenceClassification", POOLED, DROPOUT),
+        "choice": Output("DistilBertForMultipleChoice", POOLED, DROPOUT),
+        "tags": Output("DistilBertForTokenClassification", {"head.output.*": "classifier.*"}, NO_SETTING),
+        "span": Output(
+            "DistilBertForQuestionAnswering", {"head.output.*": "qa_outputs.*"}, HeadDropout("qa_dropout", 0.1)
+        ),
     },
     fields={
         **{ours: Field((theirs,)) for ours, theirs in THEIR_NAMES.items()},

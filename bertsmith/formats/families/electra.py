@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bertsmith.formats.families.bert import FIELDS, FIXED, OWN_FIELDS, bert_encoder, vocabulary_head
-from bertsmith.formats.family import Family, Field, Output
+from bertsmith.formats.family import NO_SETTING, Family, Field, HeadDropout, Output
 
 VOCABULARY = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias")
 ELECTRA = Family(
@@ -32,9 +32,10 @@ ELECTRA = Family(
         "choice": Output(
             "ElectraForMultipleChoice",
             {"head.pooler.dense.*": "sequence_summary.summary.*", "head.output.*": "classifier.*"},
+            HeadDropout("summary_last_dropout", 0.1),
         ),
         "tags": Output("ElectraForTokenClassification", {"head.output.*": "classifier.*"}),
-        "span": Output("ElectraForQuestionAnswering", {"head.output.*": "qa_outputs.*"}),
+        "span": Output("ElectraForQuestionAnswering", {"head.output.*": "qa_outputs.*"}, NO_SETTING),
     },
     fields={**FIELDS, "embedding_size": Field(("embedding_size",), none_as="hidden_size")},
     fixed={**FIXED, "summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},

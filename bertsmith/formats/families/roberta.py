@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bertsmith.formats.families.bert import FIELDS, FIXED, OWN_FIELDS, bert_encoder, vocabulary_head
-from bertsmith.formats.family import Family, Output
+from bertsmith.formats.family import NO_SETTING, Family, Output
 from bertsmith.formats.storage import Names, Stored
 from bertsmith.text.tokenizer import Kind
 
@@ -26,9 +26,9 @@ def roberta_outputs(classes: str, prefix: str) -> dict[str, Output]:
         "masked_lm+next_sentence": Output(f"{classes}ForMaskedLM", {**WORDS, **pairs}),
         "causal_lm": Output(f"{classes}ForCausalLM", vocabulary_head("causal_lm", *VOCABULARY)),
         "single": Output(f"{classes}ForSequenceClassification", single),
-        "choice": Output(f"{classes}ForMultipleChoice", choice),
+        "choice": Output(f"{classes}ForMultipleChoice", choice, NO_SETTING),
         "tags": Output(f"{classes}ForTokenClassification", {"head.output.*": "classifier.*"}),
-        "span": Output(f"{classes}ForQuestionAnswering", {"head.output.*": "qa_outputs.*"}),
+        "span": Output(f"{classes}ForQuestionAnswering", {"head.output.*": "qa_outputs.*"}, NO_SETTING),
     }
 
 
