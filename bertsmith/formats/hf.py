@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bertsmith.config import from_dict, read_json, write_json
 from bertsmith.errors import UserError
+from bertsmith.formats.families.factorised import weights_today
 from bertsmith.formats.families.table import family_of
 from bertsmith.formats.family import KEPT, Family
 from bertsmith.formats.saved_config import (
@@ -304,7 +305,8 @@ def _layer_names(family: Family, layer: int) -> list[str]:
 
 def own_weights(folder: Path, family: Family) -> dict[str, Tensor]:
     """Return the tensors of a folder; where the model is a part of a larger one, only its own, and that is noted."""
-    weights = read_weights(folder)
+    layers = config_in(read_config(folder), folder).num_layers
+    weights = weights_today(read_weights(folder), family.model_type, layers)
     if not (outer := family.outer_prefix(weights)):
         return weights
     others = sorted({name.split(".")[0] for name in weights if not name.startswith(outer)})

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from bertsmith.config import from_dict, read_json
 from bertsmith.errors import UserError, suggestion
+from bertsmith.formats.families.factorised import values_today
 from bertsmith.formats.families.table import (
     FAMILIES,
     FEATURE_TAGGER,
@@ -41,7 +42,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no model: {CONFIG} is missing; give a model folder, a run or a hub name")
     values = read_json(folder / CONFIG)
     inside = [] if OF_A_MODEL & values.keys() else list(_described_inside(values))
-    return inside[0] if len(inside) == 1 else values
+    return values_today(inside[0] if len(inside) == 1 else values, folder / CONFIG)
 
 
 def _described_inside(values: Mapping[str, Any], depth: int = 4) -> Iterator[dict[str, Any]]:

