@@ -23,6 +23,7 @@ from bertsmith.model.cost import forward_flops, forward_memory, training_flops, 
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.distillation import Distillation, copy_layers, layers_to_copy
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.objectives.settings import DistillationConfig, MaskedLMConfig
 from bertsmith.pretraining.loader import MASKED, TARGET
 from bertsmith.pretraining.run import pretrain
@@ -286,10 +287,11 @@ def test_half_of_a_bert_is_saved_as_distilbert(teacher: Path, world: Path, tmp_p
     assert_close(loaded.model.eval().logits(batch)["mlm"], expected[batch.labels["masked"]], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["roberta", "roberta-prelayernorm", "albert"])
+@pytest.mark.parametrize("family", ["roberta", "roberta-prelayernorm", "albert", "electra"])
 def test_teacher_of_another_family(family: str, world: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(world / "tok")
     own = {"albert": {"embedding_size": 16, "shared_layers": "all"}, "roberta-prelayernorm": {"norm_first": True}}
+    own["electra"] = {"embedding_size": 16, "pooler_activation": "gelu", "pooler_input_dropout": True}  # a generator
     sizes = {**SIZES, "vocab_size": tokenizer.vocab_size, "num_layers": 4, "family": family, **own.get(family, {})}
     taught = randomise(MaskedLM(Encoder(EncoderConfig(**sizes)), PLAIN), 2)
     save_folder(tmp_path / "teacher", taught, tokenizer, Notes())
@@ -342,6 +344,11 @@ def test_teacher_that_cannot_teach_is_refused(world: Path, tmp_path: Path, tiny_
     finetune("classify", world / "run", world / "train.csv", tmp_path / "tuned", steps=1, device="cpu")
     with pytest.raises(UserError, match=r"has no masked-word head to learn from; give a model that was pre-trained"):
         pretrain(distilled(tmp_path / "tuned"), world / "shards", tmp_path / "run", device="cpu")
+    electra = EncoderConfig(**SIZES, family="electra", pooler_activation="gelu", pooler_input_dropout=True)
+    electra = replace(electra, vocab_size=tiny_tokenizer.vocab_size)
+    save_folder(tmp_path / "electra", Discriminator(Encoder(electra)), tiny_tokenizer, Notes())
+    with pytest.raises(UserError, match=r"electra has no masked-word head to learn from"):
+        pretrain(distilled(tmp_path / "electra"), world / "shards", tmp_path / "run", device="cpu")
     other = MaskedLM(Encoder(EncoderConfig(**{**SIZES, "vocab_size": tiny_tokenizer.vocab_size})), PLAIN)
     save_folder(tmp_path / "other", other, tiny_tokenizer, Notes())
     with pytest.raises(UserError, match=r"is not the one that .* was built with .* corpus build … --tokenizer .*other"):
