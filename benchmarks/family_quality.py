@@ -54,13 +54,14 @@ def text_files(data: Path) -> list[Path]:
 
 
 def train_tokenizers(data: Path, kinds: list[str], vocabulary: int) -> None:
-    """Train a tokenizer of every kind on the same text, and note how many bytes the text has."""
+    """Train a tokenizer of every kind on the same text, and note how many bytes each file has."""
     text, out = text_files(data), data / "tokenizers"
     for kind in kinds:
         if not (out / kind).exists():
             train_tokenizer(text, out / kind, vocab_size=vocabulary, kind=kind)
-    size = sum(len(block.data) for block in read_blocks(find_sources(text), "text", Reading()))
-    (out / FACTS).write_text(json.dumps({"bytes": size}), encoding="utf-8")
+    blocks = {path.name: read_blocks(find_sources([path]), "text", Reading()) for path in text}
+    sizes = {name: sum(len(block.data) for block in found) for name, found in blocks.items()}
+    (out / FACTS).write_text(json.dumps({"bytes": sizes}), encoding="utf-8")
 
 
 def tokenizer_folder(data: Path, kind: str) -> Path:
@@ -148,9 +149,15 @@ def masked_words(name: str, model: Path, corpus: Path, arguments: Any) -> Result
     dtype = autocast_dtype("auto", device)
     scores = held_out.evaluate(loaded.model.to(device), loader, [], dtype)  # type: ignore[arg-type]
     found = {"loss": round(scores["mlm_loss"], 4), "accuracy": round(scores["mlm_accuracy"], 2)}
-    size = json.loads((tokenizer_folder(arguments.data, KINDS[0]).parent / FACTS).read_text(encoding="utf-8"))["bytes"]
-    bits = scores["mlm_loss"] / math.log(2) * opened.manifest.tokens / size
+    bits = scores["mlm_loss"] / math.log(2) * opened.manifest.tokens / text_bytes(arguments.data)
     return {**found, "bits_per_byte": round(bits, 4), "of": "the generator" if folder != model else "the model"}
+
+
+def text_bytes(data: Path) -> int:
+    """The bytes of the text files that are there, without their compression."""
+    facts = tokenizer_folder(data, KINDS[0]).parent / FACTS
+    sizes = json.loads(facts.read_text(encoding="utf-8"))["bytes"]
+    return sum(sizes[path.name] for path in text_files(data))
 
 
 def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneConfig:
