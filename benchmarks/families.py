@@ -11,10 +11,10 @@
 `DATA/text` (or `DATA/*/text`) holds text files, `tokenizers` puts `DATA/tokenizers` beside it, and the GLUE folders may
 be anywhere up to three levels down. `quality` takes one family after the other through pre-training and fine-tuning, so
 one call for each family fits into ten minutes; DistilBERT comes last, because its teacher is the best of the others and
-must be in the same WORK. Fine-tunings run side by side, faster after `nvidia-cuda-mps-control -d`. Finished runs in WORK
-are not run again. Every call adds to the results of earlier ones; `--results` writes them into another folder, from
-which `merge` brings them back, and `page` puts the tables into docs/families.md. `--smoke` tries a command out in
-seconds on a CPU, with tiny shapes.
+must be in the same WORK. Fine-tunings run side by side, faster after `nvidia-cuda-mps-control -d`. Runs in WORK that
+are finished are not run again. Every call adds to the results of earlier ones; `--results` writes them into another
+folder, from which `merge` brings them back, and `page` puts the tables into docs/families.md. `--smoke` tries a command
+out in seconds on a CPU, with tiny shapes.
 """
 
 from __future__ import annotations
