@@ -10,12 +10,14 @@ import torch
 from bertsmith import draws
 from bertsmith.errors import UserError
 from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.formats.families.table import family_named
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.formats.saved_config import head_in, read_config
+from bertsmith.formats.saved_config import CONFIG, architecture, head_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.progress import say
 
 HEAD_WEIGHTS = 105  # the stream of draws that initialises the output layer
 
@@ -27,6 +29,7 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     model = loaded.model
     assert isinstance(model, TaskModel)
     check_layers(config, model.encoder.config)
+    _note_generator(source)
     if config.beside:
         _load_beside(model, loaded, load_folder(find_model(config.beside), dropout=config.dropout))
     if config.random_start:
@@ -34,6 +37,15 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     elif config.reinit_layers:
         _reinitialise(model, config.reinit_layers)
     return replace(loaded, model=model)
+
+
+def _note_generator(source: Path) -> None:
+    """Say that a folder holds a generator, where its family keeps another network for fine-tuning."""
+    values = read_config(source)
+    outputs = family_named(values, source / CONFIG).outputs
+    if "detector" in outputs and architecture(values) == outputs["masked_lm"].class_name:
+        kept = outputs["detector"].class_name
+        say(f"note: {source} holds {architecture(values)}, a generator; the model to fine-tune is its {kept}")
 
 
 def check_layers(config: FinetuneConfig, encoder: EncoderConfig) -> None:
