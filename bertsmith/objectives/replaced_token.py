@@ -87,12 +87,12 @@ class Corrupted:
 
 def corrupt(batch: Batch, sampled: Tensor) -> Corrupted:
     """Put the sampled tokens (M,) in place of the masks; one that equals the original counts as original."""
-    original, rows = batch.labels[ORIGINAL_LABEL], batch.labels["masked"]
+    original = batch.labels[ORIGINAL_LABEL]
     valid = original != IGNORE
     before = original.where(valid, batch.tokens).flatten()
-    # Positions that pad the batch name row 0: they write the first token again, which is special and never masked.
-    written = sampled.where(batch.labels["targets"] != IGNORE, before[rows])
-    after = before.scatter(0, rows, written)
+    # Positions that pad the batch, whose targets are IGNORE, write to a further row, which is dropped.
+    rows = batch.labels["masked"].where(batch.labels["targets"] != IGNORE, len(before))
+    after = F.pad(before, (0, 1)).scatter(0, rows, sampled)[:-1]
     replaced = (after != before).view_as(valid) & valid
     return Corrupted(replace(batch, tokens=after.view_as(batch.tokens)), replaced, valid)
 
