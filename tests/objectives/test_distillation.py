@@ -21,6 +21,7 @@ from bertsmith.model import soft_targets
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import forward_flops, forward_memory, training_flops, training_memory
 from bertsmith.model.encoder import Encoder
+from bertsmith.model.fused_choice import plain_kernels
 from bertsmith.objectives.distillation import Distillation, copy_layers, layers_to_copy
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.replaced_token import Discriminator
@@ -151,6 +152,23 @@ def test_losses_are_equal_in_parts_and_with_padding_for_cuda_graphs(monkeypatch:
     for other in (1, 2):
         assert_close(whole[other], whole[0], atol=1e-5, rtol=1e-5)
         assert_close(gradients[other], gradients[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_fused_kernels_and_cuda_graphs(teacher: Path, world: Path, tmp_path: Path) -> None:
+    model, batch = random_pair(DistillationConfig(), **DISTILBERT).cuda(), draw_batch(packed=True)
+    batch = batch.to(torch.device("cuda"))
+    with torch.autocast("cuda", torch.bfloat16):
+        assert model.encoder.choice(batch).fused
+        assert model.teacher.encoder.choice(batch).fused
+        fused = model(batch)
+        with plain_kernels():
+            plain = model(batch)
+    for name in WEIGHTS:
+        assert_close(fused[name], plain[name], atol=0.1, rtol=0.03)
+    half = override(with_teacher(recipe("distilbert-tiny"), teacher), ["train.steps=40", "train.evaluate_every=0"])
+    pretrain(half, world / "shards", tmp_path / "run", device="cuda")
+    assert scores(tmp_path / "run")["soft_loss"] < 0.1
 
 
 def test_without_cosine_only_the_masked_states_are_computed() -> None:
