@@ -130,6 +130,26 @@ def tiny_tokenizer():
 
 
 @pytest.fixture
+def pair_of(tmp_path, tiny_tokenizer):
+    """Makes a model of `transformers`, saves it and loads it as ours."""
+    from comparison import CHOICES, VOCAB
+    from variants import their_model
+
+    from bertsmith.formats.hf import load_folder
+    from bertsmith.model.heads import HeadConfig
+
+    def make(kind: str, variant: str = "bert", **changes):
+        theirs = their_model(variant, kind, max(VOCAB, tiny_tokenizer.vocab_size), **changes)
+        theirs.save_pretrained(tmp_path)
+        tiny_tokenizer.save(tmp_path)
+        loaded = load_folder(tmp_path, HeadConfig("choice", num_choices=CHOICES) if kind == "choice" else None)
+        assert kind == "encoder" or loaded.missing == ()
+        return theirs, loaded.model.eval()
+
+    return make
+
+
+@pytest.fixture
 def one_thread():
     """Use one thread, which is faster for small tensors, above all on busy cores."""
     import torch

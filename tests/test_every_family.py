@@ -1,7 +1,7 @@
 """The same list for every family: pre-training, saving, tasks, inference and export. A new family is one row here.
 
-Parity of the encoder and of every head with `transformers`, and packed batches, are tested for every row of
-`variants.py` (tests/model/test_parity.py, tests/formats/test_saved_format.py).
+What a row of `variants.py` adds to the list, with random weights, stands at the end: parity of the encoder and of every
+head in both layouts. How `transformers` opens our folders and we open theirs is in tests/formats/test_saved_format.py.
 """
 
 import json
@@ -14,10 +14,22 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from comparison import (
+    draw_batch,
+    our_loss,
+    our_scores,
+    run_theirs,
+    same,
+    same_gradients,
+    their_inputs,
+    their_loss,
+    their_scores,
+)
 from kind_rows import ROWS as TASK_ROWS
 from runs import cut, needs_teacher, on_ranks, shrunk
 from safetensors.torch import load_file
 from torch.testing import assert_close
+from variants import KINDS, VARIANTS, their_cases
 
 import bertsmith
 from bertsmith.config import override
@@ -28,6 +40,7 @@ from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.hf import load_folder, save_folder
 from bertsmith.inference.features import Features, features
+from bertsmith.model.encoder import Trace
 from bertsmith.pages.view import view
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.text.tokenizer import Tokenizer
@@ -35,6 +48,8 @@ from bertsmith.training import runlog
 from bertsmith.verify import onnx_parity, parity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+variants = pytest.mark.parametrize("variant", VARIANTS)
+layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
 @dataclass(frozen=True)
@@ -276,3 +291,65 @@ def test_two_ranks_equal_one(family: str, distributed: Path, pretrained, tmp_pat
     for folder in folders_of(tmp_path / "one" / "model"):
         places = folder, distributed / family / folder.relative_to(tmp_path / "one")
         assert_close(*(load_file(place / "model.safetensors") for place in places), atol=1e-5, rtol=0)
+
+
+# --- random weights: every kind of encoder in variants.py, with every head that `transformers` has for it
+
+
+@layouts
+@pytest.mark.parametrize(("variant", "kind"), their_cases(KINDS))
+def test_logits_losses_and_gradients_are_equal(variant, kind, packed, pair_of):
+    theirs, model = pair_of(kind, variant)
+    padded, batch = draw_batch(kind, packed=False, variant=variant), draw_batch(kind, packed, variant=variant)
+    output = run_theirs(theirs, kind, padded, variant)
+    expected, scores = their_scores(output, kind, padded, variant), our_scores(model, kind, batch)
+    assert scores.keys() == expected.keys()
+    for name, values in scores.items():
+        same(values, expected[name], name)
+    loss, wanted = our_loss(model, batch), their_loss(output, kind, padded)
+    same(loss, wanted, "loss")
+    loss.backward()
+    wanted.backward()
+    same_gradients(model, theirs)
+
+
+@layouts
+@variants
+def test_trace_gives_their_attention_and_hidden_states(variant, packed, pair_of):
+    theirs, model = pair_of("encoder", variant, attn_implementation="eager")
+    padded, batch = draw_batch("single", packed=False, variant=variant), draw_batch("single", packed, variant=variant)
+    output = theirs(**their_inputs(padded), output_attentions=True, output_hidden_states=True)
+    trace, real = Trace(), padded.layout.mask
+    traced = model.encoder(batch, trace=trace)
+    assert len(trace.hidden) == len(output.hidden_states) == 4
+    assert len(trace.attention) == len(output.attentions) == 3
+    for ours, expected in zip(trace.hidden, output.hidden_states, strict=True):
+        same(batch.layout.pad(ours)[real], expected[real], "hidden state")
+    for ours, expected in zip(trace.attention, output.attentions, strict=True):
+        same(ours, expected * real[:, None, :, None], "attention")
+    same(batch.layout.pad(traced)[real], batch.layout.pad(model.encoder(batch))[real], "without a trace")
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        tuple(np.random.default_rng(0).permutation(np.arange(1, 49))),
+        (7,) * 6,
+        (48,),
+        (1,),
+        (1, 1, 48),
+        (48, 47, 40, 39),
+    ],
+    ids=["1 to 48", "all 7", "one", "one token", "extremes", "near"],
+)
+@variants
+def test_packed_equals_padded(lengths, variant, pair_of):
+    _, model = pair_of("encoder", variant)
+    results = []
+    for packed in (False, True):
+        batch = draw_batch("single", packed, lengths, variant=variant)
+        model.zero_grad()
+        hidden = batch.layout.pad(model.encoder(batch))
+        (hidden.cos().sum(-1) * (hidden != 0).any(-1)).sum().div(batch.num_tokens).backward()
+        results.append([hidden.detach(), *(p.grad.clone() for p in model.encoder.parameters())])
+    same(*results)

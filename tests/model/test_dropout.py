@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from test_parity import CHOICES, VOCAB, draw_batch, our_loss, our_scores, run_theirs, same, same_gradients, their_scores
+from comparison import CHOICES, VOCAB, draw_batch, our_loss, our_scores, run_theirs, same, same_gradients, their_scores
 from variants import their_model
 
 from bertsmith.batch import Batch, Example, collate

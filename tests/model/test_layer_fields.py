@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_parity import VOCAB, draw_batch, layouts, our_loss, same
+from comparison import VOCAB, draw_batch, our_loss, same
+from test_parity import layouts
 from torch.distributed.device_mesh import init_device_mesh
 from variants import randomise
 

@@ -6,159 +6,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import LABELS
-from labels import of_pretraining, of_task
+from comparison import LENGTHS, VOCAB, draw_batch, our_loss, run_theirs, same, same_gradients, their_scores
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
-from variants import KINDS, VARIANTS, their_cases, their_model
+from variants import VARIANTS
 
-from bertsmith.batch import IGNORE, Batch, Example, Padded, collate
 from bertsmith.errors import UserError
-from bertsmith.formats.hf import load_folder, names_of
 from bertsmith.model import kernels
 from bertsmith.model.config import SIZES, EncoderConfig, encoder_config
 from bertsmith.model.encoder import Encoder, Trace
-from bertsmith.model.heads import HeadConfig, Pooler
+from bertsmith.model.heads import Pooler
 
-LENGTHS = (5, 31, 2, 17, 8, 30)
-CHOICES = 3
-VOCAB = 99
 PUBLISHED = {"tiny": 4.4e6, "mini": 11.2e6, "small": 28.8e6, "medium": 41.4e6, "base": 109.5e6, "large": 335.1e6}
 pytestmark = pytest.mark.usefixtures("one_thread")
 variants = pytest.mark.parametrize("variant", VARIANTS)
 layouts = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-
-
-@pytest.fixture
-def pair_of(tmp_path, tiny_tokenizer):
-    """Makes a model of `transformers`, saves it and loads it as ours."""
-
-    def make(kind: str, variant: str = "bert", **changes):
-        theirs = their_model(variant, kind, max(VOCAB, tiny_tokenizer.vocab_size), **changes)
-        theirs.save_pretrained(tmp_path)
-        tiny_tokenizer.save(tmp_path)
-        loaded = load_folder(tmp_path, HeadConfig("choice", num_choices=CHOICES) if kind == "choice" else None)
-        assert kind == "encoder" or loaded.missing == ()
-        return theirs, loaded.model.eval()
-
-    return make
-
-
-def same(ours, theirs, what: str = "") -> None:
-    assert_close(ours, theirs, atol=1e-5, rtol=0, msg=lambda text: f"{what}: {text}")
-
-
-def draw_batch(kind: str, packed: bool, lengths=LENGTHS, variant: str = "bert") -> Batch:
-    """Random sequences with labels for a kind of head, the same in both layouts."""
-    rng, segments = np.random.default_rng(1), VARIANTS[variant].segments
-    batch = collate([draw_example(kind, size, rng, segments) for size in lengths], packed=packed)
-    if kind == "choice":  # one label per question, not per ending
-        return batch.with_labels(of_task(rng.integers(0, CHOICES, len(lengths) // CHOICES)))
-    return mask(batch, rng) if kind in ("mlm", "mlm+nsp") else batch
-
-
-def draw_example(kind: str, size: int, rng: np.random.Generator, segments: int = 2) -> Example:
-    label = {
-        "single": lambda: int(rng.integers(0, len(LABELS))),
-        "multi": lambda: rng.integers(0, 2, len(LABELS)),
-        "regression": lambda: float(rng.normal()),
-        "span": lambda: np.sort(rng.integers(0, size, 2)),
-    }.get(kind, lambda: None)()
-    tags = np.where(rng.random(size) < 0.3, IGNORE, rng.integers(0, len(LABELS), size)) if kind == "tags" else None
-    numbers = (np.arange(size) > size // 2).astype(np.int64) * (segments > 1)
-    return Example(rng.integers(5, VOCAB, size), numbers, of_task(label, tags))
-
-
-def mask(batch: Batch, rng: np.random.Generator) -> Batch:
-    chosen = np.sort(rng.permutation(batch.num_tokens)[: batch.num_tokens // 4])
-    targets, follows = rng.integers(5, VOCAB, len(chosen)), rng.integers(0, 2, num_sequences(batch))
-    return batch.with_labels(of_pretraining(chosen, targets, follows))
-
-
-def num_sequences(batch: Batch) -> int:
-    return len(batch.layout.mask) if isinstance(batch.layout, Padded) else len(batch.layout.starts) - 1
-
-
-def their_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    return {"input_ids": batch.tokens, "token_type_ids": batch.segments, "attention_mask": batch.layout.mask.long()}
-
-
-def run_theirs(theirs, kind: str, batch: Batch, variant: str = "bert"):
-    """The output of their model for a padded batch, with its own loss."""
-    inputs, labels = their_inputs(batch), batch.labels
-    if kind in ("mlm", "mlm+nsp"):
-        grid = torch.full_like(batch.tokens, IGNORE)
-        grid.view(-1)[labels["masked"]] = labels["targets"]
-        follows = {VARIANTS[variant].pair_label: labels["next"]} if kind == "mlm+nsp" else {}
-        return theirs(**inputs, labels=grid, **follows)
-    if kind == "span":
-        starts, ends = labels["label"].unbind(-1)
-        return theirs(**inputs, start_positions=starts, end_positions=ends)
-    if kind == "choice":
-        inputs = {name: values.unflatten(0, (-1, CHOICES)) for name, values in inputs.items()}
-    target = labels["tags"] if kind == "tags" else labels["label"]
-    return theirs(**inputs, labels=target.float() if kind in ("multi", "regression") else target)
-
-
-def their_scores(output, kind: str, batch: Batch, variant: str = "bert") -> dict[str, torch.Tensor]:
-    """Their logits in the shape of ours."""
-    real = batch.layout.mask
-    if kind == "mlm+nsp":
-        masked = output.prediction_logits.flatten(0, 1)[batch.labels["masked"]]
-        return {"mlm": masked, "nsp": output[VARIANTS[variant].pair_logits]}
-    if kind == "mlm":
-        return {"mlm": output.logits.flatten(0, 1)[batch.labels["masked"]]}
-    if kind == "span":
-        scores = torch.stack([output.start_logits, output.end_logits], -1)
-        return {"task": scores.masked_fill(~real[..., None], float("-inf"))}
-    return {"task": output.logits[real] if kind == "tags" else output.logits}
-
-
-def our_scores(model, kind: str, batch: Batch) -> dict[str, torch.Tensor]:
-    scores = model.logits(batch)
-    if kind == "tags" and isinstance(batch.layout, Padded):
-        scores = scores[batch.layout.mask]
-    return scores if isinstance(scores, dict) else {"task": scores}
-
-
-def their_loss(output, kind: str, batch: Batch) -> torch.Tensor:
-    """Their loss; the span loss is recomputed without padding, which they include in the softmax."""
-    if kind != "span":
-        return output.loss
-    scores = their_scores(output, kind, batch)["task"]
-    return sum(F.cross_entropy(scores[..., i], batch.labels["label"][:, i]) for i in range(2)) / 2
-
-
-def our_loss(model, batch: Batch) -> torch.Tensor:
-    return sum(loss / batch.counts[name] for name, loss in model(batch).items() if name in batch.counts)
-
-
-def same_gradients(model, theirs) -> None:
-    """Compare the gradients of all parameters; every parameter of theirs must have a counterpart."""
-    names, expected = names_of(model), {name: p.grad for name, p in theirs.named_parameters()}
-    ours = {name: p.grad for name, p in model.named_parameters()}
-    assert sorted(part for stored in names.values() for part in stored.names) == sorted(expected)
-    for name, gradient in ours.items():
-        wanted = torch.cat([expected[part] for part in names[name].names])
-        same(gradient, wanted[-len(gradient) :], name)  # their position table may start with unused rows
-    assert ours["encoder.layers.0.attention.qkv.weight"].abs().max() > 1e-3
-
-
-@layouts
-@pytest.mark.parametrize(("variant", "kind"), their_cases(KINDS))
-def test_logits_losses_and_gradients_are_equal(variant, kind, packed, pair_of):
-    theirs, model = pair_of(kind, variant)
-    padded, batch = draw_batch(kind, packed=False, variant=variant), draw_batch(kind, packed, variant=variant)
-    output = run_theirs(theirs, kind, padded, variant)
-    expected, scores = their_scores(output, kind, padded, variant), our_scores(model, kind, batch)
-    assert scores.keys() == expected.keys()
-    for name, values in scores.items():
-        same(values, expected[name], name)
-    loss, wanted = our_loss(model, batch), their_loss(output, kind, padded)
-    same(loss, wanted, "loss")
-    loss.backward()
-    wanted.backward()
-    same_gradients(model, theirs)
 
 
 @layouts
@@ -215,23 +77,6 @@ def test_positions_that_start_after_the_padding_id_are_loaded(pad, pair_of):
 
 @layouts
 @variants
-def test_trace_gives_their_attention_and_hidden_states(variant, packed, pair_of):
-    theirs, model = pair_of("encoder", variant, attn_implementation="eager")
-    padded, batch = draw_batch("single", packed=False, variant=variant), draw_batch("single", packed, variant=variant)
-    output = theirs(**their_inputs(padded), output_attentions=True, output_hidden_states=True)
-    trace, real = Trace(), padded.layout.mask
-    traced = model.encoder(batch, trace=trace)
-    assert len(trace.hidden) == len(output.hidden_states) == 4
-    assert len(trace.attention) == len(output.attentions) == 3
-    for ours, expected in zip(trace.hidden, output.hidden_states, strict=True):
-        same(batch.layout.pad(ours)[real], expected[real], "hidden state")
-    for ours, expected in zip(trace.attention, output.attentions, strict=True):
-        same(ours, expected * real[:, None, :, None], "attention")
-    same(batch.layout.pad(traced)[real], batch.layout.pad(model.encoder(batch))[real], "without a trace")
-
-
-@layouts
-@variants
 @pytest.mark.parametrize("dropout", [False, True], ids=["evaluating", "training"])
 def test_gradient_checkpointing_gives_equal_losses_and_gradients(variant, packed, dropout, pair_of):
     _, model = pair_of("mlm", variant)
@@ -254,31 +99,6 @@ def test_checkpointing_does_not_record_a_trace_twice(pair_of):
     trace = Trace()
     model.encoder(draw_batch("single", packed=True), trace=trace).sum().backward()
     assert len(trace.attention) == len(model.encoder.layers)
-
-
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        tuple(np.random.default_rng(0).permutation(np.arange(1, 49))),
-        (7,) * 6,
-        (48,),
-        (1,),
-        (1, 1, 48),
-        (48, 47, 40, 39),
-    ],
-    ids=["1 to 48", "all 7", "one", "one token", "extremes", "near"],
-)
-@variants
-def test_packed_equals_padded(lengths, variant, pair_of):
-    _, model = pair_of("encoder", variant)
-    results = []
-    for packed in (False, True):
-        batch = draw_batch("single", packed, lengths, variant=variant)
-        model.zero_grad()
-        hidden = batch.layout.pad(model.encoder(batch))
-        (hidden.cos().sum(-1) * (hidden != 0).any(-1)).sum().div(batch.num_tokens).backward()
-        results.append([hidden.detach(), *(p.grad.clone() for p in model.encoder.parameters())])
-    same(*results)
 
 
 class Largest(TorchDispatchMode):
