@@ -10,9 +10,10 @@ from runs import needs_teacher, shrunk
 
 from bertsmith.config import load
 from bertsmith.formats.hf import load_folder
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.settings import PretrainConfig
-from bertsmith.recipes import RECIPES
+from bertsmith.recipes import RECIPES, recipe
 from bertsmith.training import runlog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,3 +40,31 @@ def test_two_steps_of_a_recipe(name: str, world: Path, tmp_path: Path) -> None:
     if hasattr(transformers, saved["architectures"][0]):
         opened = transformers.AutoConfig.from_pretrained(folder)
         assert opened.model_type == written.model.family
+
+
+PUBLISHED = {  # layers, width, heads; sequences, steps, warm-up steps, rate, beta2; dropout
+    "roberta-base": (12, 768, 12, 8192, 500_000, 24_000, 6e-4, 0.98, 0.1),
+    "roberta-large": (24, 1024, 16, 8192, 500_000, 30_000, 4e-4, 0.98, 0.1),
+    "albert-base": (12, 768, 12, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
+    "albert-large": (24, 1024, 16, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
+    "albert-xlarge": (24, 2048, 16, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
+    "albert-xxlarge": (12, 4096, 64, 4096, 125_000, 3125, 0.00176, 0.999, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_values(name: str) -> None:
+    """RoBERTa, section 4 and Table 9; ALBERT, Table 1 and section 4.1, with the released configurations."""
+    config = recipe(name)
+    model, data, train = config.model, config.data, config.train
+    shape = model.num_layers, model.hidden_size, model.num_heads
+    schedule = train.batch_size, train.steps, round(train.warmup * (train.steps or 0)), train.learning_rate, train.beta2
+    assert (*shape, *schedule, model.hidden_dropout) == PUBLISHED[name]
+    assert (data.max_length, train.adam_eps, train.weight_decay) == (512, 1e-6, 0.01)
+    assert (model.intermediate_size, model.attention_dropout) == (4 * model.hidden_size, model.hidden_dropout)
+    if model.family == "roberta":
+        assert (data.pairs, data.copies, train.optimizer, train.clip_norm) == ("full", 0, "adamw", 0.0)
+        assert (model.num_segments, model.norm_eps, config.objective) == (1, 1e-5, MaskedLMConfig(next_sentence=False))
+    else:
+        assert (data.pairs, data.masking.unit, data.masking.span_max) == ("order", "n-gram", 3)
+        assert (model.embedding_size, model.shared_layers, train.optimizer) == (128, "all", "lamb")

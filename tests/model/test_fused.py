@@ -116,9 +116,10 @@ def test_norm_and_residual() -> None:
     assert_same(normed * 2 + same.sin(), norm(x) * 2 + x.sin(), [x, norm.weight, norm.bias])
 
 
+@pytest.mark.parametrize("columns", [1300, 24])
 @pytest.mark.parametrize("name", get_args(Activation))
-def test_activations(name: Activation) -> None:
-    x, bias = random(11, 1300), random(1300)
+def test_activations(name: Activation, columns: int) -> None:
+    x, bias = random(171 if columns < 100 else 11, columns), random(columns)
     assert_same(ops.activated(4 * x, bias, name), activate(4 * x + bias, name), [x, bias])
     tails = torch.cat([torch.linspace(-12, 12, 2001), torch.tensor([-1e4, 0.0, 1e4])])[None].requires_grad_()
     assert_same(ops.activated(tails, None, name), activate(tails.double(), name).float(), [tails])

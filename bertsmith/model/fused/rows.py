@@ -19,7 +19,7 @@ from bertsmith.model.config import Activation
 
 # As measured on an H200: programs that share the rows of a backward pass, warps of a program, blocks.
 NORM_PROGRAMS, NORM_WARPS = (1056, 1584), (1, 2)  # without dropout, with it
-ACTIVATION_PROGRAMS, ACTIVATION_WARPS, ACTIVATION_TILE = 4224, 4, (2, 1024)
+ACTIVATION_PROGRAMS, ACTIVATION_WARPS, ACTIVATION_ELEMENTS = 4224, 4, (4096, 2048)  # of a tile: forward, backward
 
 
 @triton.jit
@@ -296,14 +296,19 @@ def _activation_backward(
         tl.store(dbias_ptr + program.to(tl.int64) * columns + column, total, column < columns)
 
 
+def _tile(elements: int, columns: int) -> dict[str, int]:
+    """The sides of a tile with this many elements; of a narrow matrix it has more rows."""
+    across = min(1024, triton.next_power_of_2(columns))
+    return {"ROWS": elements // across, "COLUMNS": across}
+
+
 def activation_forward(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """The activation of x + bias."""
     rows, columns = x.shape
     out = torch.empty_like(x)
-    grid = (triton.cdiv(rows, 4), triton.cdiv(columns, 1024))
-    _activation_forward[grid](
-        x, bias, out, rows, columns, ROWS=4, COLUMNS=1024, BIAS=bias is not None, ACTIVATION=activation
-    )
+    tile = _tile(ACTIVATION_ELEMENTS[0], columns)
+    grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["COLUMNS"]))
+    _activation_forward[grid](x, bias, out, rows, columns, **tile, BIAS=bias is not None, ACTIVATION=activation)
     return out
 
 
@@ -313,12 +318,12 @@ def activation_backward(
     """Gradients of x and of the bias."""
     rows, columns = x.shape
     dx = torch.empty_like(x)
-    across = triton.cdiv(columns, ACTIVATION_TILE[1])
-    programs = min(triton.cdiv(ACTIVATION_PROGRAMS, across), triton.cdiv(rows, ACTIVATION_TILE[0]))
+    tile = _tile(ACTIVATION_ELEMENTS[1], columns)
+    across = triton.cdiv(columns, tile["COLUMNS"])
+    programs = min(triton.cdiv(ACTIVATION_PROGRAMS, across), triton.cdiv(rows, tile["ROWS"]))
     sums = torch.empty(programs if bias is not None else 0, columns, dtype=torch.float32, device=x.device)
     _activation_backward[(programs, across)](
         grad, x, bias, dx, sums, rows, columns,
-        ROWS=ACTIVATION_TILE[0], COLUMNS=ACTIVATION_TILE[1], BIAS=bias is not None, ACTIVATION=activation,
-        num_warps=ACTIVATION_WARPS,
+        **tile, BIAS=bias is not None, ACTIVATION=activation, num_warps=ACTIVATION_WARPS,
     )  # fmt: skip
     return dx, sums.sum(0) if bias is not None else None
