@@ -29,9 +29,11 @@ from bertsmith.formats.tf1 import (
 )
 from bertsmith.formats.weights import WEIGHTS, current_name, write_safetensors
 from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.spiece import read_spiece
 from bertsmith.text.tokenizer import SETTINGS as TOKENIZER_SETTINGS
 from bertsmith.text.tokenizer import Tokenizer
 
+PIECES = Path("spiece.model")  # SentencePiece's vocabulary, as `transformers` calls it
 CAPITALS = 1 / 100  # a vocabulary with at least this share of capitalised entries is cased
 
 
@@ -50,7 +52,8 @@ def tf1_to_hf(
     """
     checkpoint = read_checkpoint(source, config=config)
     folder, settings = checkpoint.prefix.parent, checkpoint.config
-    tokens = _read_vocab(Path(vocab) if vocab else folder / VOCAB, settings["vocab_size"])
+    file = Path(vocab) if vocab else _find_vocab(folder)
+    tokens = _read_vocab(file, settings["vocab_size"])
     lowercase, reason = guess_lowercase(folder.resolve().name, tokens, cased, checkpoint.lowercase)
     saved = {"": checkpoint, **checkpoint.beside}
     for each in saved.values():
@@ -58,16 +61,20 @@ def tf1_to_hf(
     with new_folder(target) as work:
         for name, each in saved.items():
             (work / name).mkdir(exist_ok=True)
-            _write_model(work / name, each, tokens, lowercase)
+            _write_vocab(work / name, file, tokens)
+            _write_model(work / name, each, lowercase)
+            _write_vocab(work / name, file, tokens)  # a tokenizer writes no empty and no duplicate lines
     notes = [*checkpoint.report["notes"], f"do_lower_case is {str(lowercase).lower()}: {reason}"]
     beside = {name: {**each.report, "checkpoint": ""} for name, each in checkpoint.beside.items()}
     return {**checkpoint.report, "do_lower_case": lowercase, "notes": notes, **({"beside": beside} if beside else {})}
 
 
-def _write_model(folder: Path, checkpoint: Checkpoint, tokens: list[str], lowercase: bool) -> None:
-    """Write a model of a checkpoint as a model folder."""
+def _write_model(folder: Path, checkpoint: Checkpoint, lowercase: bool) -> None:
+    """Write a model of a checkpoint as a model folder, which holds the vocabulary."""
     settings, weights = checkpoint.config, checkpoint.weights
-    tokenizer = _write_tokenizer(folder, tokens, lowercase, settings["max_position_embeddings"])
+    write_json(folder / TOKENIZER_SETTINGS, {"do_lower_case": lowercase})
+    tokenizer = Tokenizer.load(folder)
+    tokenizer.save(folder, settings["max_position_embeddings"])
     write_json(folder / CONFIG, {**settings, "pad_token_id": tokenizer.pad_id})
     forms = {name: ("float32", list(shape)) for name, shape in weights.shapes.items()}
     write_safetensors(folder / WEIGHTS, forms, lambda name: weights[name].astype("<f4", copy=False).data)
@@ -111,33 +118,44 @@ def guess_lowercase(name: str, vocab: list[str], cased: bool | None, saved: bool
     return capitals < CAPITALS * len(words), f"{share}; --cased or --uncased says otherwise"
 
 
+def _find_vocab(folder: Path) -> Path:
+    """Return the vocabulary of a released folder: `vocab.txt`, `vocab_chinese.txt`, or SentencePiece's `*.model`."""
+    found = [folder / VOCAB, *sorted(folder.glob("vocab*.txt")), *sorted(folder.glob(f"*{PIECES.suffix}"))]
+    return next((path for path in found if path.is_file()), folder / VOCAB)
+
+
 def _read_vocab(path: Path, vocab_size: int) -> list[str]:
-    """Return the entries of `vocab.txt` in the order of their ids, stripped, as the released code reads them."""
+    """Return the entries of a vocabulary in the order of their ids.
+
+    Those of `vocab.txt` are stripped, as the released code reads them.
+    """
     if not path.is_file():
         raise UserError(
             f"{path} is missing, so the tokens of the model are not known; give the {VOCAB} it was made with"
         )
-    try:
-        lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8: {error}") from None
-    tokens = [line.strip() for line in lines]
+    pieces = path.suffix == PIECES.suffix
+    tokens = [piece.text for piece in read_spiece(path).pieces] if pieces else _lines(path)
     if len(tokens) > vocab_size:
         raise UserError(f"{path} has {len(tokens)} entries, and {SETTINGS} has vocab_size = {vocab_size}")
-    if missing := [token for token in WORDPIECE.special_tokens if token not in tokens]:
+    special = () if pieces else WORDPIECE.special_tokens
+    if missing := [token for token in special if token not in tokens]:
         raise UserError(f"{path} lacks {', '.join(missing)}, which BERT needs")
     return tokens
 
 
-def _write_tokenizer(folder: Path, tokens: list[str], lowercase: bool, positions: int) -> Tokenizer:
-    """Write the tokenizer of a released vocabulary; `vocab.txt` keeps empty and duplicate lines, which have ids."""
-    vocab = "".join(f"{token}\n" for token in tokens).encode("utf-8")
-    (folder / VOCAB).write_bytes(vocab)
-    write_json(folder / TOKENIZER_SETTINGS, {"do_lower_case": lowercase})
-    tokenizer = Tokenizer.load(folder)
-    tokenizer.save(folder, positions)
-    (folder / VOCAB).write_bytes(vocab)
-    return tokenizer
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error}") from None
+
+
+def _write_vocab(folder: Path, source: Path, tokens: list[str]) -> None:
+    """Write a vocabulary into a model folder; `vocab.txt` keeps empty and duplicate lines, which have ids."""
+    if source.suffix == PIECES.suffix:
+        (folder / PIECES).write_bytes(source.read_bytes())
+    else:
+        (folder / VOCAB).write_bytes("".join(f"{token}\n" for token in tokens).encode("utf-8"))
 
 
 def _vocab_of(tokenizer: Tokenizer, folder: Path) -> list[str]:

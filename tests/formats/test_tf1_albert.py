@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,38 @@ def test_settings_that_do_not_fit_are_refused(changes, reason, tmp_path, tiny_to
     with pytest.raises(UserError, match=reason):
         tf1_to_hf(folder, tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
+
+
+def field(number: int, value: bytes | int | float) -> bytes:
+    """A field of a protocol buffer, for numbers under 128 and texts under 16,384 bytes."""
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    size = bytes([len(value)]) if len(value) < 128 else bytes([len(value) & 127 | 128, len(value) >> 7])
+    return bytes([number << 3 | 2]) + size + value
+
+
+def test_the_vocabulary_of_sentencepiece_is_taken_over(tmp_path):
+    kinds = {"<pad>": 4, "<unk>": 2, "[CLS]": 4, "[SEP]": 4, "[MASK]": 4}
+    words = [*kinds, *"▁ a b c d e ▁ab ▁abc de ▁cab".split()]
+    data = b"".join(
+        field(1, field(1, word.encode()) + field(2, -1.0 * i) + field(3, kinds.get(word, 1)))
+        for i, word in enumerate(words)
+    )
+    model = their_model("albert", "mlm+nsp", len(words))
+    folder = tmp_path / "albert_base"
+    folder.mkdir()
+    write_bundle(folder / "model.ckpt-best", sorted(variables(model, albert_name).items()))
+    (folder / "albert_config.json").write_text(json.dumps({**SETTINGS, **GOOGLE, "vocab_size": len(words)}))
+    (folder / "30k-clean.model").write_bytes(data + field(2, field(3, 1)))
+    report = tf1_to_hf(folder, tmp_path / "hf")
+    assert report["do_lower_case"] is True
+    loaded = load_folder(tmp_path / "hf")
+    assert [loaded.tokenizer.token(i) for i in range(len(words))] == words
+    assert loaded.tokenizer.kind == "unigram"
+    (ids,) = loaded.tokenizer.encode(["ABC de"], special=True)
+    assert [words[i] for i in ids] == ["[CLS]", "▁abc", "▁", "de", "[SEP]"]
+    assert (tmp_path / "hf" / "spiece.model").read_bytes() == (folder / "30k-clean.model").read_bytes()
+    same_weights = type(model).from_pretrained(tmp_path / "hf").state_dict()
+    assert_close(same_weights, model.state_dict(), atol=0, rtol=0)
