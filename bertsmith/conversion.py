@@ -30,6 +30,7 @@ from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
 from bertsmith.formats.weights import WEIGHTS, write_weights
 from bertsmith.inference.predictor import Predictor, measure_int8
+from bertsmith.objectives.kinds import OBJECTIVES
 from bertsmith.progress import say
 from bertsmith.tasks.reading import read_task
 from bertsmith.text.tokenizer import Tokenizer
@@ -138,15 +139,24 @@ def _check(options: Options, kind: Target, released: bool) -> None:
 
 
 def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
-    """Write a model folder with safetensors, in another precision if one is given."""
-    loaded = load_folder(folder)  # only what can be opened again is written
+    """Write a model folder with safetensors, and those inside it, in another precision if one is given."""
+    inside = {name for kind in OBJECTIVES.values() for name in kind.folders if (folder / name / CONFIG).exists()}
     with new_folder(target, "DST") as work:
-        family = family_of(loaded.model.encoder.config)
-        weights = _without_copies(own_weights(folder, family), family)
-        report = _write_model(folder, work, read_config(folder), weights, options.dtype)
-        if (folder / MODULES).exists():
-            report |= _keep_pooling(folder, work, loaded.model.encoder.config.hidden_size)
-        _write_card(folder, work)
+        report = _write_folder(folder, work, options)
+        for name in sorted(inside - {""}):  # ELECTRA's generator
+            (work / name).mkdir()
+            _write_folder(folder / name, work / name, options)
+    return report
+
+
+def _write_folder(folder: Path, work: Path, options: Options) -> dict[str, Any]:
+    loaded = load_folder(folder)  # only what can be opened again is written
+    family = family_of(loaded.model.encoder.config)
+    weights = _without_copies(own_weights(folder, family), family)
+    report = _write_model(folder, work, read_config(folder), weights, options.dtype)
+    if (folder / MODULES).exists():
+        report |= _keep_pooling(folder, work, loaded.model.encoder.config.hidden_size)
+    _write_card(folder, work)
     return report
 
 

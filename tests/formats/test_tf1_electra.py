@@ -11,11 +11,13 @@ import transformers
 from torch.testing import assert_close
 from variants import randomise
 
-from bertsmith.conversion import convert
+from bertsmith.conversion import Options, convert
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import load_folder
 from bertsmith.formats.tensor_bundle import write_bundle
 from bertsmith.formats.tf1_convert import tf1_to_hf
+from bertsmith.objectives.replaced_token import ReplacedToken
+from bertsmith.objectives.settings import ReplacedTokenConfig
 
 for library in ("google_crc32c", "cramjam"):
     pytest.importorskip(library, reason="of the extra tf1")
@@ -100,6 +102,15 @@ def test_discriminator_and_generator_become_folders(sizes, generator_sizes, unti
     report = tf1_to_hf(released(tmp_path / "electra_uncased", variables, tiny_tokenizer), tmp_path / "hf")
     same(tmp_path / "hf", discriminator)
     same(tmp_path / "hf" / "generator", generator)
+    parts = {
+        "discriminator": load_folder(tmp_path / "hf").model,
+        "generator": load_folder(tmp_path / "hf/generator").model,
+    }
+    continued = ReplacedToken.of_parts(ReplacedTokenConfig(tied_embeddings=not untied), parts)
+    assert continued.generator.encoder.config.num_layers == generator.config.num_hidden_layers
+    convert(tmp_path / "hf", tmp_path / "half", "hf", Options(dtype="bfloat16"))
+    half = load_folder(tmp_path / "half" / "generator").model.encoder.embeddings.tokens.weight
+    assert_close(half, generator.electra.embeddings.word_embeddings.weight, atol=2e-3, rtol=1e-2)
     assert report["architecture"] == "ElectraForPreTraining"
     assert report["beside"]["generator"]["architecture"] == "ElectraForMaskedLM"
     assert (report["left_out"], report["missing"], report["ignored"]["counters"]) == ([], [], 1)
