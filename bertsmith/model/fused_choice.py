@@ -102,8 +102,8 @@ def plain_kernels() -> Iterator[None]:
 
 def compiled_kernels() -> int:
     """The number of kernels compiled so far in this process; it must not grow after a run's first steps."""
-    from bertsmith.model.fused import attention, long_attention, lookup, loss, rows
+    from bertsmith.model.fused import attention, long_attention, lookup, loss, rows, taught
 
-    parts = (rows, loss, attention, long_attention, lookup)
+    parts = (rows, attention, long_attention, lookup, loss, taught)
     kernels = {k for part in parts for k in vars(part).values() if hasattr(k, "device_caches")}
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())

@@ -17,9 +17,9 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.model.activation import activate
 from bertsmith.model.config import Direction, EncoderConfig, HeadKind
 from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
-from bertsmith.model.fused.weights import Sampling
+from bertsmith.model.fused.weights import Sampling, WordHead
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
-from bertsmith.model.soft_targets import SoftTargets
+from bertsmith.model.soft_targets import SoftTargets, word_losses
 
 OPPOSITE: dict[Direction, Direction] = {"left-to-right": "right-to-left", "right-to-left": "left-to-right"}
 
@@ -85,29 +85,50 @@ class MaskedLMHead(nn.Module):
 
     def losses(self, hidden: Tensor, targets: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
         """The summed loss of the masked words' states (M, H), and the number of correct predictions."""
-        if fused:
-            return self._fused(hidden, targets, None)[:2]
-        return loss_and_correct(self(hidden).float(), targets)
+        if not fused:
+            return loss_and_correct(self(hidden).float(), targets)
+        from bertsmith.model.fused.layer import masked_word_losses
+
+        return masked_word_losses(hidden, targets, self._weights())[:2]
 
     def losses_and_samples(
         self, hidden: Tensor, targets: Tensor, fused: bool, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What `losses` returns, and a word drawn from the predictions at each masked position (M,)."""
-        if fused:
-            loss, right, sampled = self._fused(hidden, targets, sampling)
-            assert sampled is not None
-            return loss, right, sampled
-        logits = self(hidden).float()
-        return *loss_and_correct(logits, targets), sample(logits, targets, sampling)
-
-    def _fused(
-        self, hidden: Tensor, targets: Tensor, sampling: Sampling | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if not fused:
+            logits = self(hidden).float()
+            return *loss_and_correct(logits, targets), sample(logits, targets, sampling)
         from bertsmith.model.fused.layer import masked_word_losses
 
+        loss, right, sampled = masked_word_losses(hidden, targets, self._weights(), sampling)
+        assert sampled is not None
+        return loss, right, sampled
+
+    @torch.no_grad()
+    def taught(self, hidden: Tensor, fused: bool) -> Tensor:
+        """The logits that a student learns from (M, at least V), without gradients."""
+        if not fused:
+            return self(hidden)  # type: ignore[no-any-return]
+        from bertsmith.model.fused.layer import masked_word_scores
+
+        return masked_word_scores(hidden, self._weights())
+
+    def taught_losses(
+        self, hidden: Tensor, taught: Tensor, targets: Tensor, temperature: float, fused: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The summed soft loss with a teacher's logits (M, at least V), and what `losses` returns."""
+        if not fused:
+            logits = self(hidden)  # (M, V)
+            losses = word_losses(logits, taught[:, : logits.shape[1]], targets, temperature)
+            return *losses, (logits.detach().argmax(-1) == targets).sum()
+        from bertsmith.model.fused.layer import taught_word_losses
+
+        return taught_word_losses(hidden, taught, targets, self._weights(), temperature)
+
+    def _weights(self) -> WordHead:
+        """What the fused operations take."""
         transform, norm = linear_weights(self.transform), norm_weights(self.norm)
-        words, bias = self.decoder.weight, self.decoder.bias
-        return masked_word_losses(hidden, targets, transform, self.activation, norm, words, bias, sampling)
+        return WordHead(transform, self.activation, norm, self.decoder.weight, self.decoder.bias)
 
 
 class NextSentenceHead(nn.Module):

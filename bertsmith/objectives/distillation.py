@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from bertsmith.errors import UserError
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import forward_flops, forward_memory, training_flops
 from bertsmith.model.encoder import SHARED, Encoder
-from bertsmith.model.soft_targets import word_losses
+from bertsmith.model.heads import MaskedLMHead
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import EVERY_TOKEN, Objective
 from bertsmith.objectives.settings import DistillationConfig, MaskedLMConfig
@@ -84,11 +85,11 @@ class Distillation(MaskedLM):
             ours, theirs = layout.flat(ours), layout.flat(theirs)  # (N, H)
             cosine["cosine"] = cosine_loss(ours, theirs, layout)
             ours, theirs = (states.index_select(0, batch.labels["masked"]) for states in (ours, theirs))
-        logits = self.masked_lm(ours)  # (M, V)
-        with torch.no_grad():
-            taught = teacher.get_submodule(teacher.token_head)(theirs)[:, : logits.shape[1]]
-        soft, mlm = word_losses(logits, taught, targets, self.config.temperature)
-        return {"mlm": mlm, "soft": soft, **cosine}, (logits.detach().argmax(-1) == targets).sum()
+        head = cast(MaskedLMHead, teacher.get_submodule(teacher.token_head))
+        taught = head.taught(theirs, teacher.encoder.choice(batch).fused)  # (M, at least V)
+        temperature, fused = self.config.temperature, self.encoder.choice(batch).fused
+        soft, mlm, right = self.masked_lm.taught_losses(ours, taught, targets, temperature, fused)
+        return {"mlm": mlm, "soft": soft, **cosine}, right
 
     def flops(self, lengths: Sequence[int], predicted: int) -> float:
         assert self.teacher is not None

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused import attention, long_attention, lookup, loss, rows
+from bertsmith.model.fused import attention, long_attention, lookup, loss, rows, taught
 from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -55,6 +55,12 @@ def compile_sampling() -> None:
         loss.cross_entropy(scores, 100, targets, True, seed, sampling)
 
 
+def compile_taught() -> None:
+    scores, targets, one = torch.zeros(2, 128).bfloat16(), torch.zeros(2).long(), torch.ones(())
+    *_, sums = taught.taught_losses(scores, scores, 100, targets, 2.0)
+    taught.taught_gradients(scores, scores, 100, targets, sums, 2.0, one, one)
+
+
 def compile_muon(side: int) -> None:
     matrices = torch.randn(2, side, side)
     step = matrices.bfloat16()
@@ -81,9 +87,10 @@ def main() -> None:
         compile_model(windows, [20, 3])
         compile_model(windows, [20, 300])
     compile_sampling()
+    compile_taught()
     compile_muon(64)
     compile_muon(128)
-    for part in (attention, long_attention, lookup, loss, rows, muon_kernels):
+    for part in (attention, long_attention, lookup, loss, rows, taught, muon_kernels):
         for name, kernel in vars(part).items():
             if isinstance(kernel, JITFunction) and len(kernel.device_caches[0][0]):
                 print(name)

@@ -29,13 +29,14 @@ from bertsmith.model.fused.weights import NormWeights, Sampling
 from bertsmith.model.fused_choice import Choice, choose, choose_for_run, choose_now, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.kernels import visible
+from bertsmith.model.soft_targets import word_losses
 from bertsmith.objectives.masked_lm import MaskedLM
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton")
 import triton
 import triton.language as tl
 
-from bertsmith.model.fused import attention, layer, long_attention, lookup, rows
+from bertsmith.model.fused import attention, layer, long_attention, lookup, rows, taught
 from bertsmith.model.fused import loss as loss_kernel
 from bertsmith.model.fused import operations as ops
 from bertsmith.training import muon_kernels
@@ -175,6 +176,18 @@ def test_masked_lm_loss() -> None:
     assert_same(loss, F.cross_entropy(scores, targets, reduction="sum"), [hidden, weight, bias])
     with torch.no_grad():
         torch.testing.assert_close(ops.masked_words(hidden, weight, bias, targets)[0], loss)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_losses_with_a_teacher(temperature: float) -> None:
+    hidden, weight, bias = random(9, 32), random(2101, 32), random(2101)
+    taught, targets = torch.randn(9, 2200) * 3, torch.randint(2101, (9,))
+    scores = F.linear(hidden, weight, bias)
+    targets[0], targets[1] = scores[0].argmax(), IGNORE
+    soft, hard, right = ops.taught_words(hidden, weight, bias, taught, targets, temperature)
+    expected = word_losses(scores, taught[:, :2101], targets, temperature)
+    assert int(right) == int((scores.argmax(-1) == targets).sum()) >= 1
+    assert_same(torch.stack([soft, hard]), torch.stack(expected), [hidden, weight, bias])
 
 
 @triton.jit
@@ -486,9 +499,9 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    parts = attention, long_attention, lookup, rows, muon_kernels
+    parts = attention, long_attention, lookup, loss_kernel, rows, taught, muon_kernels
     started = {
         name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))
     }
-    assert len(started) >= 13
+    assert len(started) >= 15
     assert started <= set(done.stdout.split())

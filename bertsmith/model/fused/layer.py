@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.batch import Packed
-from bertsmith.model.config import Activation
 from bertsmith.model.fused.operations import (
     activated,
     add_norm,
@@ -20,8 +19,10 @@ from bertsmith.model.fused.operations import (
     linear_and_residual,
     masked_words,
     norm_and_residual,
+    taught_words,
+    word_scores,
 )
-from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights, Sampling, Tables
+from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights, Sampling, Tables, WordHead
 
 DTYPE = torch.bfloat16  # of the states between two operations
 
@@ -76,9 +77,24 @@ def norm_forward(x: Tensor, norm: NormWeights) -> Tensor:
 
 
 def masked_word_losses(
-    hidden: Tensor, targets: Tensor, transform: LinearWeights, activation: Activation, norm: NormWeights,
-    words: Tensor, bias: Tensor, sampling: Sampling | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The summed loss of the masked words' states (M, H) against all words (V, E), how many were right, and samples."""
-    x = activated(linear(hidden.to(DTYPE), transform.weight), transform.bias, activation)
-    return masked_words(norm_and_residual(x, norm)[0], words, bias, targets, sampling)
+    hidden: Tensor, targets: Tensor, head: WordHead, sampling: Sampling | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The summed loss of the masked words' states (M, H) against all words, how many were right, and samples."""
+    return masked_words(_transformed(hidden, head), head.words, head.bias, targets, sampling)
+
+
+def masked_word_scores(hidden: Tensor, head: WordHead) -> Tensor:
+    """The scores of all words from the masked words' states (M, H), in aligned rows (at least V); without gradients."""
+    return word_scores(_transformed(hidden, head), head.words, head.bias)[0]
+
+
+def taught_word_losses(
+    hidden: Tensor, taught: Tensor, targets: Tensor, head: WordHead, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed soft loss with a teacher's scores (M, at least V), the masked words' loss, and how many were right."""
+    return taught_words(_transformed(hidden, head), head.words, head.bias, taught, targets, temperature)
+
+
+def _transformed(hidden: Tensor, head: WordHead) -> Tensor:
+    x = activated(linear(hidden.to(DTYPE), head.transform.weight), head.transform.bias, head.activation)
+    return norm_and_residual(x, head.norm)[0]

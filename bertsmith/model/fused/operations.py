@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
 from bertsmith.model.config import Activation, Reach
-from bertsmith.model.fused import attention, long_attention, lookup, loss, rows
+from bertsmith.model.fused import attention, long_attention, lookup, loss, rows, taught
 from bertsmith.model.fused.weights import NormWeights, Sampling, Tables
 
 
@@ -213,6 +213,13 @@ class _Long(torch.autograd.Function):
         return dqkv, dbias if ctx.bias else None, None, None, None
 
 
+def word_scores(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores of all words (M, V and up to 63 more) with the padded matrix: rows of a multiple of 64 are aligned."""
+    extra = -len(weight) % 64
+    weight, bias = F.pad(weight.to(hidden.dtype), (0, 0, 0, extra)), F.pad(bias.to(hidden.dtype), (0, extra))
+    return F.linear(hidden, weight, bias), weight
+
+
 def masked_words(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, sampling: Sampling | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -229,9 +236,8 @@ class _MaskedWords(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden, weight, bias, targets, seed, sampling):  # type: ignore[override]
-        words, extra = len(weight), -len(weight) % 64  # rows of a multiple of 64 are aligned
-        weight, bias = F.pad(weight.to(hidden.dtype), (0, 0, 0, extra)), F.pad(bias.to(hidden.dtype), (0, extra))
-        scores = F.linear(hidden, weight, bias)
+        words = len(weight)
+        scores, weight = word_scores(hidden, weight, bias)
         needed = any(ctx.needs_input_grad)
         losses, right, sampled = loss.cross_entropy(scores, words, targets, needed, seed, sampling)
         if needed:
@@ -248,3 +254,36 @@ class _MaskedWords(torch.autograd.Function):
         dhidden = (scores @ weight) * grad.to(hidden.dtype)
         dweight, dbias = matmul_float32(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
         return dhidden, dweight[: ctx.words].mul_(grad), dbias[: ctx.words] * grad, None, None, None
+
+
+def taught_words(
+    hidden: Tensor, weight: Tensor, bias: Tensor, taught: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed soft loss and cross-entropy of `hidden` (M, H) against all words, and how many were right.
+
+    `taught` are the teacher's scores (M, at least V).
+    """
+    return _TaughtWords.apply(hidden, weight, bias, taught, targets, temperature)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _TaughtWords(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden, weight, bias, theirs, targets, temperature):  # type: ignore[override]
+        words = len(weight)
+        ours, weight = word_scores(hidden, weight, bias)
+        soft, hard, right, sums = taught.taught_losses(ours, theirs, words, targets, temperature)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(hidden, weight, ours, theirs, targets, sums)
+            ctx.settings = words, temperature
+        count = right.sum()
+        ctx.mark_non_differentiable(count)
+        return soft.sum(), hard.sum(), count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, soft, hard, _):  # type: ignore[override]
+        hidden, weight, ours, theirs, targets, sums = ctx.saved_tensors
+        words, temperature = ctx.settings
+        scores = taught.taught_gradients(ours, theirs, words, targets, sums, temperature, soft, hard)
+        dweight, dbias = matmul_float32(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
+        return scores @ weight, dweight[:words], dbias[:words], None, None, None

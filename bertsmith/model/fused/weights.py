@@ -26,6 +26,16 @@ class NormWeights(NamedTuple):
     eps: float
 
 
+class WordHead(NamedTuple):
+    """The masked-word head: its transform, and the words' embeddings (V, E) with a bias for each word."""
+
+    transform: LinearWeights
+    activation: Activation
+    norm: NormWeights
+    words: Tensor
+    bias: Tensor
+
+
 class Sampling(NamedTuple):
     """How words are drawn from the softmax of their scores; with `disallow_correct` never the target."""
 
