@@ -156,14 +156,21 @@ def _saved_objective(encoder: Encoder, found: Collection[str]) -> Objective:
 
 
 def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
-    """Return the tokenizer of a folder; one with more tokens than the model has embeddings is refused."""
+    """Return the tokenizer of a folder; one with more tokens than the model has embeddings is refused.
+
+    A model with one segment gives it to both texts of a pair.
+    """
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1:,}, and {CONFIG} has vocab_size = "
             f"{config.vocab_size:,}; it is the tokenizer of another model"
         )
-    return tokenizer
+    if tokenizer.pad_id != config.pad_token_id:
+        ids = f"{CONFIG} has pad_token_id = {config.pad_token_id}, and the tokenizer pads with {tokenizer.pad_id}"
+        say(f"note: {folder}: {ids}; if its predictions are poor, it is the tokenizer of another model")
+    segments = tokenizer.frame.segments[: max(1, config.num_segments)]  # a RoBERTa may have BERT's kind of tokenizer
+    return replace(tokenizer, frame=replace(tokenizer.frame, segments=segments))
 
 
 def names_of(model: Model) -> dict[str, Stored]:
