@@ -164,7 +164,8 @@ def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has ids up to {tokenizer.vocab_size - 1:,}, and {CONFIG} has vocab_size = "
-            f"{config.vocab_size:,}; it is the tokenizer of another model"
+            f"{config.vocab_size:,}; it is the tokenizer of another model; put the model's own "
+            "tokenizer files into the folder"
         )
     if tokenizer.pad_id != config.pad_token_id:
         ids = f"{CONFIG} has pad_token_id = {config.pad_token_id}, and the tokenizer pads with {tokenizer.pad_id}"
