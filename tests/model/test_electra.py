@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_parity import VOCAB, draw_batch, layouts, same, same_gradients, their_inputs
+from comparison import VOCAB, draw_batch, same, same_gradients, their_inputs
+from test_parity import layouts
 from torch.testing import assert_close
 from transformers import ElectraConfig, ElectraForCausalLM, ElectraForMaskedLM, ElectraForPreTraining
 from variants import ELECTRA, randomise
