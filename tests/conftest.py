@@ -24,6 +24,7 @@ TINY = [
     "model.intermediate_size=64",
     "train.evaluate_every=0",
 ]
+LONGEST = ("test_paper.py", "test_every_family.py", "test_fused.py", "test_every_recipe.py")
 
 
 def pytest_unconfigure() -> None:
@@ -31,9 +32,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With pytest-xdist the longest file comes first, so that no worker waits for it at the end."""
+    """With pytest-xdist the longest files come first, so that no worker waits for one at the end."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.path.name != "test_readme.py")
+        items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")

@@ -241,6 +241,7 @@ def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, w
         run("table1", folder, tasks, world, corpus=other)
 
 
+@pytest.mark.slow
 def test_several_jobs_give_the_same_results(folder, tasks, world) -> None:
     (before,) = run("table1", folder, tasks, world)
     runs = [run for task in ("rte", "mrpc") for run in folder.glob(f"tiny/tuned/bert-base/{task}/*/seed-1")]
@@ -355,6 +356,7 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
     assert pretraining_flops(scale.pretraining(left_to_right("base")), 30522) > flops
 
 
+@pytest.mark.slow
 def test_the_command_on_the_demos_text(tmp_path, tasks, capsys) -> None:
     from bertsmith.commands.paper import reproduce as command
 
