@@ -36,6 +36,8 @@ from bertsmith.config import override
 from bertsmith.conversion import Options, convert
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.errors import UserError
+from bertsmith.extend import extend
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.hf import load_folder, save_folder
@@ -249,6 +251,18 @@ def test_sentence_transformers_and_cards(family: str, run: Path, tmp_path: Path)
     encoder = load_folder(run / "model").model.encoder.config
     assert f"| Layers, hidden size | {encoder.num_layers}, 32 |" in card
     assert f"| Longest input | {encoder.max_positions} |" in card
+
+
+def test_a_word_is_added_to_the_vocabulary(family: str, run: Path, tmp_path: Path) -> None:
+    if ROWS[family].tokenizer != "wordpiece":
+        with pytest.raises(UserError, match="WordPiece"):
+            extend(run, tmp_path / "out", words=["xylophone"])
+        return
+    facts = extend(run, tmp_path / "out", words=["xylophone"])
+    tables = [load_folder(place).model.encoder.embeddings.tokens.weight for place in (run / "model", tmp_path / "out")]
+    pieces = Tokenizer.load(run / "model").encode(["xylophone"])[0]
+    assert_close(tables[1][facts["first_id"]], tables[0][pieces].mean(0), atol=1e-6, rtol=0)
+    assert parity(tmp_path / "out", tmp_path / "out")["equal"]
 
 
 @pytest.mark.slow  # an export takes seconds
