@@ -170,8 +170,9 @@ def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     if tokenizer.pad_id != config.pad_token_id:
         ids = f"{CONFIG} has pad_token_id = {config.pad_token_id}, and the tokenizer pads with {tokenizer.pad_id}"
         say(f"note: {folder}: {ids}; if its predictions are poor, it is the tokenizer of another model")
-    segments = tokenizer.frame.segments[: max(1, config.num_segments)]  # a RoBERTa may have BERT's kind of tokenizer
-    return replace(tokenizer, frame=replace(tokenizer.frame, segments=segments))
+    if config.num_segments != 1:
+        return tokenizer
+    return replace(tokenizer, frame=replace(tokenizer.frame, segments=(0,)))  # a RoBERTa may have a WordPiece tokenizer
 
 
 def names_of(model: Model) -> dict[str, Stored]:
