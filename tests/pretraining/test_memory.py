@@ -16,6 +16,7 @@ from bertsmith.config import override, read_json
 from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.finetuning.run import FinetuneConfig, finetune
+from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -135,7 +136,7 @@ def test_largest_id_of_empty_and_negative_arrays() -> None:
     assert largest_id(np.array([3, -1], dtype=np.int32)) > 2**60
 
 
-def test_pairs_need_a_model_with_two_segments(world: Path, tmp_path: Path) -> None:
+def test_new_model_has_the_segments_of_its_vocabulary_and_reads_pairs(world: Path, tmp_path: Path) -> None:
     one = [
         "model.num_segments=1",
         "data.pairs=full",
@@ -145,11 +146,11 @@ def test_pairs_need_a_model_with_two_segments(world: Path, tmp_path: Path) -> No
     ]
     pretrain(settings(*one), world / "shards", tmp_path / "one", device="cpu")
     (tmp_path / "pairs.csv").write_text("text,pair,label\n" + "a file,a number,yes\nthe list,it,no\n" * 8)
-    with pytest.raises(
-        UserError, match="the input has 2 segments, as a pair has 2, and the encoder's num_segments is 1"
-    ):
-        finetune(FinetuneConfig("pair"), tmp_path / "one", tmp_path / "pairs.csv", tmp_path / "two", device="cpu")
-    assert not (tmp_path / "two").exists()
+    config = override(FinetuneConfig("pair"), ["train.steps=2"])
+    finetune(config, tmp_path / "one", tmp_path / "pairs.csv", tmp_path / "two", device="cpu")
+    tuned = load_folder(tmp_path / "two" / "model")
+    assert tuned.model.encoder.config.num_segments == 2
+    assert tuned.tokenizer.joiner.join([5], [6]).segments.tolist() == [0, 0, 0, 1, 1]
 
 
 def test_token_ids_beyond_the_vocabulary_are_refused_by_the_loader(
