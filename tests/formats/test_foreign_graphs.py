@@ -41,7 +41,7 @@ def export(kind: str, folder: Path, tokenizer, names: tuple[str, ...] = INPUTS[:
     with module._quiet():
         torch.onnx.export(
             TwoInputs(flat),
-            module._inputs(loaded.model.encoder.config, 2, 8, seed=0)[:2],
+            module.example_inputs(flat, 2, 8, seed=0)[:2],
             folder / "onnx" / "model.onnx",
             input_names=names,
             output_names=[output],

@@ -171,6 +171,7 @@ def test_data_is_found_or_reported_as_missing(tasks, tmp_path) -> None:
         find_data(tmp_path / "nothing", "rte")
 
 
+@pytest.mark.slow
 def test_table_5(folder, tasks, world) -> None:
     (result,) = run("table5", folder, tasks, world, seeds=2)
     rows = {row["name"]: row for row in result["rows"]}
@@ -292,6 +293,7 @@ def test_several_jobs_start_the_longest_runs_first(folder, tasks, world, monkeyp
     assert tuned[-2:] == ["rte", "sst2"]
 
 
+@pytest.mark.slow
 def test_tables_of_sizes_entities_masks_and_the_curve(folder, tasks, world) -> None:
     six, seven, eight, curve = run(["table6", "table7", "table8", "figure5"], folder, tasks, world)
     assert all(row["ours"]["LM perplexity"]["mean"] > 1 for row in six["rows"])

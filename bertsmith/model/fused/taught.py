@@ -40,7 +40,8 @@ def _losses(
         rescale = tl.exp((their_top - new) * coldness)
         share = tl.exp((y - new) * coldness)
         their_total = their_total * rescale + tl.sum(share, 0)
-        apart = apart * rescale + tl.sum(tl.where(valid, share * (y - x) * coldness, 0.0), 0)
+        difference = tl.where(valid, y, 0.0) - tl.where(valid, x, 0.0)
+        apart = apart * rescale + tl.sum(share * difference * coldness, 0)
         their_top = new
     log_sum = top + tl.log(total)
     cold = top * coldness + tl.log(cold_total)
