@@ -74,15 +74,18 @@ def _batches(loader: Loader) -> Iterator[np.ndarray[Any, Any]]:
         yield draws.permute(np.arange(begin, min(begin + at_once, count)), len(loader.source), 0)
 
 
-def choose_samples(corpus: Corpus, documents: np.ndarray[Any, Any], tokenizer: Tokenizer) -> list[Sample]:
+def choose_samples(
+    corpus: Corpus, documents: np.ndarray[Any, Any], tokenizer: Tokenizer, positions: int
+) -> list[Sample]:
     """A few held-out sentences, the same ones in every evaluation and every run on this corpus."""
     samples: list[Sample] = []
+    longest = min(LONGEST, positions - tokenizer.frame.size(1))
     for attempt in range(40 * TEXTS):
         document = int(documents[int(draws.below(len(documents), attempt, TEXT))])
         tokens, starts = corpus.document(document)
         number = int(draws.below(len(starts) - 1, attempt, TEXT, 1))
         sentence = tokens[starts[number] : starts[number + 1]]
-        if SHORTEST <= len(sentence) <= LONGEST:
+        if SHORTEST <= len(sentence) <= longest:
             samples.append(_sample(sentence, attempt, tokenizer))
         if len(samples) == TEXTS:
             break

@@ -82,7 +82,8 @@ def _pretrain(
         add_facts(run, **{SIZES: phases.micro_batch_sizes})
     lengths = [phase.length for phase in phases.parts] if len(kept) else []
     loaders = [make_loader(config, corpus, kept, tokenizer, length) for length in lengths]
-    samples = held_out.choose_samples(corpus, kept, tokenizer) if len(kept) else []
+    positions = config.model.max_positions
+    samples = held_out.choose_samples(corpus, kept, tokenizer, positions) if len(kept) else []
     return _Run(config, run, corpus, tokenizer, objective, phases, loaders, samples, where).train(steps, found)
 
 

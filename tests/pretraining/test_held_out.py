@@ -97,7 +97,7 @@ def test_large_held_out_data_is_evaluated_on_a_fixed_sample(world: Path, monkeyp
 def test_samples_show_the_likeliest_words_with_their_probabilities(world: Path) -> None:
     loader = loader_of(world, np.array([3, 7]))
     objective, tokenizer = objective_of(loader), loader.tokenizer
-    samples = held_out.choose_samples(Corpus.open(world / "shards"), np.array([3, 7]), tokenizer)
+    samples = held_out.choose_samples(Corpus.open(world / "shards"), np.array([3, 7]), tokenizer, 512)
     shown = held_out.evaluate(objective, loader, samples)["samples"]
     assert len(shown) == len(samples) == held_out.TEXTS
     for sample, found in zip(samples, shown, strict=True):
@@ -113,6 +113,16 @@ def test_samples_show_the_likeliest_words_with_their_probabilities(world: Path) 
             best = sorted(range(len(row)), key=lambda i, row=row: -row[i])[: held_out.CANDIDATES]
             assert [word for word, _ in guesses] == [tokenizer.token(i) for i in best]
             assert [chance for _, chance in guesses] == pytest.approx([row[i].item() for i in best], abs=1e-4)
+
+
+def test_samples_fit_into_the_positions_of_the_encoder(world: Path) -> None:
+    corpus, tokenizer = Corpus.open(world / "shards"), loader_of(world, np.array([3, 7])).tokenizer
+    lengths = {
+        positions: [len(s.example.tokens) for s in held_out.choose_samples(corpus, np.arange(40), tokenizer, positions)]
+        for positions in (20, 512)
+    }
+    assert 20 < max(lengths[512]) <= held_out.LONGEST + 2
+    assert 0 < max(lengths[20]) <= 20
 
 
 def test_a_run_is_evaluated_on_documents_that_are_not_trained_on(world: Path, tmp_path: Path, monkeypatch) -> None:
