@@ -21,7 +21,7 @@ test: .venv/ready  ## the test suite
 	$(BIN)/python -m pytest -m 'not slow' $(SIDE_BY_SIDE)
 
 test-all: test  ## the test suite and the slow tests
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE)
 
 check: .venv/ready  ## formatting, lint, types
 	$(BIN)/ruff format --check .
