@@ -22,10 +22,10 @@ def tokenizer_train(
     out: Out,
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="The number of entries of the vocabulary")] = 30_000,
     kind: Annotated[
-        str, typer.Option("--kind", help="wordpiece (BERT), bytes (byte-level BPE, RoBERTa) or unigram (ALBERT)")
+        str, typer.Option("--kind", help="wordpiece (BERT), bytes (RoBERTa), unigram (ALBERT) or words (ELMo)")
     ] = "wordpiece",
     cased: Annotated[
-        bool | None, typer.Option("--cased/--uncased", help="Keep upper case and accents; default: only for bytes")
+        bool | None, typer.Option("--cased/--uncased", help="Keep upper case and accents; default: for bytes and words")
     ] = None,
     jamo: Annotated[
         bool, typer.Option("--jamo", help="Decompose Hangul into jamo, as the original uncased BERT does")
@@ -40,6 +40,7 @@ def tokenizer_train(
     Example: bertsmith tokenizer train corpus.txt --out tok --vocab-size 8000
     For RoBERTa: bertsmith tokenizer train corpus.txt --out tok --vocab-size 50000 --kind bytes
     For ALBERT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 30000 --kind unigram
+    For ELMo: bertsmith tokenizer train corpus.txt --out tok --vocab-size 100000 --kind words
     """
     from bertsmith.corpus.vocabulary import train_tokenizer
 

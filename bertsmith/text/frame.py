@@ -127,6 +127,8 @@ ROBERTA = Frame(
 ALBERT = Frame(
     ("[CLS]",), ("[SEP]",), ("[SEP]",), (0, 1), WordMarker("▁", "first"), unknown="<unk>", pad="<pad>", mask="[MASK]"
 )
+# `<S> a </S> b </S>`, two segments; the names are those of ELMo's vocabulary (Peters et al. 2018).
+WORDS = wordpiece_frame(first="<S>", last="</S>", unknown="<UNK>", pad="<PAD>", mask="<MASK>")
 # Start, delimiter and extract tokens (Radford et al. 2018, section 3.3); nothing is masked, and nothing padded.
 GPT = Frame(("_start_",), ("_delimiter_",), ("_extract_",), (0,), WordMarker("</w>", "last"), unknown="<unk>")
 

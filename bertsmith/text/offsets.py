@@ -26,14 +26,11 @@ Offsets = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """The tokens of a text with their character offsets and word numbers."""
+    """The tokens of a text with their ids, character offsets and word numbers."""
 
     text: str
     encoding: Encoding
-
-    @property
-    def ids(self) -> list[int]:
-        return self.encoding.ids
+    ids: list[int]
 
     @property
     def tokens(self) -> list[str]:

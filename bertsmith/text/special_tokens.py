@@ -12,7 +12,7 @@ from tokenizers import AddedToken, models, processors
 from tokenizers import Tokenizer as Backend
 
 from bertsmith.errors import UserError
-from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, Frame, WordMarker
+from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, WORDS, Frame, WordMarker
 
 TOKEN_FIELDS = {  # the frame's names and those of tokenizer_config.json, which may rename special tokens
     "pad": "pad_token",
@@ -21,7 +21,7 @@ TOKEN_FIELDS = {  # the frame's names and those of tokenizer_config.json, which 
     "last": "sep_token",
     "mask": "mask_token",
 }
-FRAMES = {models.WordPiece: WORDPIECE, models.BPE: ROBERTA, models.Unigram: ALBERT}
+FRAMES = {models.WordPiece: WORDPIECE, models.BPE: ROBERTA, models.Unigram: ALBERT, models.WordLevel: WORDS}
 MARKERS = {"ByteLevel": ROBERTA.word_marker, "Metaspace": ALBERT.word_marker}  # by the pre-tokenizer
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 

@@ -2,12 +2,13 @@
 
 A tokenizer folder holds `tokenizer.json` (the whole tokenizer) and `tokenizer_config.json` (so that `transformers`
 opens the folder and gives the same tokens). Beside them are the files in which released models have their
-vocabularies: `vocab.txt` for WordPiece (BERT), `vocab.json` and `merges.txt` for byte-level BPE (RoBERTa). A folder
-that has only such files, or only `spiece.model` (Unigram, ALBERT), is opened as well.
+vocabularies: `vocab.txt` for WordPiece (BERT) and words (ELMo), `vocab.json` and `merges.txt` for byte-level BPE
+(RoBERTa). A folder that has only such files, or only `spiece.model` (Unigram, ALBERT), is opened as well.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,20 +19,26 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
-from bertsmith.text import byte_bpe, unigram, wordpiece
-from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, Frame, Joiner, stands_alone
+from bertsmith.text import byte_bpe, unigram, wordpiece, words
+from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, WORDS, Frame, Joiner, stands_alone
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import REPLACEMENT, valid_text
 from bertsmith.text.special_tokens import TOKEN_FIELDS, add_tokens, as_written, frame_of, token_fields
+from bertsmith.text.spelling import Characters, spell, spell_vocabulary
 
-Kind = Literal["wordpiece", "bytes", "unigram"]
-KINDS: dict[type, Kind] = {models.WordPiece: "wordpiece", models.BPE: "bytes", models.Unigram: "unigram"}
+Kind = Literal["wordpiece", "bytes", "unigram", "words"]
+KINDS: dict[type, Kind] = {
+    models.WordPiece: "wordpiece",
+    models.BPE: "bytes",
+    models.Unigram: "unigram",
+    models.WordLevel: "words",
+}
 WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 RELEASED = {"vocab.txt": wordpiece.read, byte_bpe.VOCAB: byte_bpe.read, "spiece.model": unigram.read}
 KEPT = (  # fields of tokenizer_config.json that are written back as they were read, for `transformers`
@@ -43,12 +50,19 @@ KEPT = (  # fields of tokenizer_config.json that are written back as they were r
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """Turns text into token ids and back; its frame defines how parts of text become a sequence."""
+    """Turns text into token ids and back; its frame defines how parts of text become a sequence.
+
+    With `spells` it belongs to an encoder that reads the characters of words (ELMo): batches then need them beside the
+    ids. `opened` returns a tokenizer that gives words outside the vocabulary ids of their own, after all others, so
+    that these words keep their characters; it remembers them in `new_words`.
+    """
 
     backend: Backend
     lowercase: bool
     settings: Mapping[str, Any] = field(default_factory=dict)  # the tokenizer_config.json that it was opened with
     frame: Frame = WORDPIECE
+    spells: bool = False
+    new_words: dict[str, int] | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -90,7 +104,7 @@ class Tokenizer:
             **{name: as_written(self.settings[name]) for name in KEPT if self.settings.get(name) is not None},
         }
         texts = {WHOLE: self.backend.to_str(pretty=True)}
-        if self.kind == "wordpiece":
+        if self.kind in ("wordpiece", "words"):
             texts["vocab.txt"] = "".join(f"{self.token(number)}\n" for number in range(self.vocab_size))
         elif self.kind == "bytes":
             texts |= byte_bpe.files(self.backend)
@@ -99,7 +113,7 @@ class Tokenizer:
 
     @property
     def kind(self) -> Kind:
-        """The kind of vocabulary; one of whole words counts as WordPiece, which it is without pieces."""
+        """The kind of vocabulary."""
         return KINDS.get(type(self.backend.model), "wordpiece")
 
     def length_within(self, positions: int) -> int:
@@ -214,14 +228,53 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         """Token ids of each text; `special` adds the special tokens of a sequence of one part."""
-        found = self.backend.encode_batch_fast([valid_text(text) for text in texts], add_special_tokens=False)
-        return [self.joiner.join(e.ids).tokens.tolist() if special else e.ids for e in found]
+        texts = [valid_text(text) for text in texts]
+        if self.new_words is None:
+            ids = [e.ids for e in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+        else:
+            ids = [found.ids for found in self.encode_aligned(texts)]
+        return [self.joiner.join(found).tokens.tolist() for found in ids] if special else ids
 
     def encode_aligned(self, texts: Sequence[str]) -> list[Aligned]:
         """Tokens with their character offsets, without special tokens."""
         texts = [valid_text(text) for text in texts]
         found = self.backend.encode_batch(texts, add_special_tokens=False)
-        return [Aligned(text, encoding) for text, encoding in zip(texts, found, strict=True)]
+        return [Aligned(text, e, self._with_new_words(text, e)) for text, e in zip(texts, found, strict=True)]
+
+    def opened(self) -> Tokenizer:
+        """This tokenizer with an open vocabulary where its encoder reads characters, else as it is."""
+        if not self.spells:
+            return self
+        opened = copy.copy(self)  # with the tables that were computed
+        object.__setattr__(opened, "new_words", {})
+        return opened
+
+    def _with_new_words(self, text: str, found: Encoding) -> list[int]:
+        """The ids of a text, where unknown words have ids of their own if the vocabulary is open."""
+        if self.new_words is None or self.unknown_id not in found.ids:
+            return found.ids
+        ids = found.ids
+        for place, (begin, end) in enumerate(found.offsets):
+            word = self.normalized(text[begin:end])
+            if ids[place] == self.unknown_id and word not in ("", self.frame.unknown):
+                ids[place] = self.new_words.setdefault(word, self.vocab_size + len(self.new_words))
+        return ids
+
+    @cached_property
+    def _characters(self) -> Characters:
+        return spell_vocabulary([self.token(number) for number in range(self.vocab_size)], self.frame)
+
+    def characters(self, ids: NDArray[Any]) -> Characters:
+        """The characters of tokens (T, C), also of new words."""
+        is_new = ids >= self.vocab_size
+        found = self._characters[np.where(is_new, 0, ids)]
+        if is_new.any():
+            found[is_new] = spell(self.new_words or ())[ids[is_new] - self.vocab_size]
+        return found
+
+    def known(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """Ids in which new words are the unknown token again."""
+        return np.where(ids < self.vocab_size, ids, self.unknown_id).astype(ids.dtype)
 
     def normalized(self, text: str) -> str:
         """The text after the tokenizer's normalisation: cleaned and, if uncased, lower-cased."""
@@ -252,6 +305,11 @@ def train_unigram(texts: Iterable[str], vocab_size: int, *, cased: bool = False)
     return Tokenizer(backend, lowercase=not cased, settings={"keep_accents": cased}, frame=ALBERT)
 
 
+def train_words(texts: Iterable[str], vocab_size: int, *, cased: bool = True) -> Tokenizer:
+    """Train a vocabulary of whole words (ELMo)."""
+    return Tokenizer(words.train(_repeatable(texts), vocab_size, cased=cased), lowercase=not cased, frame=WORDS)
+
+
 def train(texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | None, jamo: bool) -> Tokenizer:
     """Train a vocabulary of a kind; `cased` is by default as in the model that the kind is known from."""
     if kind not in get_args(Kind):
@@ -260,6 +318,8 @@ def train(texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | No
         raise UserError(f"--jamo is for --kind wordpiece, not {kind}: the others never decompose Hangul")
     if kind == "bytes":
         return train_byte_bpe(texts, vocab_size, cased=cased is not False)
+    if kind == "words":
+        return train_words(texts, vocab_size, cased=cased is not False)
     if kind == "unigram":
         return train_unigram(texts, vocab_size, cased=bool(cased))
     return train_wordpiece(texts, vocab_size, cased=bool(cased), jamo=jamo)
