@@ -22,7 +22,10 @@ def tokenizer_train(
     out: Out,
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="The number of entries of the vocabulary")] = 30_000,
     kind: Annotated[
-        str, typer.Option("--kind", help="wordpiece (BERT), bytes (RoBERTa), unigram (ALBERT) or words (ELMo)")
+        str,
+        typer.Option(
+            "--kind", help="wordpiece (BERT), bytes (RoBERTa), unigram (ALBERT), bpe (OpenAI GPT) or words (ELMo)"
+        ),
     ] = "wordpiece",
     cased: Annotated[
         bool | None, typer.Option("--cased/--uncased", help="Keep upper case and accents; default: for bytes and words")
@@ -41,6 +44,7 @@ def tokenizer_train(
     For RoBERTa: bertsmith tokenizer train corpus.txt --out tok --vocab-size 50000 --kind bytes
     For ALBERT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 30000 --kind unigram
     For ELMo: bertsmith tokenizer train corpus.txt --out tok --vocab-size 100000 --kind words
+    For OpenAI GPT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 40478 --kind bpe
     """
     from bertsmith.corpus.vocabulary import train_tokenizer
 

@@ -43,10 +43,10 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Train a vocabulary on text files and save it as a folder.
 
-    `kind` is WordPiece (BERT), byte-level BPE (RoBERTa), Unigram (ALBERT) or words (ELMo). `cased` keeps capitals and
-    accents, by default with byte-level BPE and words; `jamo` decomposes Hangul into jamo, as the released uncased
-    models do. Of more than 100 MB of text an evenly spread sample of that size is used. `encoding` is the encoding of
-    the files, by default UTF-8.
+    `kind` is WordPiece (BERT), byte-level BPE (RoBERTa), Unigram (ALBERT), BPE with marked ends (OpenAI GPT) or whole
+    words (ELMo). `cased` keeps capitals and accents, by default with byte-level BPE and words; `jamo` decomposes Hangul
+    into jamo, as the released uncased models do. Of more than 100 MB of text an evenly spread sample of that size is
+    used. `encoding` is the encoding of the files, by default UTF-8.
     """
     sources = find_sources(inputs, encoding)
     with new_folder(out) as folder, progress_bar("training the vocabulary", 100) as advance:

@@ -53,7 +53,7 @@ def evaluate(
             for name, (total, count) in objective.measures(batch).items():
                 sums[name] += total.item()
                 counts[name] += int(count)
-        filled = [_fill(objective, s, loader.tokenizer) for s in samples] if objective.fills_masks else []
+        filled = [_fill(objective, s, loader.tokenizer) for s in samples]
     result: dict[str, Any] = {}
     for name in sums:
         if counts[name]:

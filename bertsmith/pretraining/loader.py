@@ -74,7 +74,7 @@ class Loader:
     source: SegmentSource
     tokenizer: Tokenizer
     config: DataConfig
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | None  # for masks; None: nothing is masked
     packed: bool = True
     objective: ObjectiveConfig = MASKED_LM
     direction: Direction = "both"
@@ -89,7 +89,9 @@ class Loader:
         objective: ObjectiveConfig = MASKED_LM,
         direction: Direction = "both",
     ) -> Loader:
-        return cls(source, tokenizer, config, Vocabulary.of(tokenizer), packed, objective, direction)
+        masks = objective_class(objective).targets == "masked"
+        vocabulary = Vocabulary.of(tokenizer) if masks else None
+        return cls(source, tokenizer, config, vocabulary, packed, objective, direction)
 
     def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
         """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
@@ -119,7 +121,7 @@ class Loader:
         joined = self.tokenizer.joiner.join_many(tokens, [len(part) for part in parts], numbers, segments)
         tokens, lengths = joined.tokens, joined.lengths
         objective = objective_class(self.objective)
-        if objective.targets == "masked":
+        if self.vocabulary is not None:
             keys = draws.key(self.source.seed, copies, indices, MASKING)
             masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
         else:

@@ -83,7 +83,8 @@ def _pretrain(
     lengths = [phase.length for phase in phases.parts] if len(kept) else []
     loaders = [make_loader(config, corpus, kept, tokenizer, length) for length in lengths]
     positions = config.model.max_positions
-    samples = held_out.choose_samples(corpus, kept, tokenizer, positions) if len(kept) else []
+    fills = len(kept) > 0 and objective.fills_masks
+    samples = held_out.choose_samples(corpus, kept, tokenizer, positions) if fills else []
     return _Run(config, run, corpus, tokenizer, objective, phases, loaders, samples, where).train(steps, found)
 
 

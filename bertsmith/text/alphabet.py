@@ -51,7 +51,12 @@ def alphabet(texts: Iterable[str], backend: Backend, vocab_size: int, room: int)
 
 def inner_pieces(characters: Iterable[str], backend: Backend) -> list[str]:
     """The continuation entries (`##c`) of the characters that can occur inside a word."""
-    return [f"{WORDPIECE.word_marker.text}{c}" for c in characters if _joins(c, backend)]
+    return [f"{WORDPIECE.word_marker.text}{character}" for character in joining(characters, backend)]
+
+
+def joining(characters: Iterable[str], backend: Backend) -> list[str]:
+    """The characters that can be part of a longer word."""
+    return [character for character in characters if _joins(character, backend)]
 
 
 def _until_rare(ordered: list[str], counts: Counter[str]) -> Iterator[str]:

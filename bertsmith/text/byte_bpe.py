@@ -52,11 +52,8 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool, min_count: int 
 
 def read(vocab: Path, settings: Mapping[str, Any]) -> Backend:
     """Make a tokenizer from a released `vocab.json` and the `merges.txt` beside it, without any normalisation."""
-    merges = vocab.with_name(MERGES)
-    if not merges.exists():
-        raise UserError(f"{vocab} needs {MERGES} beside it: a byte-level vocabulary is used through its merges")
     try:
-        model = models.BPE.from_file(str(vocab), str(merges))
+        model = models.BPE.from_file(str(vocab), str(vocab.with_name(MERGES)))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{vocab} and {MERGES} are not a byte-level vocabulary: {error}") from None
     backend = _pipeline(model, None, prefix_space=bool(settings.get("add_prefix_space", False)))

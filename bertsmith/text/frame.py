@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -129,8 +129,10 @@ ALBERT = Frame(
 )
 # `<S> a </S> b </S>`, two segments; the names are those of ELMo's vocabulary (Peters et al. 2018).
 WORDS = wordpiece_frame(first="<S>", last="</S>", unknown="<UNK>", pad="<PAD>", mask="<MASK>")
-# Start, delimiter and extract tokens (Radford et al. 2018, section 3.3); nothing is masked, and nothing padded.
-GPT = Frame(("_start_",), ("_delimiter_",), ("_extract_",), (0,), WordMarker("</w>", "last"), unknown="<unk>")
+# Start, delimiter and extract tokens (Radford et al. 2018, section 3.3; the names are those of the released code);
+# nothing is masked, and nothing padded. They are added for fine-tuning; before, a sequence is text alone.
+GPT = Frame(("_start_",), ("_delimiter_",), ("_classify_",), (0,), WordMarker("</w>", "last"), unknown="<unk>")
+GPT_TEXT = replace(GPT, first=(), between=(), last=())
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,15 +147,21 @@ class Joined:
 
 @dataclass(frozen=True, eq=False)
 class Joiner:
-    """Joins the tokens of parts into sequences: a frame with the ids of its tokens in one vocabulary."""
+    """Joins the tokens of parts into sequences: a frame with the ids of its tokens in one vocabulary.
+
+    A sequence has at least one token: without text and special tokens it is the unknown token.
+    """
 
     frame: Frame
     first: NDArray[np.int64]
     between: NDArray[np.int64]
     last: NDArray[np.int64]
+    unknown: int = 0
 
     def join(self, *parts: Ids) -> Joined:
         """Join parts into one sequence."""
+        if not self.frame.size(len(parts)) and not any(map(len, parts)):
+            parts = ([self.unknown], *parts[1:])
         pieces, begins = [self.first], [len(self.first)]
         for part in parts:
             pieces += [part, self.between]  # type: ignore[list-item]
@@ -169,8 +177,10 @@ class Joiner:
         The parts are concatenated in `tokens`, with `sizes` (P,) tokens each; sequence i takes the next `counts[i]`
         of them, at least one. `segments` (P,) are the numbers of the parts where they are not the frame's.
         """
-        sizes, counts = np.asarray(sizes, dtype=np.int64), np.asarray(counts, dtype=np.int64)
+        sizes, counts = np.array(sizes, dtype=np.int64), np.asarray(counts, dtype=np.int64)
         ends = np.cumsum(counts)
+        if not self.frame.size(1):
+            tokens = self._without_empty(tokens, sizes, ends - counts)
         leads, closes = np.zeros((2, len(sizes)), dtype=bool)  # the first and the last part of each sequence
         leads[ends - counts] = closes[ends - 1] = True
         before = np.where(leads, len(self.first), 0)
@@ -190,6 +200,13 @@ class Joiner:
         joined[is_text] = tokens
         numbers = self._segments(counts) if segments is None else np.asarray(segments)
         return Joined(joined, np.repeat(numbers, widths), begins, np.add.reduceat(widths, ends - counts))
+
+    def _without_empty(self, tokens: NDArray[Any], sizes: NDArray[np.int64], firsts: Ids) -> NDArray[Any]:
+        """The tokens of parts with the unknown one in every sequence that has none; `sizes` is changed."""
+        empty = np.asarray(firsts)[np.add.reduceat(sizes, firsts) == 0] if len(sizes) else np.zeros(0, dtype=np.int64)
+        places = (np.cumsum(sizes) - sizes)[empty]
+        sizes[empty] = 1
+        return np.insert(tokens, places, self.unknown)
 
     def _segments(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The segment numbers of the parts, given the number of parts of each sequence."""

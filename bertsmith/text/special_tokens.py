@@ -12,15 +12,10 @@ from tokenizers import AddedToken, models, processors
 from tokenizers import Tokenizer as Backend
 
 from bertsmith.errors import UserError
-from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, WORDS, Frame, WordMarker
+from bertsmith.text.frame import ALBERT, GPT_TEXT, ROBERTA, WORDPIECE, WORDS, Frame, WordMarker
 
-TOKEN_FIELDS = {  # the frame's names and those of tokenizer_config.json, which may rename special tokens
-    "pad": "pad_token",
-    "unknown": "unk_token",
-    "first": "cls_token",
-    "last": "sep_token",
-    "mask": "mask_token",
-}
+# The fields of tokenizer_config.json that name special tokens, and may rename them.
+TOKEN_FIELDS = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 FRAMES = {models.WordPiece: WORDPIECE, models.BPE: ROBERTA, models.Unigram: ALBERT, models.WordLevel: WORDS}
 MARKERS = {"ByteLevel": ROBERTA.word_marker, "Metaspace": ALBERT.word_marker}  # by the pre-tokenizer
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -31,10 +26,11 @@ def frame_of(backend: Backend, settings: Mapping[str, Any]) -> Frame:
 
     The template is the library's post-processor. Without one, the special tokens are placed as the kind has them.
     """
-    frame = FRAMES.get(type(backend.model), WORDPIECE)
+    marker = _word_marker(backend)
+    frame = GPT_TEXT if marker == GPT_TEXT.word_marker else FRAMES.get(type(backend.model), WORDPIECE)
     given = {key: value for key, value in settings.items() if value is not None}
     frame = named(frame, {**_known_names(backend, frame), **given})
-    frame = replace(frame, word_marker=_word_marker(backend) or frame.word_marker)
+    frame = replace(frame, word_marker=marker or frame.word_marker)
     return _placed(frame, _state(backend.post_processor))
 
 
@@ -64,8 +60,12 @@ def _known_names(backend: Backend, frame: Frame) -> dict[str, str]:
 
 def _names(frame: Frame) -> dict[str, str]:
     """The special tokens of a frame by their fields in `tokenizer_config.json`."""
-    tokens = {"pad": frame.pad, "unknown": frame.unknown, "first": frame.first[0], "last": frame.last[0]}
-    return {key: token for name, key in TOKEN_FIELDS.items() if (token := {**tokens, "mask": frame.mask}[name])}
+    first, between, last = (tokens[0] if tokens else None for tokens in (frame.first, frame.between, frame.last))
+    placed = {"cls_token": first, "sep_token": last}
+    if between != last:  # a text is classified from the token at its end (OpenAI GPT)
+        placed = {"bos_token": first, "sep_token": between, "cls_token": last}
+    names = {"pad_token": frame.pad, "unk_token": frame.unknown, **placed, "mask_token": frame.mask}
+    return {key: token for key, token in names.items() if token}
 
 
 def token_fields(frame: Frame, backend: Backend) -> dict[str, Any]:
@@ -75,7 +75,8 @@ def token_fields(frame: Frame, backend: Backend) -> dict[str, Any]:
         for token in backend.get_added_tokens_decoder().values()
         if token.lstrip
     }
-    return {key: objects.get(name, name) for key, name in _names(frame).items()}
+    names = {"pad_token": frame.unknown, **_names(frame)}  # other programs need a token for padding
+    return {key: objects.get(name, name) for key, name in names.items()}
 
 
 def as_written(value: Any) -> Any:
@@ -90,7 +91,7 @@ def register(backend: Backend, frame: Frame, settings: Mapping[str, Any] | None 
 
     Where the first piece of a word carries its space (`Ġword`), a mask replaces that space as well as the word.
     """
-    objects = [token for key in TOKEN_FIELDS.values() if isinstance(token := (settings or {}).get(key), dict)]
+    objects = [token for key in TOKEN_FIELDS if isinstance(token := (settings or {}).get(key), dict)]
     flags = {token["content"]: {name: token[name] for name in FLAGS if name in token} for token in objects}
     if frame.mask is not None and frame.word_marker.on == "first":
         flags.setdefault(frame.mask, {"lstrip": True})

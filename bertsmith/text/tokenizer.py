@@ -3,7 +3,8 @@
 A tokenizer folder holds `tokenizer.json` (the whole tokenizer) and `tokenizer_config.json` (so that `transformers`
 opens the folder and gives the same tokens). Beside them are the files in which released models have their
 vocabularies: `vocab.txt` for WordPiece (BERT) and words (ELMo), `vocab.json` and `merges.txt` for byte-level BPE
-(RoBERTa). A folder that has only such files, or only `spiece.model` (Unigram, ALBERT), is opened as well.
+(RoBERTa) and for BPE with marked ends of words (OpenAI GPT). A folder that has only such files, or only `spiece.model`
+(Unigram, ALBERT), is opened as well.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,14 +26,14 @@ from tokenizers import Tokenizer as Backend
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.folders import regular_file
-from bertsmith.text import byte_bpe, unigram, wordpiece, words
-from bertsmith.text.frame import ALBERT, ROBERTA, WORDPIECE, WORDS, Frame, Joiner, stands_alone
+from bertsmith.text import byte_bpe, unigram, word_bpe, wordpiece, words
+from bertsmith.text.frame import ALBERT, GPT, GPT_TEXT, ROBERTA, WORDPIECE, WORDS, Frame, Joiner, stands_alone
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import REPLACEMENT, valid_text
 from bertsmith.text.special_tokens import TOKEN_FIELDS, add_tokens, as_written, frame_of, token_fields
 from bertsmith.text.spelling import Characters, spell, spell_vocabulary
 
-Kind = Literal["wordpiece", "bytes", "unigram", "words"]
+Kind = Literal["wordpiece", "bytes", "unigram", "bpe", "words"]
 KINDS: dict[type, Kind] = {
     models.WordPiece: "wordpiece",
     models.BPE: "bytes",
@@ -40,9 +41,9 @@ KINDS: dict[type, Kind] = {
     models.WordLevel: "words",
 }
 WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-RELEASED = {"vocab.txt": wordpiece.read, byte_bpe.VOCAB: byte_bpe.read, "spiece.model": unigram.read}
+RELEASED = ("vocab.txt", byte_bpe.VOCAB, "spiece.model")
 KEPT = (  # fields of tokenizer_config.json that are written back as they were read, for `transformers`
-    *TOKEN_FIELDS.values(),
+    *TOKEN_FIELDS,
     *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
     *("padding_side", "truncation_side", "clean_up_tokenization_spaces", "add_prefix_space", "keep_accents"),
 )
@@ -106,7 +107,7 @@ class Tokenizer:
         texts = {WHOLE: self.backend.to_str(pretty=True)}
         if self.kind in ("wordpiece", "words"):
             texts["vocab.txt"] = "".join(f"{self.token(number)}\n" for number in range(self.vocab_size))
-        elif self.kind == "bytes":
+        elif self.kind in ("bytes", "bpe"):
             texts |= byte_bpe.files(self.backend)
         texts[SETTINGS] = json.dumps(settings, indent=2) + "\n"
         return {name: text.encode("utf-8") for name, text in texts.items()}
@@ -114,7 +115,8 @@ class Tokenizer:
     @property
     def kind(self) -> Kind:
         """The kind of vocabulary."""
-        return KINDS.get(type(self.backend.model), "wordpiece")
+        kind = KINDS.get(type(self.backend.model), "wordpiece")
+        return "bpe" if kind == "bytes" and self.frame.word_marker == GPT_TEXT.word_marker else kind
 
     def length_within(self, positions: int) -> int:
         """The length at which other programs truncate texts: the folder's own, but at most a model's positions."""
@@ -145,7 +147,8 @@ class Tokenizer:
     def joiner(self) -> Joiner:
         """Joins parts of text with this vocabulary's special tokens."""
         names = (self.frame.first, self.frame.between, self.frame.last)
-        return Joiner(self.frame, *(np.array([self.id(name) for name in some], dtype=np.int64) for some in names))
+        first, between, last = (np.array([self.id(name) for name in some], dtype=np.int64) for some in names)
+        return Joiner(self.frame, first, between, last, self.unknown_id)
 
     @property
     def unknown_id(self) -> int:
@@ -276,6 +279,13 @@ class Tokenizer:
         """Ids in which new words are the unknown token again."""
         return np.where(ids < self.vocab_size, ids, self.unknown_id).astype(ids.dtype)
 
+    def for_tasks(self) -> Tokenizer:
+        """This tokenizer with the special tokens of tasks, which OpenAI GPT gets after its pre-training."""
+        if self.frame.size(1):
+            return self
+        marks = replace(GPT, unknown=self.frame.unknown, word_marker=self.frame.word_marker)
+        return replace(self, backend=word_bpe.with_frame(self.backend, marks), frame=marks)
+
     def normalized(self, text: str) -> str:
         """The text after the tokenizer's normalisation: cleaned and, if uncased, lower-cased."""
         return self.backend.normalizer.normalize_str(text) if self.backend.normalizer is not None else text
@@ -310,6 +320,12 @@ def train_words(texts: Iterable[str], vocab_size: int, *, cased: bool = True) ->
     return Tokenizer(words.train(_repeatable(texts), vocab_size, cased=cased), lowercase=not cased, frame=WORDS)
 
 
+def train_word_bpe(texts: Iterable[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+    """Train a BPE vocabulary with marked ends of words (OpenAI GPT)."""
+    backend = word_bpe.train(_repeatable(texts), vocab_size, cased=cased)
+    return Tokenizer(backend, lowercase=not cased, frame=GPT_TEXT)
+
+
 def train(texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | None, jamo: bool) -> Tokenizer:
     """Train a vocabulary of a kind; `cased` is by default as in the model that the kind is known from."""
     if kind not in get_args(Kind):
@@ -322,6 +338,8 @@ def train(texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | No
         return train_words(texts, vocab_size, cased=cased is not False)
     if kind == "unigram":
         return train_unigram(texts, vocab_size, cased=bool(cased))
+    if kind == "bpe":
+        return train_word_bpe(texts, vocab_size, cased=bool(cased))
     return train_wordpiece(texts, vocab_size, cased=bool(cased), jamo=jamo)
 
 
@@ -336,12 +354,22 @@ def _open(folder: Path, settings: Mapping[str, Any]) -> Backend:
     """Open `tokenizer.json`, or else the vocabulary in the form of the released models."""
     if (folder / WHOLE).exists():
         return _read_backend(regular_file(folder / WHOLE))
-    for name, read in RELEASED.items():
+    for name in RELEASED:
         if (folder / name).exists():
-            backend = read(regular_file(folder / name), settings)
+            path = regular_file(folder / name)
+            backend = _reader(path)(path, settings)
             add_tokens(backend, _added_tokens(folder, settings), folder)
             return backend
     raise UserError(f"{folder} holds no {WHOLE} and no {', '.join(RELEASED)}")
+
+
+def _reader(path: Path) -> Callable[[Path, Mapping[str, Any]], Backend]:
+    """The function that reads a file of the released models; two kinds of BPE have files of the same names."""
+    if path.name != byte_bpe.VOCAB:
+        return wordpiece.read if path.name == "vocab.txt" else unigram.read
+    if not path.with_name(byte_bpe.MERGES).exists():
+        raise UserError(f"{path} needs {byte_bpe.MERGES} beside it: a BPE vocabulary is used through its merges")
+    return word_bpe.read if word_bpe.marks_ends(read_json(path)) else byte_bpe.read
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:

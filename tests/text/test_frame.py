@@ -41,7 +41,7 @@ def names(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     [
         ("wordpiece", "[CLS] the fox [SEP]", "[CLS] the fox [SEP] jumps [SEP]", [0, 0, 0, 0, 1, 1]),
         ("roberta", "<s> the fox </s>", "<s> the fox </s> </s> jumps </s>", [0] * 7),
-        ("gpt", "_start_ the fox _extract_", "_start_ the fox _delimiter_ jumps _extract_", [0] * 6),
+        ("gpt", "_start_ the fox _classify_", "_start_ the fox _delimiter_ jumps _classify_", [0] * 6),
     ],
 )
 def test_each_frame_places_its_special_tokens(frame, single, pair, segments):

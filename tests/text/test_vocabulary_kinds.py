@@ -1,4 +1,4 @@
-"""Byte-level BPE and Unigram vocabularies: training, frames, saving, what `transformers` makes of them."""
+"""Both kinds of BPE vocabularies and Unigram ones: training, frames, saving, what `transformers` makes of them."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from conftest import KOREAN
 
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
-from bertsmith.text.frame import ALBERT, ROBERTA
-from bertsmith.text.tokenizer import Tokenizer, train_byte_bpe, train_unigram
+from bertsmith.text.frame import ALBERT, GPT_TEXT, ROBERTA
+from bertsmith.text.tokenizer import Tokenizer, train_byte_bpe, train_unigram, train_word_bpe
 from bertsmith.text.unigram_entries import Lattice, choose_entries
 
 ENGLISH = [topics[name] for name in sorted(topics)[:12]]
 TEXTS = [*ENGLISH, *[KOREAN] * 3]
-TRAIN = {"bytes": train_byte_bpe, "unigram": train_unigram}
+TRAIN = {"bytes": train_byte_bpe, "unigram": train_unigram, "bpe": train_word_bpe}
 HARD = [
     "The length of a list is its number of items.",
     "한국어는 좋다. " + unicodedata.normalize("NFD", "한국어는 좋다."),
@@ -46,9 +46,9 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[str]:
 
 PROGRAM = """
 import sys
-from bertsmith.text.tokenizer import train_byte_bpe, train_unigram
+from bertsmith.text.tokenizer import train_byte_bpe, train_unigram, train_word_bpe
 texts = sys.stdin.read().split("\\f")
-print(train_byte_bpe(texts, 400).hash, train_unigram(texts, 400, cased=True).hash)
+print(train_byte_bpe(texts, 400).hash, train_unigram(texts, 400, cased=True).hash, train_word_bpe(texts, 400).hash)
 """
 
 
@@ -69,7 +69,7 @@ def test_training_is_deterministic() -> None:
         )
         found.add(done.stdout.strip())
     assert len(found) == 1
-    assert re.fullmatch("[0-9a-f]{16} [0-9a-f]{16}", found.pop())
+    assert re.fullmatch("[0-9a-f]{16} [0-9a-f]{16} [0-9a-f]{16}", found.pop())
 
 
 def test_special_tokens_have_the_ids_of_the_released_models() -> None:
@@ -77,7 +77,10 @@ def test_special_tokens_have_the_ids_of_the_released_models() -> None:
     assert [roberta.token(i) for i in (0, 1, 2, 3)] == ["<s>", "<pad>", "</s>", "<unk>"]
     assert roberta.mask_id == roberta.vocab_size - 1
     assert [albert.token(i) for i in range(5)] == ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
-    assert (roberta.frame, albert.frame) == (ROBERTA, ALBERT)
+    gpt = train_word_bpe(["some words"] * 9, 60)
+    assert gpt.token(0) == "<unk>"
+    assert (roberta.frame, albert.frame, gpt.frame) == (ROBERTA, ALBERT, GPT_TEXT)
+    assert [gpt.for_tasks().token(gpt.vocab_size + i) for i in range(4)] == ["_start_", "_delimiter_", "_classify_", ""]
 
 
 @pytest.mark.parametrize(("kind", "size"), [*product(TRAIN, [300, 501]), ("unigram", 60)])
@@ -98,6 +101,10 @@ def test_case_and_accents() -> None:
     cased, uncased = "The Café of André", "the cafe of andre"
     assert "".join(tokens(train_unigram(words, 60), cased)).replace("▁", " ").strip() == uncased
     assert "".join(tokens(train_unigram(words, 60, cased=True), cased)).replace("▁", " ").strip() == cased
+    assert tokens(train_word_bpe(words, 60), cased)[-1] == "andre</w>"
+    assert (
+        train_word_bpe(words, 60, cased=True).decode(train_word_bpe(words, 60, cased=True).encode([cased])[0]) == cased
+    )
     for_bytes = train_byte_bpe(words, 300)
     assert for_bytes.decode(for_bytes.encode([cased])[0]) == cased
     lower = train_byte_bpe(words, 300, cased=False)
@@ -114,7 +121,7 @@ def test_long_words_take_little_time_and_teach_nothing() -> None:
     noise = "".join(chr(97 + (i * i * 7 + i // 3) % 26) for i in range(40_000))
     for train in TRAIN.values():
         trained = train([noise, *["the words of the list"] * 500], 330)
-        assert max(map(len, trained.backend.get_vocab())) <= 101
+        assert max(len(trained.frame.word_marker.strip(entry)) for entry in trained.backend.get_vocab()) <= 101
         assert len(tokens(trained, "the words")) <= 4
 
 
@@ -126,7 +133,8 @@ def test_text_without_words_is_refused(kind: str, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "why"), [("bytes", 260, "alone are 261 entries"), ("unigram", 9, "too small")]
+    ("kind", "size", "why"),
+    [("bytes", 260, "alone are 261 entries"), ("unigram", 9, "too small"), ("bpe", 9, "too small")],
 )
 def test_too_small_sizes_are_refused(kind: str, size: int, why: str) -> None:
     with pytest.raises(UserError, match=f"--vocab-size {size} .*{why}"):
@@ -135,8 +143,8 @@ def test_too_small_sizes_are_refused(kind: str, size: int, why: str) -> None:
 
 def test_bad_kinds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(KOREAN, encoding="utf-8")
-    with pytest.raises(UserError, match="--kind 'bpe' is not one of wordpiece, bytes, unigram"):
-        train_tokenizer([tmp_path / "a.txt"], tmp_path / "tok", kind="bpe")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="--kind 'letters' is not one of wordpiece, bytes, unigram, bpe, words"):
+        train_tokenizer([tmp_path / "a.txt"], tmp_path / "tok", kind="letters")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="--jamo is for --kind wordpiece, not bytes"):
         train_tokenizer([tmp_path / "a.txt"], tmp_path / "tok", kind="bytes", jamo=True)
     assert not (tmp_path / "tok").exists()
@@ -146,13 +154,15 @@ def test_saved_folder_is_opened_by_both(trained: Tokenizer, tmp_path: Path) -> N
     from transformers import AutoTokenizer
 
     trained.save(tmp_path)
-    files = {"bytes": {"vocab.json", "merges.txt"}, "unigram": set()}[trained.kind]
+    files = set() if trained.kind == "unigram" else {"vocab.json", "merges.txt"}
     assert {path.name for path in tmp_path.iterdir()} == {"tokenizer.json", "tokenizer_config.json", *files}
     again, theirs = Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert (again.hash, again.frame, again.kind) == (trained.hash, trained.frame, trained.kind)
     masked = [f"the {again.frame.mask} of{again.frame.mask}a list", *HARD]
-    assert [theirs(text)["input_ids"] for text in masked] == again.encode(masked, special=True)
-    assert theirs.mask_token_id == again.mask_id
+    alone = [] if again.frame.size(1) else [again.unknown_id]  # a sequence has a token, without special tokens as well
+    assert [theirs(text)["input_ids"] or alone for text in masked] == again.encode(masked, special=True)
+    assert theirs.mask_token == again.frame.mask
+    assert theirs.pad_token_id == again.pad_id
     pair = theirs(HARD[0], HARD[1])
     joined = again.joiner.join(*again.encode(HARD[:2]))
     assert pair["input_ids"] == joined.tokens.tolist()
