@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from bertsmith.finetuning.data import RunData
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.hf import load_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.formats.weights import weights_hash
+from bertsmith.formats.weights import weights_facts
 from bertsmith.inference.predictor import WINDOW, Predictor
 from bertsmith.model.heads import HeadConfig
 from bertsmith.model.soft_targets import SoftTargets
@@ -44,9 +43,9 @@ class TaskTeacher:
     soft_targets: SoftTargets
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, str]:
         """What must be the same when a run is resumed."""
-        return {"folder": str(self.predictor.folder), "sha256": weights_hash(self.predictor.folder)}
+        return weights_facts(self.predictor.folder)
 
     def teach(self, data: RunData, encoded: Encoded) -> Encoded:
         """Add the teacher's logits to the encoded training rows."""

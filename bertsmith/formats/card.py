@@ -18,7 +18,6 @@ from bertsmith.formats.saved_config import CONFIG
 
 CARD = "README.md"
 PIPELINES = {  # the end of a class name, and the pipeline tag of the hub
-    "ElectraForPreTraining": "feature-extraction",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "FeatureTagger": "token-classification",

@@ -54,9 +54,10 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} holds no model: {WEIGHTS} is missing")
 
 
-def weights_hash(folder: Path) -> str:
-    """A hash of the files that hold the weights of a model folder."""
-    return hashlib.sha256("".join(map(file_hash, weight_files(folder))).encode()).hexdigest()
+def weights_facts(folder: Path) -> dict[str, str]:
+    """A model folder with a hash of its weights, both of which must be the same when a run is resumed."""
+    files = "".join(map(file_hash, weight_files(folder)))
+    return {"folder": str(folder), "sha256": hashlib.sha256(files.encode()).hexdigest()}
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -103,11 +103,6 @@ class Objective(nn.Module):
         return f"-{self.token_loss}_loss"
 
     @property
-    def learns_pairs(self) -> bool:
-        """Whether a loss needs the labels of segment pairs."""
-        return PAIR_LABEL in self.counts(self.config).values()
-
-    @property
     def fills_masks(self) -> bool:
         """Whether the token logits at a mask are predictions of the masked word."""
         return self.targets == "masked"

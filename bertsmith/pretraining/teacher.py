@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.hf import load_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.formats.weights import weights_hash
+from bertsmith.formats.weights import weights_facts
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.distillation import Distillation, check_shapes, copy_layers
 from bertsmith.objectives.objective import Objective
@@ -34,9 +33,9 @@ class Teacher:
         return self.model.encoder.config
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, str]:
         """What must be the same when a run is resumed."""
-        return {"folder": str(self.folder), "sha256": weights_hash(self.folder)}
+        return weights_facts(self.folder)
 
 
 def with_teacher(config: PretrainConfig, teacher: str | Path) -> PretrainConfig:

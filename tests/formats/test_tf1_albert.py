@@ -43,53 +43,54 @@ GOOGLE = {  # what else the released albert_config.json holds
     "down_scale_factor": 1,
 }
 
+COMMON = [  # names of `transformers` and the released code's, outside the layers
+    (r"LayerNorm\.weight$", "LayerNorm.gamma"),
+    (r"LayerNorm\.bias$", "LayerNorm.beta"),
+    (r"_embeddings\.weight$", "_embeddings"),
+    (r"^albert\.", "bert."),
+    (r"^bert\.pooler\.(weight|bias)", r"bert.pooler.dense.\1"),
+    (r"^predictions\.(dense|LayerNorm)", r"cls.predictions.transform.\1"),
+    (r"^(cls\.)?predictions\.bias", "cls.predictions.output_bias"),
+    (r"^(sop_classifier\.classifier|cls\.seq_relationship)\.weight", "cls.seq_relationship.output_weights"),
+    (r"^(sop_classifier\.classifier|cls\.seq_relationship)\.bias", "cls.seq_relationship.output_bias"),
+    (r"^classifier\.weight", "output_weights"),
+    (r"^classifier\.bias", "output_bias"),
+    (r"\.weight$", ".kernel"),
+]
+ALBERT = [  # ALBERT's own names: the inverse of what the converter of `transformers` did
+    (r"full_layer_layer_norm\.weight", "LayerNorm_1.gamma"),
+    (r"full_layer_layer_norm\.bias", "LayerNorm_1.beta"),
+    *COMMON,
+    (r"albert_layer_groups\.(\d)\.albert_layers\.0\.", r"transformer.group_\1.inner_group_0."),
+    (r"attention\.LayerNorm", "LayerNorm"),
+    (r"ffn_output\.", "ffn_1.intermediate.output.dense."),
+    (r"\.ffn\.", ".ffn_1.intermediate.dense."),
+    (r"attention\.dense", "attention_1.output.dense"),
+    (r"attention\.(query|key|value)", r"attention_1.self.\1"),
+]
+BERT = [  # BERT's names of ALBERT's weights
+    (r"full_layer_layer_norm\.", "output.LayerNorm."),
+    *COMMON,
+    (r"albert_layer_groups\.(\d)\.albert_layers\.0\.", r"layer_\1."),
+    (r"attention\.LayerNorm", "attention.output.LayerNorm"),
+    (r"ffn_output\.", "output.dense."),
+    (r"\.ffn\.", ".intermediate.dense."),
+    (r"attention\.dense", "attention.output.dense"),
+    (r"attention\.(query|key|value)", r"attention.self.\1"),
+]
+CHINESE = [(r"layer\.0\.", "layer_shared."), *COMMON]  # albert_zh's names of BERT's weights
 
-def common_name(name: str) -> str:
-    """The released code's name of a weight outside the layers, by rules instead of a table."""
-    rules = [
-        (r"LayerNorm\.weight$", "LayerNorm.gamma"),
-        (r"LayerNorm\.bias$", "LayerNorm.beta"),
-        (r"_embeddings\.weight$", "_embeddings"),
-        (r"^albert\.", "bert."),
-        (r"^bert\.pooler\.", "bert.pooler.dense."),
-        (r"^predictions\.(dense|LayerNorm)", r"cls.predictions.transform.\1"),
-        (r"^predictions\.bias", "cls.predictions.output_bias"),
-        (r"^sop_classifier\.classifier\.weight", "cls.seq_relationship.output_weights"),
-        (r"^sop_classifier\.classifier\.bias", "cls.seq_relationship.output_bias"),
-        (r"^classifier\.weight", "output_weights"),
-        (r"^classifier\.bias", "output_bias"),
-        (r"\.weight$", ".kernel"),
-    ]
+
+def renamed(name: str, rules: list[tuple[str, str]]) -> str:
+    """The variable of TensorFlow for a weight of `transformers`: every rule in turn."""
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
-    return name
+    return name.replace(".", "/")
 
 
-def albert_name(name: str) -> str:
-    """ALBERT's own names: the inverse of what the converter of `transformers` did."""
-    name = re.sub(r"full_layer_layer_norm\.weight", "LayerNorm_1.gamma", name)
-    name = re.sub(r"full_layer_layer_norm\.bias", "LayerNorm_1.beta", name)
-    name = common_name(name)
-    name = re.sub(r"albert_layer_groups\.(\d)\.albert_layers\.0\.", r"transformer.group_\1.inner_group_0.", name)
-    name = name.replace("attention.LayerNorm", "LayerNorm").replace("ffn_output.", "ffn_1.intermediate.output.dense.")
-    name = name.replace(".ffn.", ".ffn_1.intermediate.dense.").replace("attention.dense", "attention_1.output.dense")
-    return re.sub(r"attention\.(query|key|value)", r"attention_1.self.\1", name).replace(".", "/")
-
-
-def bert_name(name: str) -> str:
-    """BERT's names of ALBERT's weights."""
-    name = re.sub(r"full_layer_layer_norm\.weight", "output.LayerNorm.gamma", name)
-    name = re.sub(r"full_layer_layer_norm\.bias", "output.LayerNorm.beta", name)
-    name = common_name(name)
-    name = re.sub(r"albert_layer_groups\.(\d)\.albert_layers\.0\.", r"layer_\1.", name)
-    name = name.replace("attention.LayerNorm", "attention.output.LayerNorm").replace("ffn_output.", "output.dense.")
-    name = name.replace(".ffn.", ".intermediate.dense.").replace("attention.dense", "attention.output.dense")
-    return re.sub(r"attention\.(query|key|value)", r"attention.self.\1", name).replace(".", "/")
-
-
-def variables(model, rename) -> dict[str, np.ndarray]:
+def variables(model, rules: list[tuple[str, str]]) -> dict[str, np.ndarray]:
     """The variables that TensorFlow would hold for a model of `transformers`."""
-    state = {rename(n): value.numpy() for n, value in model.state_dict().items() if "decoder" not in n}
+    state = {renamed(n, rules): value.numpy() for n, value in model.state_dict().items() if "decoder" not in n}
     return {name: value.T if name.endswith("/kernel") else value for name, value in state.items()}
 
 
@@ -120,7 +121,7 @@ def same_outputs(folder: Path, model) -> None:
 
 def test_albert_as_google_released_it(tmp_path, tiny_tokenizer):
     model = their_model("albert", "mlm+nsp", tiny_tokenizer.vocab_size)
-    saved = {**variables(model, albert_name), "global_step": np.int64(7)}
+    saved = {**variables(model, ALBERT), "global_step": np.int64(7)}
     assert "bert/encoder/transformer/group_0/inner_group_0/ffn_1/intermediate/output/dense/kernel" in saved
     folder = released(tmp_path / "albert_base", saved, {**SETTINGS, **GOOGLE}, tiny_tokenizer)
     assert is_checkpoint(folder)
@@ -137,7 +138,7 @@ def test_albert_as_google_released_it(tmp_path, tiny_tokenizer):
 
 def test_albert_of_tensorflow_hub_and_a_classifier(tmp_path, tiny_tokenizer):
     model = their_model("albert", "single", tiny_tokenizer.vocab_size)
-    saved = {f"module/{name}": value for name, value in variables(model, albert_name).items()}
+    saved = {f"module/{name}": value for name, value in variables(model, ALBERT).items()}
     folder = released(tmp_path / "hub", saved, {**SETTINGS, **GOOGLE}, tiny_tokenizer, "albert_config_base.json")
     assert tf1_to_hf(folder, tmp_path / "hf")["architecture"] == "AlbertForSequenceClassification"
     same_outputs(tmp_path / "hf", model)
@@ -145,7 +146,7 @@ def test_albert_of_tensorflow_hub_and_a_classifier(tmp_path, tiny_tokenizer):
 
 def test_bert_with_factorised_embeddings_becomes_albert_with_a_group_for_each_layer(tmp_path, tiny_tokenizer):
     model = their_model("albert without sharing", "mlm+nsp", tiny_tokenizer.vocab_size, hidden_act="gelu")
-    saved = variables(model, bert_name)
+    saved = variables(model, BERT)
     assert {"bert/encoder/layer_2/output/dense/kernel", "bert/encoder/embedding_hidden_mapping_in/kernel"} <= {*saved}
     folder = released(tmp_path / "tiny", saved, SETTINGS, tiny_tokenizer, "bert_config.json")
     tf1_to_hf(folder, tmp_path / "hf")
@@ -164,14 +165,8 @@ def chinese(tokenizer) -> tuple[transformers.BertForPreTraining, dict[str, np.nd
     for name in [name for name in state if ".layer.0." in name]:
         for layer in range(1, LAYERS):
             state[name.replace(".layer.0.", f".layer.{layer}.")].copy_(state[name])
-    saved = {}
-    for name, value in state.items():
-        if "decoder" not in name and not re.search(r"layer\.[1-9]", name):
-            ours = common_name(name.replace("layer.0.", "layer_shared."))
-            ours = re.sub(r"seq_relationship\.(kernel|bias)", r"seq_relationship.output_\1", ours)
-            ours = ours.replace("output_kernel", "output_weights").replace("pooler.dense.dense", "pooler.dense")
-            ours = ours.replace("cls.predictions.bias", "cls.predictions.output_bias").replace(".", "/")
-            saved[ours] = value.numpy().T if ours.endswith("/kernel") else value.numpy()
+    own = variables(model, CHINESE)
+    saved = {name: value for name, value in own.items() if "layer/" not in name}
     saved["bert/embeddings/word_embeddings"] = narrow.astype(np.float32)
     saved["bert/embeddings/word_embeddings_2"] = wide.astype(np.float32)
     return model, saved
@@ -204,7 +199,7 @@ def test_albert_zh_becomes_bert_with_equal_layers_and_the_product_of_its_tables(
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes, reason, tmp_path, tiny_tokenizer):
-    saved = variables(their_model("albert", "mlm+nsp", tiny_tokenizer.vocab_size), albert_name)
+    saved = variables(their_model("albert", "mlm+nsp", tiny_tokenizer.vocab_size), ALBERT)
     folder = released(tmp_path / "tf", saved, {**SETTINGS, **GOOGLE, **changes}, tiny_tokenizer)
     with pytest.raises(UserError, match=reason):
         tf1_to_hf(folder, tmp_path / "hf")
@@ -231,7 +226,7 @@ def test_the_vocabulary_of_sentencepiece_is_taken_over(tmp_path):
     model = their_model("albert", "mlm+nsp", len(words))
     folder = tmp_path / "albert_base"
     folder.mkdir()
-    write_bundle(folder / "model.ckpt-best", sorted(variables(model, albert_name).items()))
+    write_bundle(folder / "model.ckpt-best", sorted(variables(model, ALBERT).items()))
     (folder / "albert_config.json").write_text(json.dumps({**SETTINGS, **GOOGLE, "vocab_size": len(words)}))
     (folder / "30k-clean.model").write_bytes(data + field(2, field(3, 1)))
     report = tf1_to_hf(folder, tmp_path / "hf")

@@ -22,6 +22,15 @@ def gumbel(column, key):
 
 
 @triton.jit
+def leader(values, column, top, best):
+    """The highest value so far and its column, given those of the columns before; the first of equal values counts."""
+    highest = tl.max(values, 0)
+    first = tl.min(tl.where(values == highest, column, 2147483647), 0)
+    best = tl.where(highest > top, first, best)
+    return tl.maximum(top, highest), best
+
+
+@triton.jit
 def _cross_entropy(
     scores_ptr, targets_ptr, seed_ptr, loss_ptr, right_ptr, sampled_ptr, coldness, words, stride,
     BLOCK: tl.constexpr, GRADIENT: tl.constexpr, SAMPLE: tl.constexpr, DISALLOW: tl.constexpr,
@@ -38,10 +47,7 @@ def _cross_entropy(
         column = begin + tl.arange(0, BLOCK)
         valid = column < words
         x = tl.load(scores_ptr + column, valid, -float("inf")).to(tl.float32)
-        highest = tl.max(x, 0)
-        first = tl.min(tl.where(x == highest, column, 2147483647), 0)
-        best = tl.where(highest > top, first, best)
-        new = tl.maximum(top, highest)
+        new, best = leader(x, column, top, best)
         total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
         top = new
         at_target += tl.sum(tl.where(column == target, x, 0.0), 0)
@@ -49,10 +55,7 @@ def _cross_entropy(
             luck = x * coldness + gumbel(column, key)
             if DISALLOW:
                 luck = tl.where(column == target, -float("inf"), luck)
-            most = tl.max(luck, 0)
-            first = tl.min(tl.where(luck == most, column, 2147483647), 0)
-            drawn = tl.where(most > luckiest, first, drawn)
-            luckiest = tl.maximum(luckiest, most)
+            luckiest, drawn = leader(luck, column, luckiest, drawn)
     counts = target >= 0  # targets of padding are negative
     tl.store(loss_ptr + row, tl.where(counts, top + tl.log(total) - at_target, 0.0))
     tl.store(right_ptr + row, (best == target).to(tl.int32))

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from bertsmith.model.fused.loss import leader
+
 BLOCK, WARPS = 2048, 4
 SUMS = 3  # log-sums of exponentials: of the student at temperature 1 and at T, of the teacher at T
 
@@ -27,10 +29,7 @@ def _losses(
         column = begin + tl.arange(0, BLOCK)
         valid = column < words
         x = tl.load(ours_ptr + column, valid, -float("inf")).to(tl.float32)
-        highest = tl.max(x, 0)
-        first = tl.min(tl.where(x == highest, column, 2147483647), 0)
-        best = tl.where(highest > top, first, best)
-        new = tl.maximum(top, highest)
+        new, best = leader(x, column, top, best)
         total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
         cold_total = cold_total * tl.exp((top - new) * coldness) + tl.sum(tl.exp((x - new) * coldness), 0)
         top = new
