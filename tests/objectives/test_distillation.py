@@ -266,8 +266,7 @@ def test_resuming_with_another_teacher_is_refused(student: Path, teacher: Path, 
     facts = read_json(run / "run.json")
     changed = distilled(teacher, "train.save_every=12", "train.keep=9")
     with pytest.MonkeyPatch.context() as patch:  # other weights in the same folder
-        changed_weights = {"folder": str(teacher), "sha256": "other"}
-        patch.setattr("bertsmith.pretraining.teacher.weights_facts", lambda folder: changed_weights)
+        patch.setattr("bertsmith.pretraining.teacher.weights_facts", lambda f: {"folder": str(f), "sha256": "other"})
         with pytest.raises(UserError, match=r"--resume: teacher\.sha256 is .* and 'other' now"):
             pretrain(changed, world / "shards", run, device="cpu", resume=True)
     assert read_json(run / "run.json") == facts
