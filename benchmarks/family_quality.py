@@ -25,7 +25,7 @@ from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.settings import MaskedLMConfig
-from bertsmith.paper.work import find_data
+from bertsmith.paper.data import find_data
 from bertsmith.pretraining import held_out
 from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
 from bertsmith.pretraining.run import pretrain

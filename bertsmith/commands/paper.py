@@ -28,19 +28,40 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", help="The work folder; finished runs in it are reused")] = Path("paper"),
     scale: Annotated[
         str | None,
-        typer.Option("--scale", help="The size and budget of the runs: tiny (default), small, base or paper"),
+        typer.Option("--scale", help="The size and budget of the runs: tiny (default), small, hour, base or paper"),
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--row", metavar="ROW", help="Run only this row, by its name or recipe; show what is there of others"
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help="The minutes of every pre-training run; default: the scale's budget"),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="The folder that holds the folders of the tasks: MNLI, SST-2, squad, conll2003, …"),
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option("--corpus", help="A corpus folder; default at scale tiny: the text of the demo")
+        list[str] | None,
+        typer.Option(
+            "--corpus",
+            metavar="[RECIPE=]FOLDER",
+            help="A corpus folder, or one for a recipe or family; default at scale tiny: the text of the demo",
+        ),
     ] = None,
     models: GivenModels = None,
     seeds: Annotated[
         int, typer.Option("--seeds", help="The number of fine-tuning runs for each score; the paper has 5")
     ] = 1,
+    pretraining_seeds: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--pretraining-seed", metavar="SEED", help="A seed of pre-training, several for several runs; default: 1"
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", help="This many runs at the same time on the device")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs with their estimated time")] = False,
     settings: Annotated[
@@ -58,12 +79,14 @@ def reproduce(
     Example: bertsmith reproduce table5 --data tasks --out paper
     Of released models: bertsmith reproduce table1 table7 --data tasks --model bert-base=google-bert/bert-base-cased
     What it would take: bertsmith reproduce all --scale base --data tasks --corpus shards --seeds 5 --dry-run
+    One of its rows: bertsmith reproduce table5 --scale hour --row bert-base-no-nsp --data tasks --corpus shards
     """
     from bertsmith.paper.reproduce import reproduce as function
 
     results = function(
-        tables, out, scale=scale, data=data, corpus=corpus, seeds=seeds, device=device, jobs=jobs,
-        dry_run=dry_run, pretraining=settings or (), finetuning=tune or (), models=models or (),
+        tables, out, scale=scale, data=data, corpus=corpus, seeds=seeds, device=device, jobs=jobs, minutes=minutes,
+        rows=rows or (), pretraining_seeds=pretraining_seeds or (1,), dry_run=dry_run,
+        pretraining=settings or (), finetuning=tune or (), models=models or (),
     )  # fmt: skip
     if as_json:
         print(json.dumps(results if len(results) > 1 else results[0], ensure_ascii=False))
@@ -96,12 +119,17 @@ def _parts(lines: list[list[str]], width: int) -> list[list[list[str]]]:
 
 
 def _show_plan(result: dict[str, Any]) -> None:
-    table = Table("run", "operations", "hours", title=f"{result['table']}: {result['title']}")
+    table = Table("run", "operations", "time", title=f"{result['table']}: {result['title']}")
     for run in result["runs"]:
-        table.add_row(run["run"], f"{run['flops']:.1e}", "done" if run["done"] else f"{run['hours']:.3g}")
+        operations = f"{run['flops']:.1e}" if run["flops"] else "by the clock"
+        table.add_row(run["run"], operations, "done" if run["done"] else _time(run["hours"]))
     table.add_section()
-    table.add_row(f"{len(result['runs'])} runs", "", f"{result['hours']:.3g}")
+    table.add_row(f"{len(result['runs'])} runs, {result['gigabytes']:.1f} GB of models", "", _time(result["hours"]))
     Console().print(table)
     notes = [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
-    for text in [*notes, f"Hours: {result['note']}."]:
+    for text in [*notes, f"Time: {result['note']}."]:
         Console().print(text, markup=False, soft_wrap=True, highlight=False)
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.3g} h" if hours >= 1 else f"{60 * hours:.1f} min"

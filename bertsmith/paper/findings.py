@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import mean, variance
 from typing import Any
 
-from bertsmith.finetuning.protocols import noise
+from bertsmith.finetuning import protocols
 from bertsmith.paper.tables import Table
 
 HOLDS, NOISE, REVERSED = "holds", "within noise", "reversed"
@@ -31,6 +34,26 @@ def judged(table: Table, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if compared:
             found.append({"finding": finding.text, "compared": compared})
     return found
+
+
+def standard_error(groups: Sequence[Sequence[float]]) -> float | None:
+    """Return the standard error of the mean of scores that several pre-training runs gave, one group for each.
+
+    Scores of one run are alike, so the means of the runs are compared. Two of them may be alike by chance: the error is
+    at least that of independent scores. None if there is a single run with scores.
+    """
+    known = [group for group in groups if group]
+    if len(known) < 2:
+        return None
+    values = [value for group in known for value in group]
+    return sqrt(max(variance([mean(group) for group in known]) / len(known), variance(values) / len(values)))
+
+
+def noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> float | None:
+    """Return two standard errors of the difference of two means; None if one of them is from a single run."""
+    if first.get("error") is None or second.get("error") is None:
+        return protocols.noise(first, second)
+    return 2 * sqrt(first["error"] ** 2 + second["error"] ** 2)
 
 
 def _compared(better: dict[str, Any], worse: dict[str, Any], sign: int, or_equal: bool) -> dict[str, Any]:

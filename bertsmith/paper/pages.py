@@ -47,17 +47,30 @@ def header(result: dict[str, Any]) -> list[str]:
 
 def remarks(result: dict[str, Any]) -> list[str]:
     """Return remarks for the reader: seeds, missing and partial data, settings, notes."""
-    seeds = result["seeds"]
-    once = (
-        "no pre-training, since models were given" if result["models"] else "one pre-training run each, with one budget"
-    )
-    notes = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} per score; {once}."]
+    seeds, runs = result["seeds"], len(result.get("pretraining_seeds", [1]))
+    once = f"{'one pre-training run' if runs == 1 else f'{runs} pre-training runs'} each, with one budget"
+    once = "no pre-training, since models were given" if result["models"] else once
+    each = "per score" if runs == 1 else "per score and pre-training run"
+    notes = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} {each}; {once}."]
+    notes += [note for row in result["rows"] for note in _learnt(row)]
     notes += [f"{name} is {path}." for name, path in result["models"].items()]
     notes += [f"Not run: {row['name']}: {row['not_run']}." for row in result["rows"] if "not_run" in row]
     notes += [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
     notes += [f"Partial: {name}: {'; '.join(why)}." for name, why in result["partial"].items()]
     notes += [f"Settings: {' '.join(result['settings'])}"] if result["settings"] else []
     return [*notes, *result["notes"]]
+
+
+def _learnt(row: dict[str, Any]) -> Iterator[str]:
+    """Yield what the pre-training runs of a row have learnt, where they ended by the clock."""
+    for run in row.get("pretraining", ()) if not row.get("series") else ():
+        losses = {name: value for name, value in run["scores"].items() if name.endswith("_loss")}
+        words = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        speed = f", {run['tokens_per_second']:,} tokens/s" if run["tokens_per_second"] else ""
+        yield (
+            f"{row['name']}, pre-training seed {run['seed']}: {run['tokens'] / 1e6:,.1f} million tokens in "
+            f"{run['seconds'] / 60:.1f} minutes{speed}; held out: {words}."
+        )
 
 
 def findings(result: dict[str, Any]) -> Iterator[str]:

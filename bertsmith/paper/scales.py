@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.protocols import GLUE, SINGLE
@@ -16,6 +18,7 @@ from bertsmith.training.settings import TrainConfig
 
 BASE = EncoderConfig()  # the paper's Base, to which the sizes of a scale are relative
 CHECKPOINTS = 5  # of a run that figure 5 evaluates during its training
+PRE_NORM: dict[str, Any] = {"family": "roberta-prelayernorm", "norm_first": True, "bias": False}  # as in `speedrun`
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,11 @@ class Scale:
     """The size of the model that replaces Base, and how it is pre-trained and fine-tuned.
 
     `layers`, `hidden` and `heads` describe the model that replaces Base; other sizes are scaled by the same ratios.
-    `rates` are the learning rates for GLUE tasks, from which the best on dev is chosen. `dropout` is that of the
-    encoder in pre-training and fine-tuning. `long_share` is the share of pre-training with long sequences,
-    `tuning_steps` the number of steps of every fine-tuning, or None for the paper's epochs.
+    With `pre_norm` BERT's encoders have their norms before the sublayers, and no biases, which Muon trains fastest; the
+    rows differ as before. `rates` are the learning rates for GLUE tasks, from which the best on dev is chosen.
+    `dropout` is that of the encoder in pre-training and, unless `tuning_dropout` is set, in fine-tuning. `long_share`
+    is the share of pre-training with sequences of `long_length`, None for one length. `tuning_steps` is the number of
+    steps of every fine-tuning, or None for the paper's epochs, which `tuning_epochs` changes for single tasks.
     """
 
     name: str
@@ -34,7 +39,7 @@ class Scale:
     hidden: int
     heads: int
     max_length: int
-    long_length: int
+    long_length: int | None
     train: TrainConfig
     rates: tuple[float, ...]
     task_rate: float | None = None  # of all other tasks; None: the paper's
@@ -43,6 +48,9 @@ class Scale:
     dropout: float = BASE.hidden_dropout
     long_share: float = DataConfig().long_share
     tuning_steps: int | None = None
+    pre_norm: bool = False
+    tuning_dropout: float | None = None
+    tuning_epochs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def fills_a_device(self) -> bool:
@@ -57,23 +65,26 @@ class Scale:
         wide = max(1, round(model.hidden_size / BASE.hidden_size * self.heads))  # in heads of the usual size
         heads = max(1, round(wide * model.num_heads * BASE.head_size / model.hidden_size))
         hidden = wide * (self.hidden // self.heads)
+        changes = PRE_NORM if self.pre_norm and model.family == BASE.family else {}
         return replace(
             model,
+            **changes,
             num_layers=max(1, round(model.num_layers / BASE.num_layers * self.layers)),
             hidden_size=hidden,
             num_heads=heads if hidden % heads == 0 else wide,
             intermediate_size=4 * hidden,
-            max_positions=self.long_length,
+            max_positions=self.long_length or self.max_length,
             init_std=round(model.init_std * (model.hidden_size / hidden) ** 0.5, 3),
             hidden_dropout=self.dropout,
             attention_dropout=self.dropout,
         )
 
     def pretraining(self, recipe: PretrainConfig) -> PretrainConfig:
-        """Return a recipe of the paper with the size and budget of this scale."""
+        """Return a recipe of the paper with the size and budget of this scale, and its own seed."""
         short, long, share = self.max_length, self.long_length, self.long_share
         data: DataConfig = replace(recipe.data, max_length=short, long_length=long, long_share=share)
-        return replace(recipe, model=self.encoder(recipe.model), data=data, train=self.train)
+        train = replace(self.train, seed=recipe.train.seed)
+        return replace(recipe, model=self.encoder(recipe.model), data=data, train=train)
 
     def finetuning(self, task: str, features: str = "") -> list[FinetuneConfig]:
         """Return the settings for fine-tuning a task; from several, the best on dev is chosen."""
@@ -87,9 +98,16 @@ class Scale:
         base = TrainConfig(warmup=0.1, **settings)
         if self.tuning_steps is not None:
             base = replace(base, steps=self.tuning_steps, epochs=None)
+        base = replace(base, epochs=self.tuning_epochs.get(task, base.epochs))
         rates = self.rates if task in LEADERBOARD else (self.task_rate or base.learning_rate,)
         trains = [replace(base, learning_rate=rate) for rate in rates]
-        return [FinetuneConfig(task, train=t, restarts=self.restarts) for t in trains]
+        return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuning_dropout) for t in trains]
+
+
+MUON = TrainConfig(  # as in `speedrun`; a checkpoint after every fifth, from which a killed run resumes
+    hours=0.1, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, warmup=0.05,
+    beta2=0.98, evaluate_every=0.1, save_every=0.2,
+)  # fmt: skip
 
 
 def _train(steps: int, batch_size: int, rate: float, **changes: float) -> TrainConfig:
@@ -97,6 +115,7 @@ def _train(steps: int, batch_size: int, rate: float, **changes: float) -> TrainC
     return TrainConfig(steps=steps, batch_size=batch_size, learning_rate=rate, **values)  # type: ignore[arg-type]
 
 
+SMALL_TASKS = ("cola", "mrpc", "stsb", "rte", "swag")  # swag: where CODAH stands for it
 GLUE_RATES = tuple(GLUE["train.learning_rate"])
 SCALES = {
     scale.name: scale
@@ -109,6 +128,11 @@ SCALES = {
             "small", "4 layers, 256 wide, 12,000 steps: minutes per model on one fast GPU",
             4, 256, 4, 128, 512, _train(12_000, 128, 7e-4, beta2=0.98), (3e-4,), 3e-4, feature_epochs=5,
             dropout=0.0, long_share=0.3, tuning_steps=1500,
+        ),
+        Scale(
+            "hour", "12 layers, 768 wide, pre-norm, Muon, equal minutes for every row (6 by default, see --minutes)",
+            12, 768, 12, 256, None, MUON, (1e-4,), 1e-4, feature_epochs=5, restarts=0, dropout=0.0, pre_norm=True,
+            tuning_dropout=0.1, tuning_epochs={"sst2": 2, "squad1": 2, **dict.fromkeys(SMALL_TASKS, 5)},
         ),
         Scale(
             "base", "the paper's sizes, a tenth of its budget",

@@ -79,6 +79,26 @@ class Table:
     findings: tuple[Finding, ...] = ()
 
 
+def run_name(start: PretrainConfig) -> str:
+    """Return the name of a pre-training run: that of its recipe, with the seed if it is not the first."""
+    return start.recipe if start.train.seed == 1 else f"{start.recipe}-seed-{start.train.seed}"
+
+
+def with_seed(row: Row, seed: int) -> Row:
+    """Return a row whose pre-training, also that of a second encoder, has this seed."""
+
+    def seeded(start: PretrainConfig | None) -> PretrainConfig | None:
+        return None if start is None else replace(start, train=replace(start.train, seed=seed))
+
+    return replace(row, start=seeded(row.start), beside=seeded(row.beside))
+
+
+def is_chosen(row: Row, chosen: Container[str]) -> bool:
+    """Return whether a row is chosen, by its name in lower case or by the recipes of its pre-training."""
+    needed = [start.recipe for start in (row.start, row.beside) if start is not None]
+    return bool(needed) and (row.name.lower() in chosen or all(name in chosen for name in needed))
+
+
 def only_of(table: Table, models: Container[str]) -> Table:
     """Return a table in which only the rows that start from the given models are run."""
 

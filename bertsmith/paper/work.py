@@ -1,22 +1,21 @@
-"""The work folder of the paper's tables: finding data, pre-training each model once, fine-tuning and scoring.
+"""The work folder of the paper's tables: pre-training each model once, fine-tuning and scoring.
 
 `WORK/SCALE/pretrained/NAME` is a run, as `bertsmith pretrain` writes it; `WORK/SCALE/tuned/…/seed-1` is a fine-tuning
 run, which keeps its scores but not its model. Finished runs are reused, so that a stopped command can be resumed and
-tables share their runs.
+tables share their runs. Every finished run has a `scores.json`, and a table needs nothing else of it: rows that were
+run on another machine are added by copying these files.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bertsmith.config import load, override, read_json, to_dict, write_json
+from bertsmith.config import from_dict, override, read_json, to_dict, write_json
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import MANIFEST, read_manifest
 from bertsmith.corpus.vocabulary import train_tokenizer
@@ -28,39 +27,24 @@ from bertsmith.folders import new_file
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.inference.files import evaluate
 from bertsmith.model.config import EncoderConfig
+from bertsmith.paper.data import Data, find_data, remarks
 from bertsmith.paper.scales import CHECKPOINTS, Scale
-from bertsmith.paper.tables import SHARES, Column, Row, Table
+from bertsmith.paper.tables import SHARES, Column, Row, Table, is_chosen, run_name, with_seed
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import say
 from bertsmith.recipes import bert, left_to_right
-from bertsmith.tasks.dev_predictions import read_dev_predictions
-from bertsmith.tasks.published import SIZES, shortfall
+from bertsmith.tasks.published import SIZES
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
-from bertsmith.training.checkpoint import OPTIMIZER
+from bertsmith.training.checkpoint import OPTIMIZER, STATE, checkpoints
 from bertsmith.training.run import CONFIG, FACTS, MODEL, final_scores, is_finished, same_settings
 
 SCORES = "scores.json"
 DEMO_WORDS = 2000  # entries of the vocabulary for the demo's text
-FOLDERS = {  # accepted names of a data set's folder, in lower-case letters and digits
-    "squad1": ("squad", "squad1", "squad11", "squadv11"),
-    "squad2": ("squad", "squad2", "squad20", "squadv20"),
-    "conll2003": ("conll2003", "conll", "conll03"),
-}
+STOPS = 3  # how often a run may be stopped before a checkpoint that figure 5 evaluates is removed for a newer one
 WATCHED = (bert("base").recipe, left_to_right("base").recipe)  # runs whose checkpoints figure 5 evaluates
-
-
-@dataclass(frozen=True)
-class Data:
-    """The rows of a task; where `train` is a file, `dev` is the folder with the dev file."""
-
-    train: Path
-    dev: Path | None = None
-    is_subset: bool = False
-    is_assumed: bool = False  # a plan assumes the published size of the data set
-
 
 Finetuning = tuple[Row, Column, FinetuneConfig, int, Data]
 
@@ -71,24 +55,36 @@ class Work:
 
     folder: Path
     scale: Scale
-    corpus: Path | None
+    corpora: Mapping[str, Path]  # the corpus folders by the recipes that they are for; the empty name: all others
     data: Path | None
     device: str | None = None
     pretraining: tuple[str, ...] = ()  # settings for every pre-training run, as --set takes them
     finetuning: tuple[str, ...] = ()
     models: Mapping[str, Path] = field(default_factory=dict)  # given models by the recipes that they replace
     assumes_data: bool = False  # a plan without `data` assumes that all data sets exist
+    seeds: Sequence[int] = (1,)  # of pre-training
+    chosen: frozenset[str] = frozenset()  # names and recipes of the rows to run; empty: all
+
+    def rows(self, row: Row) -> list[Row]:
+        """Return a row once for each seed of pre-training; rows of given models once."""
+        return [with_seed(row, seed) for seed in self.seeds]
+
+    def runs(self, row: Row) -> bool:
+        """Return whether a row is to be run."""
+        return row.start is not None and (not self.chosen or is_chosen(row, self.chosen))
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
         """Return a recipe of the paper at the scale, with the user's settings."""
         config = override(self.scale.pretraining(recipe), self.pretraining)
-        if recipe.recipe in WATCHED and config.train.steps:
-            every = max(1, int(config.train.steps * SHARES[0]))
-            config = replace(config, train=replace(config.train, save_every=every, keep=CHECKPOINTS + 1))
+        train = config.train
+        if recipe.recipe in WATCHED and (train.hours or train.steps):
+            every = SHARES[0] if train.hours else max(1, int((train.steps or 0) * SHARES[0]))
+            keep = CHECKPOINTS + (STOPS if train.hours else 1)
+            config = replace(config, train=replace(train, save_every=every, keep=keep))
         return config
 
     def run_of(self, recipe: PretrainConfig) -> Path:
-        return self.folder / self.scale.name / "pretrained" / recipe.recipe
+        return self.folder / self.scale.name / "pretrained" / run_name(recipe)
 
     def finished(self, recipe: PretrainConfig) -> Path:
         """Return the model folder of a recipe: the given one, or that of its finished run."""
@@ -100,31 +96,40 @@ class Work:
         return self.config(recipe).model if given is None else config_in(read_config(given), given)
 
     def pretrained(self, recipe: PretrainConfig) -> dict[str, Any]:
-        """Pre-train a model unless that is done; return its held-out scores and the number of tokens seen."""
+        """Pre-train a model unless that is done; return its held-out scores and what it has seen."""
         if recipe.recipe in self.models:
             return {}
         run, config = self.run_of(recipe), self.config(recipe)
-        if is_finished(run):
-            stored = load(PretrainConfig, run / CONFIG)
-            config = replace(config, model=replace(config.model, vocab_size=stored.model.vocab_size))
-            same_settings(to_dict(stored), to_dict(config), run / CONFIG, option="")
-            self._check_corpus(run)
-        else:
-            say(f"pre-training {recipe.recipe} at scale {self.scale.name}: {run}")
-            pretrain(config, self.text(), run, device=self.device, resume=True)
-        for left in run.glob(
-            f"checkpoints/*/{OPTIMIZER}"
-        ):  # the models of the checkpoints are kept, their optimiser states are not
+        if not (run / SCORES).exists():
+            if not is_finished(run):
+                say(f"pre-training {run_name(recipe)} at scale {self.scale.name}: {run}")
+                pretrain(config, self.text(recipe), run, device=self.device, resume=True)
+            with new_file(run / SCORES) as work:
+                write_json(work, _pretraining_scores(run))
+        for left in run.glob(f"checkpoints/*/{OPTIMIZER}"):  # the models of the checkpoints are kept
             left.unlink()
-        last = [record for record in runlog.read(run) if "tokens" in record][-1]
-        return {**final_scores(run), "tokens": last["tokens"]}
+        done = read_json(run / SCORES)
+        self._check_run(recipe, config, done)
+        return done
 
-    def _check_corpus(self, run: Path) -> None:
-        """Refuse a finished run on another corpus: the tables would name the wrong one."""
-        seen, manifest = read_json(run / FACTS)["corpus"], read_manifest(self.text())
+    def is_pretrained(self, row: Row) -> bool:
+        """Return whether the scores of a row's pre-training are there, or its models were given."""
+        starts = [start for start in (row.start, row.beside) if start is not None]
+        return all(start.recipe in self.models or (self.run_of(start) / SCORES).exists() for start in starts)
+
+    def _check_run(self, recipe: PretrainConfig, config: PretrainConfig, done: Mapping[str, Any]) -> None:
+        """Refuse a finished run with other settings or on another corpus: the tables would name the wrong ones."""
+        run = self.run_of(recipe)
+        stored = from_dict(PretrainConfig, done["config"], str(run / SCORES))
+        decided = {name: getattr(stored.model, name) for name in ("vocab_size", "pad_token_id", "num_segments")}
+        config = replace(config, model=replace(config.model, **decided))  # the tokenizer decides these
+        same_settings(to_dict(stored), to_dict(config), run / CONFIG, option="")
+        if self.corpus_of(recipe) is None and self.scale.name != "tiny":
+            return  # nothing is pre-trained, and the scores are of a run elsewhere
+        seen, manifest = done["corpus"], read_manifest(self.text(recipe))
         if (seen["tokens"], seen["tokenizer"]) != (manifest.tokens, manifest.tokenizer):
             raise UserError(
-                f"{run} was pre-trained on another corpus than {self.text()}; give that one, or another --out"
+                f"{run} was pre-trained on another corpus than {self.text(recipe)}; give that one, or another --out"
             )
 
     def model(self, row: Row) -> Path:
@@ -132,33 +137,57 @@ class Work:
         assert row.start is not None
         run = self.run_of(row.start)
         if row.share == 1.0:
-            return self.finished(row.start)
-        found = run / "checkpoints" / f"step-{self.steps_at(row):08}"
+            found = self.finished(row.start)
+        else:
+            found = self._checkpoint(row) or run / "checkpoints" / f"step-{self.steps_at(row):08}"
         if not found.is_dir():
-            raise UserError(f"{run} has no checkpoint of step {self.steps_at(row)}; remove the run to train it again")
+            raise UserError(f"{run} has no model at {found} to fine-tune; remove the run to train it again")
         return found
+
+    def _checkpoint(self, row: Row) -> Path | None:
+        """Return the checkpoint after a share of a run by the clock; None if there is none."""
+        assert row.start is not None
+        seconds = row.share * 3600 * (self.config(row.start).train.hours or 0.0)
+        found = checkpoints(self.run_of(row.start)) if seconds else []
+        return next((path for path in found if read_json(path / STATE)["seconds"] >= seconds), None)
 
     def steps_at(self, row: Row) -> int:
         """Return the number of pre-training steps of a row's model."""
         assert row.start is not None
         train = self.config(row.start).train
-        steps = train.steps or runlog.read(self.run_of(row.start))[-1]["step"]
-        return int(steps) if row.share == 1.0 else round(row.share / SHARES[0]) * train.save_every
+        if row.share == 1.0 or train.hours:
+            return int(self._reached(row)["step"])
+        return round(row.share / SHARES[0]) * int(train.save_every)
+
+    def _reached(self, row: Row) -> dict[str, Any]:
+        """Return the last record of a row's pre-training, or the last one before its share of the time."""
+        assert row.start is not None
+        curve, hours = read_json(self.run_of(row.start) / SCORES)["curve"], self.config(row.start).train.hours
+        if row.share == 1.0 or not hours:
+            return curve[-1]  # type: ignore[no-any-return]
+        return next((r for r in reversed(curve) if r["seconds"] <= row.share * 3600 * hours), curve[0])
 
     def seen(self, row: Row) -> dict[str, int]:
         """Return the steps and tokens of a row's pre-training, second model included; nothing for a given model."""
         assert row.start is not None
         if row.start.recipe in self.models:
             return {}
-        steps = self.steps_at(row)
-        seen = [record["tokens"] for record in runlog.read(self.run_of(row.start)) if record["step"] <= steps]
+        steps, curve = self.steps_at(row), read_json(self.run_of(row.start) / SCORES)["curve"]
+        seen = [record["tokens"] for record in curve if record["step"] <= steps]
         beside = self.pretrained(row.beside)["tokens"] if row.beside else 0
         return {"steps": steps, "tokens": (int(seen[-1]) if seen else 0) + beside}
 
-    def text(self) -> Path:
-        """Return the corpus folder: the user's, or the demo's text, which is prepared once."""
-        if self.corpus is not None:
-            return self.corpus
+    def corpus_of(self, recipe: PretrainConfig) -> Path | None:
+        """Return the corpus that was given for a recipe: by its name, by the first word of its name, or for all."""
+        name = recipe.recipe
+        return next((self.corpora[key] for key in (name, name.split("-")[0], "") if key in self.corpora), None)
+
+    def text(self, recipe: PretrainConfig) -> Path:
+        """Return the corpus folder of a recipe: the user's, or the demo's text, which is prepared once."""
+        if (given := self.corpus_of(recipe)) is not None:
+            return given
+        if self.scale.name != "tiny":
+            raise UserError(f"--scale {self.scale.name} needs text: give a corpus folder with --corpus")
         folder = self.folder / "demo"
         if (folder / "corpus" / MANIFEST).exists():
             return folder / "corpus"
@@ -172,9 +201,10 @@ class Work:
     def tuned(self, row: Row, column: Column, config: FinetuneConfig, seed: int) -> Path:
         """Return the folder of one fine-tuning run."""
         assert row.start is not None
-        name = row.start.recipe + (f"-beside-{row.beside.recipe}" if row.beside else "")
+        name = run_name(row.start) + (f"-beside-{row.beside.recipe}" if row.beside else "")
         name += f"-bilstm-{row.bilstm_layers}" if row.bilstm_layers else ""
-        name += f"-step-{self.steps_at(row)}" if row.share < 1.0 else ""
+        if row.share < 1.0:
+            name += f"-at-{row.share:g}" if self.config(row.start).train.hours else f"-step-{self.steps_at(row)}"
         task = column.task + (f"-{features}" if (features := row.features or column.features) else "")
         rate = f"rate-{config.train.learning_rate:g}"
         return self.folder / self.scale.name / "tuned" / name / task / rate / f"seed-{seed}"
@@ -191,31 +221,40 @@ class Work:
     def scores(self, row: Row, column: Column, config: FinetuneConfig, seed: int, data: Data) -> dict[str, Any]:
         """Fine-tune with a seed unless that is done; return the scores and the reasons why they cannot be compared."""
         assert row.start is not None
-        run, model = self.tuned(row, column, config, seed), self.model(row)
+        run = self.tuned(row, column, config, seed)
         given = str(self.models.get(row.start.recipe, ""))
         config = replace(config, train=replace(config.train, seed=seed))
         config = replace(config, data=replace(config.data, partial=data.is_subset))
         if (run / SCORES).exists():
-            done = read_json(run / SCORES)
-            same_settings(done["config"], to_dict(config), run / SCORES, option="")
-            if done.get("model", "") != given:
-                before = done.get("model") or "a model that was pre-trained here"
-                raise UserError(f"{run} was fine-tuned from {before}, not from {given or model}; give another --out")
-            return {**done, "scores": runlog.rescaled(done["scores"], done.get("scale"))}
+            return self._known_scores(row, run, config)
         say(f"fine-tuning {row.name} on {column.run}, seed {seed}: {run}")
         try:
-            finetune(config, model, data.train, run, dev=data.dev, device=self.device, resume=True)
+            finetune(config, self.model(row), data.splits(column.task), run, device=self.device, resume=True)
         except Diverged as error:
             say(f"warning: {run} failed: {error}")
             found: dict[str, Any] = {"config": to_dict(config), "scores": {}, "remarks": [], "failed": str(error)}
         else:
             scores = {**final_scores(run), **self._test_scores(run, column, data)}
-            found = {"config": to_dict(config), "scores": scores, "remarks": _remarks(run, column.task, data)}
+            found = {"config": to_dict(config), "scores": scores, "remarks": remarks(run, column.task, data)}
         with new_file(run / SCORES) as work:
             write_json(work, {**found, "scale": runlog.SCALE, **({"model": given} if given else {})})
         for heavy in (MODEL, "checkpoints"):
             shutil.rmtree(run / heavy, ignore_errors=True)
         return found
+
+    def _known_scores(self, row: Row, run: Path, config: FinetuneConfig) -> dict[str, Any]:
+        """Return the scores of a finished fine-tuning run, which must have had the same settings and model."""
+        assert row.start is not None
+        done, given = read_json(run / SCORES), str(self.models.get(row.start.recipe, ""))
+        if row.beside and row.beside.recipe not in self.models:  # its folder, on the machine where it was trained
+            config = replace(config, beside=done["config"]["beside"])
+        same_settings(done["config"], to_dict(config), run / SCORES, option="")
+        if done.get("model", "") != given:
+            before = done.get("model") or "a model that was pre-trained here"
+            raise UserError(
+                f"{run} was fine-tuned from {before}, not from {given or self.model(row)}; give another --out"
+            )
+        return {**done, "scores": runlog.rescaled(done["scores"], done.get("scale"))}
 
     def _test_scores(self, run: Path, column: Column, data: Data) -> dict[str, float]:
         """Return scores on the test rows of CoNLL, the only data set with public test labels."""
@@ -227,8 +266,9 @@ class Work:
 
     def starts(self, table: Table) -> list[PretrainConfig]:
         """Return the pre-training runs that a table needs: none if no column has data."""
-        needed = [start for row in table.rows for start in (row.start, row.beside) if start is not None]
-        missing = {start.recipe: start for start in needed if start.recipe not in self.models}
+        rows = [each for row in table.rows if self.runs(row) for each in self.rows(row)]
+        needed = [start for row in rows for start in (row.start, row.beside) if start is not None]
+        missing = {run_name(start): start for start in needed if start.recipe not in self.models}
         return list(missing.values()) if self.has_data(table) else []
 
     def has_data(self, table: Table) -> bool:
@@ -240,10 +280,16 @@ class Work:
     def finetunings(self, table: Table, seeds: int) -> Iterator[tuple[Path, Finetuning]]:
         """Yield the folder of every fine-tuning run that a table needs, and the arguments of `scores` for it."""
         found = {column.task: self.find(column.task) for column in table.columns if column.task}
-        for row, column in product((row for row in table.rows if row.start is not None), table.columns):
+        rows = [each for row in table.rows if self.runs(row) for each in self.rows(row)]
+        for row, column in product(rows, table.columns):
             if isinstance(data := found.get(column.task), Data):
                 for config, seed in product(self.settings(row, column), range(1, seeds + 1)):
                     yield self.tuned(row, column, config, seed), (row, column, config, seed, data)
+
+    def is_known(self, row: Row, column: Column, seeds: int) -> bool:
+        """Return whether all scores of a row in a column are there."""
+        runs = [self.tuned(row, column, c, s) for c in self.settings(row, column) for s in range(1, seeds + 1)]
+        return all((run / SCORES).exists() for run in runs)
 
     def absent(self, table: Table) -> dict[str, str]:
         """Return the columns of a table without data, and the reasons."""
@@ -257,44 +303,20 @@ class Work:
         return find_data(self.data, task)
 
 
-def find_data(folder: Path | None, task: str) -> Data | str:
-    """Return the folder of a task inside another, up to three levels down, or the reason why it cannot be used.
-
-    Without a complete training file, `train.SUBSET.*` is used, and the scores are marked as partial.
-    """
-    if folder is None:
-        return "no --data was given"
-    if not folder.is_dir():
-        raise UserError(f"--data {folder}: no such folder")
-    wanted, why = FOLDERS.get(task, (task,)), f"{folder} has no folder {FOLDERS.get(task, (task,))[0]}"
-    for place in [folder, *(p for depth in ("*", "*/*", "*/*/*") for p in sorted(folder.glob(f"{depth}/")))]:
-        if re.sub(r"[^a-z0-9]", "", place.name.lower()) not in wanted:
-            continue
-        found = _usable(place, task)
-        if isinstance(found, Data):
-            return found
-        why = found
-    return why
+def _pretraining_scores(run: Path) -> dict[str, Any]:
+    """Return what the tables need of a finished pre-training run: settings, corpus, held-out scores and the curve."""
+    curve = [record for record in runlog.read(run) if "tokens" in record]
+    return {
+        "config": read_json(run / CONFIG),
+        "corpus": read_json(run / FACTS)["corpus"],
+        "scores": final_scores(run),
+        **{name: curve[-1][name] for name in ("tokens", "seconds")},
+        "curve": [_plotted(record) for record in curve],
+    }
 
 
-def _usable(place: Path, task: str) -> Data | str:
-    described = find_task(task)
-    try:
-        return Data(place) if find_splits(described, place).dev else f"{place} has no dev file"
-    except UserError:
-        subsets = [path for stem in described.train for path in sorted(place.glob(f"{stem}.SUBSET.*"))]
-        if not subsets:
-            return f"{place} has no training file"
-    try:
-        return Data(subsets[0], place, is_subset=True) if find_splits(described, subsets[0], place).dev else ""
-    except UserError:
-        return f"{place} has no dev file"
-
-
-def _remarks(run: Path, task: str, data: Data) -> list[str]:
-    """Return the differences from the complete data set."""
-    judged = read_dev_predictions(run)
-    counts = Counter(str(line["file"]) for line in judged[1]) if judged else Counter()
-    rows = read_json(run / "run.json").get("rows")
-    found = shortfall(task, rows if isinstance(rows, int) else None, dict(counts))
-    return found or ([f"trained on {data.train.name}"] if data.is_subset else [])
+def _plotted(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a record of training or of an evaluation has for a curve."""
+    plotted = ("step", "tokens", "seconds", "loss", "tokens_per_second")
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    return {n: v for n, v in numbers.items() if n in plotted or n.startswith("dev_")}

@@ -200,7 +200,8 @@ class _Loop:
         names = sorted(micro_batches[0].counts)
         zero = distributed.is_rank_zero()  # whose clock counts
         mine = [float(sum(b.counts[name] for b in micro_batches)) for name in names]
-        mine += [float(bool(request.signal)), self.budget.done() * zero, float(self._save_due() and zero)]
+        now = self.budget.done()
+        mine += [float(bool(request.signal)), now * zero, float(self._save_due(now) and zero)]
         *counts, stop, done, save, tokens = distributed.all_reduce([*mine, sum(b.num_tokens for b in micro_batches)])
         return StepAgreement(dict(zip(names, counts, strict=True)), done, stop > 0, save > 0, int(tokens))
 
@@ -257,10 +258,9 @@ class _Loop:
         width = max(1.0, round(width)) if not self.budget.by_clock else width
         return math.floor(now / width) > math.floor(before / width)
 
-    def _save_due(self) -> bool:
-        config, budget = self.config, self.budget
-        late = budget.elapsed - self.saved_at >= 60 * config.save_minutes
-        return late or bool(config.save_every and budget.step % config.save_every == 0)
+    def _save_due(self, now: float) -> bool:
+        late = self.budget.elapsed - self.saved_at >= 60 * self.config.save_minutes
+        return late or self._is_due(self.config.save_every, self.done, now)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self.log is not None:

@@ -38,12 +38,12 @@ class TrainConfig:
     (`stable`), or is constant. Each layer has `layer_decay` times the rate of the layer above it; the embeddings have
     the lowest.
 
-    A checkpoint is written every `save_minutes` and, if it is set, every `save_every` steps; the last `keep` of them
-    are kept, and the best one of those written at an evaluation. `evaluate_every` is a number of steps or, under 1, a
-    share of the run; 0 evaluates at the end only. A run stops early after `patience` evaluations without a better
-    score; with `keep_best` its model is that of the best evaluation, the earliest of equally good ones. `workers`
-    processes prefetch batches (unset: up to 4 for a GPU, none for a CPU). On several ranks (`torchrun`) the model is
-    replicated (`parallel` ddp) or sharded (fsdp).
+    A checkpoint is written every `save_minutes` and, if it is set, every `save_every`; the last `keep` of them are
+    kept, and the best one of those written at an evaluation. `save_every` and `evaluate_every` are a number of steps
+    or, under 1, a share of the run; with `evaluate_every` 0 a run is evaluated at its end only. A run stops early after
+    `patience` evaluations without a better score; with `keep_best` its model is that of the best evaluation, the
+    earliest of equally good ones. `workers` processes prefetch batches (unset: up to 4 for a GPU, none for a CPU). On
+    several ranks (`torchrun`) the model is replicated (`parallel` ddp) or sharded (fsdp).
     """
 
     steps: int | None = None
@@ -68,7 +68,7 @@ class TrainConfig:
     gradient_checkpointing: bool = False
     parallel: Parallel = "ddp"
     workers: int | None = None
-    save_every: int = 0
+    save_every: float = 0
     save_minutes: float = 15.0
     evaluate_every: float = 0.0
     patience: int | None = None

@@ -19,14 +19,14 @@ from bertsmith.pages import page
 from bertsmith.paper import pages
 from bertsmith.paper import reproduce as reproducing
 from bertsmith.paper import work as works
+from bertsmith.paper.data import Data, find_data
 from bertsmith.paper.findings import HOLDS, NOISE, REVERSED, judged
 from bertsmith.paper.plan import estimate as real_estimate
 from bertsmith.paper.plan import pretraining_flops
 from bertsmith.paper.reproduce import find_tables, reproduce
 from bertsmith.paper.scales import SCALES, find_scale
 from bertsmith.paper.tables import TABLES, table5, table6
-from bertsmith.paper.work import Data, find_data
-from bertsmith.recipes import TABLE_6, bert, left_to_right
+from bertsmith.recipes import TABLE_6, bert, electra, left_to_right
 from bertsmith.tasks.glue_average import PAPER_COLUMNS
 from bertsmith.tasks.published import AVERAGES
 
@@ -352,10 +352,11 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
     assert all(r["done"] for r in done["runs"])
     assert done["hours"] == 0
     scale, base = SCALES["paper"], bert("base")
-    flops = pretraining_flops(scale.pretraining(base), 30522)
+    flops = pretraining_flops(scale.pretraining(base))
     tokens = 1e6 * 256 * (0.9 * 128 + 0.1 * 512)
     assert 6 * 85e6 * tokens < flops < 8 * 110e6 * tokens  # six operations per parameter and token, and attention
-    assert pretraining_flops(scale.pretraining(left_to_right("base")), 30522) > flops
+    assert pretraining_flops(scale.pretraining(left_to_right("base"))) > flops
+    assert pretraining_flops(replace(electra("base"), train=scale.train)) > 1.1 * flops  # its generator is counted
 
 
 @pytest.mark.slow
@@ -462,10 +463,10 @@ def test_bad_options_are_refused_with_the_reason(tmp_path, tasks) -> None:
         find_tables(["tabel5"])
     assert [table.name for table in find_tables(["all"])] == list(TABLES)
     with pytest.raises(UserError, match="--scale base needs text"):
-        reproduce(["table5"], tmp_path, scale="base")
+        reproduce(["table5"], tmp_path, scale="base", data=tasks)
     with pytest.raises(UserError, match=r"--tune train\.epocs: unknown setting"):  # before anything is pre-trained
         reproduce(["table5"], tmp_path, data=tasks, finetuning=["train.epocs=1"])
-    with pytest.raises(UserError, match=r"figure5 evaluates checkpoints by their steps: set train\.steps"):
+    with pytest.raises(UserError, match=r"figure5 evaluates checkpoints by their steps: set train\.steps or train\.hours, not epochs"):
         reproduce(["figure5"], tmp_path, data=tasks, pretraining=["train.epochs=1"])
     assert not list(tmp_path.iterdir())
     shutil.copytree(tasks, tmp_path / "tasks")
