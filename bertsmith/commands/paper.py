@@ -64,6 +64,9 @@ def reproduce(
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", help="This many runs at the same time on the device")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs with their estimated time")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Run nothing: show the scores that are there, also those of other machines")
+    ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of every pre-training run")
     ] = None,
@@ -85,7 +88,7 @@ def reproduce(
 
     results = function(
         tables, out, scale=scale, data=data, corpus=corpus, seeds=seeds, device=device, jobs=jobs, minutes=minutes,
-        rows=rows or (), pretraining_seeds=pretraining_seeds or (1,), dry_run=dry_run,
+        rows=rows or (), pretraining_seeds=pretraining_seeds or (1,), dry_run=dry_run, show=show,
         pretraining=settings or (), finetuning=tune or (), models=models or (),
     )  # fmt: skip
     if as_json:
@@ -93,6 +96,8 @@ def reproduce(
         return
     for result in results:
         (_show_plan if dry_run else _show_table)(result)
+    if dry_run and len(results) > 1:
+        _show_sum(results)
 
 
 def _show_table(result: dict[str, Any]) -> None:
@@ -119,16 +124,28 @@ def _parts(lines: list[list[str]], width: int) -> list[list[list[str]]]:
 
 
 def _show_plan(result: dict[str, Any]) -> None:
-    table = Table("run", "operations", "time", title=f"{result['table']}: {result['title']}")
+    """Print the runs of a table, those that differ only in their seeds and rates in one line."""
+    table = Table("run", "times", "operations", "time", title=f"{result['table']}: {result['title']}")
+    groups: dict[str, list[dict[str, Any]]] = {}
     for run in result["runs"]:
-        operations = f"{run['flops']:.1e}" if run["flops"] else "by the clock"
-        table.add_row(run["run"], operations, "done" if run["done"] else _time(run["hours"]))
+        groups.setdefault(run["run"].split("/rate-")[0], []).append(run)
+    for name, runs in groups.items():
+        operations, hours = (sum(run[key] for run in runs) for key in ("flops", "hours"))
+        time = "done" if all(run["done"] for run in runs) else _time(hours)
+        table.add_row(name, str(len(runs)), f"{operations:.1e}" if operations else "by the clock", time)
     table.add_section()
-    table.add_row(f"{len(result['runs'])} runs, {result['gigabytes']:.1f} GB of models", "", _time(result["hours"]))
+    table.add_row(f"{result['gigabytes']:.1f} GB of models", str(len(result["runs"])), "", _time(result["hours"]))
     Console().print(table)
     notes = [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
     for text in [*notes, f"Time: {result['note']}."]:
         Console().print(text, markup=False, soft_wrap=True, highlight=False)
+
+
+def _show_sum(results: list[dict[str, Any]]) -> None:
+    """Print the time of several tables together, which share runs."""
+    runs = {run["run"]: run for result in results for run in result["runs"]}
+    hours, space = (sum(run.get(key, 0.0) for run in runs.values()) for key in ("hours", "gigabytes"))
+    print(f"In all: {len(runs)} runs, {_time(hours)}, {space:.1f} GB of models.")
 
 
 def _time(hours: float) -> str:

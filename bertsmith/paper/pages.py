@@ -52,7 +52,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
     once = "no pre-training, since models were given" if result["models"] else once
     each = "per score" if runs == 1 else "per score and pre-training run"
     notes = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} {each}; {once}."]
-    notes += [note for row in result["rows"] for note in _learnt(row)]
+    notes += [_learnt(name, run) for name, run in result.get("pretraining", {}).items()]
     notes += [f"{name} is {path}." for name, path in result["models"].items()]
     notes += [f"Not run: {row['name']}: {row['not_run']}." for row in result["rows"] if "not_run" in row]
     notes += [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
@@ -61,16 +61,12 @@ def remarks(result: dict[str, Any]) -> list[str]:
     return [*notes, *result["notes"]]
 
 
-def _learnt(row: dict[str, Any]) -> Iterator[str]:
-    """Yield what the pre-training runs of a row have learnt, where they ended by the clock."""
-    for run in row.get("pretraining", ()) if not row.get("series") else ():
-        losses = {name: value for name, value in run["scores"].items() if name.endswith("_loss")}
-        words = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
-        speed = f", {run['tokens_per_second']:,} tokens/s" if run["tokens_per_second"] else ""
-        yield (
-            f"{row['name']}, pre-training seed {run['seed']}: {run['tokens'] / 1e6:,.1f} million tokens in "
-            f"{run['seconds'] / 60:.1f} minutes{speed}; held out: {words}."
-        )
+def _learnt(name: str, run: dict[str, Any]) -> str:
+    """Say what a pre-training run has seen and learnt."""
+    losses = {key: value for key, value in run["scores"].items() if key.endswith("_loss")}
+    held_out = "; held out: " + ", ".join(f"{key} {value:.3f}" for key, value in losses.items()) if losses else ""
+    speed = f", {run['tokens_per_second']:,} tokens/s" if run["tokens_per_second"] else ""
+    return f"{name}: {page.short(run['tokens'])} tokens in {run['seconds'] / 60:.1f} minutes{speed}{held_out}."
 
 
 def findings(result: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -17,7 +18,7 @@ from bertsmith.paper.findings import judged, standard_error
 from bertsmith.paper.pages import write_table
 from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
-from bertsmith.paper.tables import TABLES, Column, Row, Table, is_chosen, only_of
+from bertsmith.paper.tables import TABLES, Column, Row, Table, is_chosen, only_of, run_name
 from bertsmith.paper.work import SCORES, Work
 from bertsmith.pretraining.checks import unlearnt_positions
 from bertsmith.pretraining.settings import PretrainConfig
@@ -45,6 +46,7 @@ def reproduce(
     device: str | None = None,
     jobs: int = 1,
     dry_run: bool = False,
+    show: bool = False,
     pretraining: Sequence[str] = (),
     finetuning: Sequence[str] = (),
     models: Sequence[str] = (),
@@ -53,11 +55,11 @@ def reproduce(
 
     `data` holds the folders of the tasks; `corpus` is a corpus folder (by default at scale tiny, the demo's text), or
     several, of which those for single recipes are written `gpt=FOLDER`. Finished runs are reused; `jobs` runs execute
-    at the same time. Only `rows` are run, named as in the table or by their recipes; of the others, scores that are
-    there are shown. `minutes` is the time of every pre-training run, `pretraining_seeds` are its seeds. `pretraining`
-    and `finetuning` are settings for all runs of that kind. `models` (`bert-base=MODEL`) replace pre-training: nothing
-    is pre-trained, and rows that start from other models are not run. The default scale is tiny, or paper if models are
-    given.
+    at the same time. Only `rows` are run, named as in the table or by their recipes, and none with `show`; of the
+    others, scores that are there are shown. `minutes` is the time of every pre-training run, `pretraining_seeds` are
+    its seeds. `pretraining` and `finetuning` are settings for all runs of that kind. `models` (`bert-base=MODEL`)
+    replace pre-training: nothing is pre-trained, and rows that start from other models are not run. The default scale
+    is tiny, or paper if models are given.
     """
     seeds_given = [("--pretraining-seed", seed) for seed in pretraining_seeds]
     for option, value in (("--seeds", seeds), ("--jobs", jobs), *seeds_given):
@@ -71,7 +73,7 @@ def reproduce(
     work = Work(
         Path(out), find_scale(scale or ("paper" if models else "tiny")), _find_corpora(corpus),
         Path(data) if data is not None else None, device, (*clock, *pretraining), tuple(finetuning), given, dry_run,
-        tuple(dict.fromkeys(pretraining_seeds)), _find_rows(rows, tables),
+        tuple(dict.fromkeys(pretraining_seeds)), frozenset() if show else _find_rows(rows, tables),
     )  # fmt: skip
     _check_settings(work, tables)
     if dry_run:
@@ -101,8 +103,8 @@ def _find_corpora(given: str | Path | Sequence[str | Path] | None) -> dict[str, 
     return found
 
 
-def _find_rows(rows: Sequence[str], tables: Sequence[Table]) -> frozenset[str]:
-    """Return the chosen rows and recipes; a name that no table has is an error."""
+def _find_rows(rows: Sequence[str], tables: Sequence[Table]) -> frozenset[str] | None:
+    """Return the chosen rows and recipes, None for all rows; a name that no table has is an error."""
     ours = [row for table in tables for row in table.rows if row.start is not None]
     recipes = {start.recipe for row in ours for start in (row.start, row.beside) if start is not None}
     known = dict.fromkeys([*(row.name for row in ours), *sorted(recipes)])
@@ -113,7 +115,7 @@ def _find_rows(rows: Sequence[str], tables: Sequence[Table]) -> frozenset[str]:
     chosen = frozenset(name.lower() for name in rows)
     if chosen and not any(is_chosen(row, chosen) for row in ours):
         raise UserError(f"--row {rows[0]!r}: every row with it needs another recipe as well; give that one, too")
-    return chosen
+    return chosen or None
 
 
 def _check_corpora(work: Work, tables: Sequence[Table]) -> None:
@@ -177,10 +179,21 @@ def _check_rows(work: Work, tables: Sequence[Table]) -> None:
                     pass
 
 
+@dataclass
+class _Facts:
+    """What stands beside a table: columns without scores, partial data, notes on models, and the pre-training runs."""
+
+    absent: dict[str, str]
+    partial: dict[str, list[str]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, Any] = field(default_factory=dict)
+
+
 def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     """Run the rows of a table and write its page; tasks without data are listed as absent."""
-    absent, partial, missed = work.absent(table), dict[str, list[str]](), dict[str, str]()
-    rows = [_run_row(work, table, row, seeds, absent, partial, missed) for row in table.rows]
+    beside = _Facts(work.absent(table))
+    absent, partial = beside.absent, beside.partial
+    rows = [_run_row(work, table, row, seeds, beside) for row in table.rows]
     if table.average and not any(table.columns[-1].name in row["ours"] for row in rows):
         absent[table.columns[-1].name] = "it is the mean of all columns"
     facts = {"table": table.name, "title": table.title, "scale": work.scale.name, "seeds": seeds}
@@ -191,12 +204,13 @@ def run_table(work: Work, table: Table, seeds: int) -> dict[str, Any]:
     settings |= {"models": {name: str(path) for name, path in work.models.items()}}
     settings |= {"corpus": ", ".join(dict.fromkeys(_corpus_name(work, start) for start in work.starts(table)))}
     result = {**facts, **settings, "columns": names, "rows": rows, "absent": absent, "partial": partial}
+    result["pretraining"] = beside.runs
     result["findings"] = judged(table, rows)
     scale = f"Scale {work.scale.name}: {work.scale.what}."
     result["notes"] = [
         f"Fine-tuned as at scale {work.scale.name}." if work.models else scale,
         *table.notes,
-        *missed.values(),
+        *beside.notes.values(),
     ]
     folder = work.folder / work.scale.name
     result["page"] = str(folder / f"{table.name}.html")
@@ -212,29 +226,28 @@ def _corpus_name(work: Work, start: PretrainConfig) -> str:
     return str(work.text(start)) if has_text else "that of the runs' own machine"
 
 
-def _run_row(
-    work: Work, table: Table, row: Row, seeds: int,
-    absent: dict[str, str], partial: dict[str, list[str]], missed: dict[str, str],
-) -> dict[str, Any]:  # fmt: skip
-    """Run a row with each seed of pre-training; add what it lacks to `absent`, `partial` and `missed`."""
+def _run_row(work: Work, table: Table, row: Row, seeds: int, beside: _Facts) -> dict[str, Any]:
+    """Run a row with each seed of pre-training, and add to what stands beside the table."""
     result: dict[str, Any] = {"name": row.name, "paper": _named(table, row.paper), "ours": {}}
     if row.start is None or not work.has_data(table):
         return {**result, "not_run": row.why_not if row.start is None else "no column has data"}
     runs = work.runs(row)
     ready = work.rows(row) if runs else [each for each in work.rows(row) if work.is_pretrained(each)]
+    absent = {**result, "not_run": "it was not asked for, and its scores are not there"}
     if not ready:
-        return {**result, "not_run": "not among the rows of --row, and its scores are not there"}
+        return absent
     facts = [work.pretrained(each.start) for each in ready if each.start is not None]
     result |= {**_seen(work, ready), "series": row.series}
     if facts[0]:
-        result["pretraining"] = [_pretraining_facts(each, found) for each, found in zip(ready, facts, strict=True)]
+        starts = [start for each in ready for start in (each.start, each.beside) if start is not None]
+        beside.runs |= {run_name(start): _pretraining_facts(work.pretrained(start)) for start in starts}
         if words := unlearnt_positions(work.config(row.start).data, facts[0]["scores"]):
-            missed[row.start.recipe] = f"{row.start.recipe}: {words}."
+            beside.notes[row.start.recipe] = f"{row.start.recipe}: {words}."
     for column in table.columns:
         data = work.find(column.task) if column.task else None
         if isinstance(data, Data):
             known = ready if runs else [each for each in ready if work.is_known(each, column, seeds)]
-            cell = _cell(work, known, column, data, seeds, partial)
+            cell = _cell(work, known, column, data, seeds, beside.partial)
         elif not column.task and facts[0] and column.key in facts[0]["scores"]:
             cell = figures_of([found["scores"][column.key] for found in facts])
         else:
@@ -242,10 +255,10 @@ def _run_row(
         if cell["seeds"]:
             result["ours"][column.name] = cell
         elif runs:
-            absent.setdefault(column.name, f"no run of {column.run} gave {column.key}")
+            beside.absent.setdefault(column.name, f"no run of {column.run} gave {column.key}")
     if table.average:
         _add_average(table, result)
-    return result
+    return result if runs or result["ours"] else absent
 
 
 def _seen(work: Work, rows: Sequence[Row]) -> dict[str, int]:
@@ -254,12 +267,11 @@ def _seen(work: Work, rows: Sequence[Row]) -> dict[str, int]:
     return {name: round(mean(each[name] for each in seen)) for name in seen[0]}
 
 
-def _pretraining_facts(row: Row, done: Mapping[str, Any]) -> dict[str, Any]:
+def _pretraining_facts(done: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a pre-training run has seen and learnt, for the table's data."""
-    assert row.start is not None
     speeds = [record["tokens_per_second"] for record in done["curve"] if "tokens_per_second" in record]
     facts = {name: done[name] for name in ("tokens", "seconds", "scores")}
-    return {"seed": row.start.train.seed, **facts, "tokens_per_second": round(median(speeds)) if speeds else None}
+    return {**facts, "tokens_per_second": round(median(speeds)) if speeds else None}
 
 
 def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int) -> None:

@@ -63,7 +63,7 @@ class Work:
     models: Mapping[str, Path] = field(default_factory=dict)  # given models by the recipes that they replace
     assumes_data: bool = False  # a plan without `data` assumes that all data sets exist
     seeds: Sequence[int] = (1,)  # of pre-training
-    chosen: frozenset[str] = frozenset()  # names and recipes of the rows to run; empty: all
+    chosen: frozenset[str] | None = None  # names and recipes of the rows to run; None: all
 
     def rows(self, row: Row) -> list[Row]:
         """Return a row once for each seed of pre-training; rows of given models once."""
@@ -71,7 +71,7 @@ class Work:
 
     def runs(self, row: Row) -> bool:
         """Return whether a row is to be run."""
-        return row.start is not None and (not self.chosen or is_chosen(row, self.chosen))
+        return row.start is not None and (self.chosen is None or is_chosen(row, self.chosen))
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
         """Return a recipe of the paper at the scale, with the user's settings."""
@@ -123,7 +123,7 @@ class Work:
         stored = from_dict(PretrainConfig, done["config"], str(run / SCORES))
         decided = {name: getattr(stored.model, name) for name in ("vocab_size", "pad_token_id", "num_segments")}
         config = replace(config, model=replace(config.model, **decided))  # the tokenizer decides these
-        same_settings(to_dict(stored), to_dict(config), run / CONFIG, option="")
+        same_settings(to_dict(stored), to_dict(config), run / SCORES, option="")
         if self.corpus_of(recipe) is None and self.scale.name != "tiny":
             return  # nothing is pre-trained, and the scores are of a run elsewhere
         seen, manifest = done["corpus"], read_manifest(self.text(recipe))

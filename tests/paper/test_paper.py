@@ -466,7 +466,9 @@ def test_bad_options_are_refused_with_the_reason(tmp_path, tasks) -> None:
         reproduce(["table5"], tmp_path, scale="base", data=tasks)
     with pytest.raises(UserError, match=r"--tune train\.epocs: unknown setting"):  # before anything is pre-trained
         reproduce(["table5"], tmp_path, data=tasks, finetuning=["train.epocs=1"])
-    with pytest.raises(UserError, match=r"figure5 evaluates checkpoints by their steps: set train\.steps or train\.hours, not epochs"):
+    with pytest.raises(
+        UserError, match=r"figure5 evaluates checkpoints by their steps: set train\.steps or train\.hours, not epochs"
+    ):
         reproduce(["figure5"], tmp_path, data=tasks, pretraining=["train.epochs=1"])
     assert not list(tmp_path.iterdir())
     shutil.copytree(tasks, tmp_path / "tasks")
