@@ -167,7 +167,11 @@ def join_texts(
 def shorten(
     first: NDArray[Any], second: NDArray[Any], room: NDArray[Any], has_second: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The lengths after truncation: the end of a text is cut, for a pair that of the longer text."""
+    """The lengths after truncation: the end of a text is cut, for a pair that of the longer text.
+
+    If both texts of a pair are cut, and the room is odd, the first one keeps one token more, as in the released code
+    of BERT, ALBERT and ELECTRA and in the Python tokenizers of `transformers`; those in Rust give it to the longer one.
+    """
     kept = np.where(has_second, np.minimum(second, np.maximum(room - first, room // 2)), 0)
     return np.minimum(first, room - kept), kept
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from conftest import KOREAN
 from tokenizers import AddedToken
 
 from bertsmith.errors import UserError
-from bertsmith.tasks.examples import join_texts, texts_of
+from bertsmith.tasks.examples import join_texts, shorten, texts_of
 from bertsmith.text.byte_bpe import files as released_files
 from bertsmith.text.offsets import whole_letters
 from bertsmith.text.spiece import read_spiece
@@ -214,7 +215,6 @@ def test_ids_and_offsets_are_the_same(both: tuple[Tokenizer, Reference]) -> None
 
 @pytest.mark.parametrize("room", [12, 36])
 def test_pairs_and_truncations_are_the_same(both: tuple[Tokenizer, Reference], room: int) -> None:
-    """Of an odd room the first text has one token more, as in BERT's code; in `transformers` the longer one has it."""
     mine, theirs = both
     length = room + mine.frame.size(2)
     first, second = hard_strings()[:1600:2], hard_strings()[1:1600:2]
@@ -229,6 +229,19 @@ def test_pairs_and_truncations_are_the_same(both: tuple[Tokenizer, Reference], r
     no_second = np.zeros(len(first), dtype=bool)
     texts, _ = join_texts(texts_of(first, mine), texts_of(second, mine), no_second, mine, length)
     assert [texts[number].tokens.tolist() for number in range(len(first))] == [ids or alone for ids in single]
+
+
+@pytest.mark.parametrize("room", range(1, 14))
+def test_truncated_lengths_are_those_of_tokenizers_in_python(room: int) -> None:
+    """In an odd room the first of two truncated texts keeps one token more; tokenizers in Rust differ in that."""
+    from transformers import PythonBackend
+
+    first, second = (lengths.flatten() for lengths in np.mgrid[:16, :16])
+    kept = shorten(first, second, np.full(len(first), room), np.ones(len(first), dtype=bool))
+    side = SimpleNamespace(truncation_side="right")
+    for a, b, ours_a, ours_b in zip(first, second, *kept, strict=True):
+        theirs = PythonBackend.truncate_sequences(side, [0] * a, [0] * b, a + b - room)
+        assert (ours_a, ours_b) == (len(theirs[0]), len(theirs[1]))
 
 
 def character_map(old: str, new: str) -> bytes:
