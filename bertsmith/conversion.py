@@ -21,7 +21,7 @@ from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.card import CARD, write_card
 from bertsmith.formats.families.table import OWN_TYPE, family_named, family_of
 from bertsmith.formats.family import Family
-from bertsmith.formats.hf import NOTES, load_folder, own_weights
+from bertsmith.formats.hf import NOTES, inner_folders, load_folder, own_weights
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.onnx import export_onnx
 from bertsmith.formats.saved_config import CONFIG, config_in, read_config
@@ -30,7 +30,6 @@ from bertsmith.formats.tf1 import is_checkpoint
 from bertsmith.formats.tf1_convert import hf_to_tf1, tf1_to_hf
 from bertsmith.formats.weights import WEIGHTS, write_weights
 from bertsmith.inference.predictor import Predictor, measure_int8
-from bertsmith.objectives.kinds import OBJECTIVES
 from bertsmith.progress import say
 from bertsmith.tasks.reading import read_task
 from bertsmith.text.tokenizer import Tokenizer
@@ -140,10 +139,9 @@ def _check(options: Options, kind: Target, released: bool) -> None:
 
 def _write_hf(folder: Path, target: Path, options: Options) -> dict[str, Any]:
     """Write a model folder with safetensors, and those inside it, in another precision if one is given."""
-    inside = {name for kind in OBJECTIVES.values() for name in kind.folders if (folder / name / CONFIG).exists()}
     with new_folder(target, "DST") as work:
         report = _write_folder(folder, work, options)
-        for name in sorted(inside - {""}):  # ELECTRA's generator
+        for name in inner_folders(folder):
             (work / name).mkdir()
             _write_folder(folder / name, work / name, options)
     return report

@@ -64,8 +64,7 @@ def extend(
             raise UserError(f"nothing new to add to the vocabulary of {folder}{reason}")
         extended = vocabulary.extended(new)
         if is_model:
-            config = _extend_model(folder, work, tokenizer, new, vocabulary.end)
-            extended.save(work, tokenizer.length_within(config.max_positions), config.num_segments)
+            _extend_models(folder, work, tokenizer, extended, new, vocabulary.end)
         else:
             extended.save(work)
     if passed_over:
@@ -200,6 +199,18 @@ def _count_words(texts: Sequence[str | Path]) -> Counter[str]:
     for warning in documents.read_errors.warnings():
         say(f"warning: {warning}")
     return counts
+
+
+def _extend_models(
+    folder: Path, work: Path, old: Tokenizer, extended: Tokenizer, new: Sequence[str], start: int
+) -> None:
+    """Write a model with its extended tokenizer, and the models in folders inside its own."""
+    from bertsmith.formats.hf import inner_folders
+
+    for name in ("", *inner_folders(folder)):
+        (work / name).mkdir(exist_ok=True)
+        config = _extend_model(folder / name, work / name, old, new, start)
+        extended.save(work / name, old.length_within(config.max_positions), config.num_segments)
 
 
 def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], start: int) -> EncoderConfig:

@@ -40,7 +40,7 @@ from bertsmith.errors import UserError
 from bertsmith.extend import extend
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.families.table import FAMILIES
-from bertsmith.formats.hf import load_folder, save_folder
+from bertsmith.formats.hf import inner_folders, load_folder, save_folder
 from bertsmith.inference.features import Features, features
 from bertsmith.model.encoder import Trace
 from bertsmith.pages.view import view
@@ -259,10 +259,14 @@ def test_a_word_is_added_to_the_vocabulary(family: str, run: Path, tmp_path: Pat
             extend(run, tmp_path / "out", words=["xylophone"])
         return
     facts = extend(run, tmp_path / "out", words=["xylophone"])
-    tables = [load_folder(place).model.encoder.embeddings.tokens.weight for place in (run / "model", tmp_path / "out")]
     pieces = Tokenizer.load(run / "model").encode(["xylophone"])[0]
-    assert_close(tables[1][facts["first_id"]], tables[0][pieces].mean(0), atol=1e-6, rtol=0)
-    assert parity(tmp_path / "out", tmp_path / "out")["equal"]
+    for inside in ("", *inner_folders(run / "model")):  # ELECTRA's generator as well
+        old, new = (load_folder(place / inside).model for place in (run / "model", tmp_path / "out"))
+        tables = [model.encoder.embeddings.tokens.weight for model in (old, new)]
+        assert_close(tables[1][facts["first_id"]], tables[0][pieces].mean(0), atol=1e-6, rtol=0)
+        assert Tokenizer.load(tmp_path / "out" / inside).hash == facts["hash"]
+        assert parity(tmp_path / "out" / inside, tmp_path / "out" / inside)["equal"]
+    assert (tmp_path / "out" / "generator").exists() == (family == "electra")
 
 
 @pytest.mark.slow  # an export takes seconds

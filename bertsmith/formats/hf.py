@@ -37,7 +37,7 @@ from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.encoder import SHARED, Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.objectives.kinds import build_objective
+from bertsmith.objectives.kinds import OBJECTIVES, build_objective
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig, ObjectiveConfig
@@ -313,21 +313,34 @@ def _layer_names(family: Family, layer: int) -> list[str]:
 
 
 def own_weights(folder: Path, family: Family) -> dict[str, Tensor]:
-    """Return the tensors of a folder; where the model is a part of a larger one, only its own, and that is noted."""
+    """Return the tensors of a folder; where the model is a part of a larger one, only its own."""
+    return _own_part(folder, family)[0]
+
+
+def _own_part(folder: Path, family: Family) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors of a model, and a note if it is a part of a larger one."""
     layers = config_in(read_config(folder), folder).num_layers
     weights = weights_today(read_weights(folder), family.model_type, layers)
     if not (outer := family.outer_prefix(weights)):
-        return weights
+        return weights, ""
     others = sorted({name.split(".")[0] for name in weights if not name.startswith(outer)})
     without = f", without its {', '.join(others)}" if others else ""
-    say(f"note: {folder} holds a larger model, of which {outer.removesuffix('.')} is read{without}")
-    return {name.removeprefix(outer): weight for name, weight in weights.items() if name.startswith(outer)}
+    note = f"note: {folder} holds a larger model, of which {outer.removesuffix('.')} is read{without}"
+    return {name.removeprefix(outer): weight for name, weight in weights.items() if name.startswith(outer)}, note
 
 
 def _read_weights(folder: Path, family: Family) -> dict[str, Tensor]:
-    weights = own_weights(folder, family)
+    weights, note = _own_part(folder, family)
+    if note:
+        say(note)
     bare = family.is_encoder_alone(weights)
     return {f"{family.prefix}{name}": value for name, value in weights.items()} if bare else weights
+
+
+def inner_folders(folder: Path) -> list[str]:
+    """Return the names of the model folders inside a model folder: ELECTRA's generator."""
+    names = {name for kind in OBJECTIVES.values() for name in kind.folders if name}
+    return sorted(name for name in names if (folder / name / CONFIG).exists())
 
 
 def write_notes(folder: Path, notes: Notes) -> None:

@@ -346,6 +346,7 @@ def test_an_encoder_inside_a_larger_model_is_read(tmp_path, tiny_tokenizer, caps
     assert loaded.model.encoder.config == encoder.config
     assert_close(loaded.model.encoder.state_dict(), encoder.state_dict(), rtol=0, atol=0)
     convert(tmp_path / "m", tmp_path / "hf", "hf")
+    assert capsys.readouterr().err.count("holds a larger model") == 1
     theirs, info = transformers.ElectraModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not info["missing_keys"]
     table = theirs.embeddings.word_embeddings.weight
