@@ -30,9 +30,9 @@ from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.onnx import FLOAT32, INPUTS, export_onnx, open_onnx, session
 from bertsmith.inference.engines import Engine, OnnxEngine, TorchEngine
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.config import encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.sizes import encoder_config
 from bertsmith.tasks.reading import read_task
 
 BATCH = 32

@@ -15,9 +15,9 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from benchmarks.record import record
 from bertsmith.batch import Example, Label, collate
-from bertsmith.model.config import encoder_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.sizes import encoder_config
 from bertsmith.tasks.examples import TARGET
 
 ROUNDS = 11

@@ -55,11 +55,12 @@ from benchmarks.record import RESULTS, commit, record
 from bertsmith.batch import Batch, Example, Label, bucketed, collate, lay_out
 from bertsmith.config import override
 from bertsmith.corpus.shards import Corpus
-from bertsmith.model.config import EncoderConfig, encoder_config
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import choose, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.sizes import encoder_config
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining import held_out

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 IGNORE = -100  # the label of a token that no loss counts
+CHARACTERS = "characters"  # the label with the characters of every token, for encoders that read them
 Item = TypeVar("Item")
 
 

@@ -19,7 +19,7 @@ from bertsmith.config import write_json
 from bertsmith.errors import UserError, suggestion
 from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.formats.card import CARD, write_card
-from bertsmith.formats.families.table import OWN_TYPE, family_named, family_of
+from bertsmith.formats.families.table import family_named, family_of, has_no_class
 from bertsmith.formats.family import Family
 from bertsmith.formats.hf import NOTES, inner_folders, load_folder, own_weights
 from bertsmith.formats.hub import find_model
@@ -103,11 +103,11 @@ def _refuse_own(folder: Path, kind: Target, verify: bool) -> None:
     values = read_config(folder)
     if kind != "hf" and config_in(values, folder).direction != "both":
         raise UserError(f"--to {kind}: {folder} reads in one direction; such encoders are converted --to hf alone")
-    if OWN_TYPE.match(str(values.get("model_type", ""))) and (kind != "hf" or verify):
+    if has_no_class(values, folder / CONFIG) and (kind != "hf" or verify):
         what = "--verify: transformers" if kind == "hf" else f"--to {kind}: it"
-        raise UserError(
-            f"{what} has no model of the type {values['model_type']}, as {folder} is; convert the model it started from"
-        )
+        own = family_named(values, folder / CONFIG).is_own
+        fix = "bertsmith itself opens it" if own else "convert the model it started from"
+        raise UserError(f"{what} has no model of the type {values['model_type']}, as {folder} is; {fix}")
 
 
 def _target(to: str | None, released: bool) -> Target:

@@ -10,9 +10,16 @@ from pathlib import Path
 from bertsmith import config as configs
 from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.settings import FinetuneConfig
-from bertsmith.model.config import ALBERT_SIZES, SIZES, Direction, albert_config, electra_config, encoder_config
+from bertsmith.model.config import Direction
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig, ReplacedTokenConfig
+from bertsmith.model.sizes import ALBERT_SIZES, SIZES, albert_config, electra_config, elmo_config, encoder_config
+from bertsmith.objectives.settings import (
+    BIDIRECTIONAL_LM,
+    CausalLMConfig,
+    DistillationConfig,
+    MaskedLMConfig,
+    ReplacedTokenConfig,
+)
 from bertsmith.pretraining.loader import DataConfig
 from bertsmith.pretraining.masking import MaskPolicy
 from bertsmith.pretraining.settings import PretrainConfig
@@ -134,6 +141,30 @@ def electra(size: str) -> PretrainConfig:
     )
 
 
+def elmo(size: str) -> PretrainConfig:
+    """ELMo as released: a character CNN and two LSTM layers of each direction, ten epochs of running text.
+
+    The sizes and the dropout are those of the released model. Its authors trained by Adagrad with a rate of 0.2, on 20
+    words at a time of 384 rows of text, and carried the states of the LSTM from one piece of a row to the next; here
+    AdamW trains on sequences of 128 words, each of which begins anew. They predicted 793,470 words by a sampled
+    softmax, here the most frequent 100,000 are predicted by a full one. The vocabulary is of the kind `words`.
+    """
+    return PretrainConfig(
+        recipe="elmo" if size == "base" else f"elmo-{size}",
+        model=replace(elmo_config(size), predicted_words=100_000),
+        data=DataConfig(max_length=128, pairs="full", copies=0),
+        train=TrainConfig(
+            epochs=10, batch_size=128, learning_rate=1e-3, warmup=0.01, weight_decay=0.0, evaluate_every=0.1
+        ),
+        objective=BIDIRECTIONAL_LM,
+    )
+
+
+def elmo_tiny() -> PretrainConfig:
+    """ELMo to try on a CPU: few filters and cells, short sequences, a short run at a high learning rate."""
+    return _tried(elmo("tiny"))
+
+
 def roberta_tiny() -> PretrainConfig:
     """RoBERTa to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
     return _tried(roberta("tiny"))
@@ -152,7 +183,9 @@ def electra_tiny() -> PretrainConfig:
 def _tried(base: PretrainConfig) -> PretrainConfig:
     """A recipe made small: what is learnt from which data and by which optimiser stays."""
     rate = {"adamw": 2e-3, "lamb": 1e-2}[base.train.optimizer]
-    train = replace(base.train, steps=2000, batch_size=32, learning_rate=rate, warmup=0.05, evaluate_every=200)
+    train = replace(
+        base.train, epochs=None, steps=2000, batch_size=32, learning_rate=rate, warmup=0.05, evaluate_every=200
+    )
     return replace(
         base,
         model=replace(base.model, hidden_dropout=0.0, attention_dropout=0.0, max_positions=128),
@@ -281,6 +314,8 @@ RECIPES: dict[str, Callable[[], PretrainConfig]] = {
     "distilbert-tiny": distilbert_tiny,
     **{f"electra-{size}": partial(electra, size) for size in ("small", "base", "large")},
     "electra-tiny": electra_tiny,
+    "elmo": partial(elmo, "base"),
+    "elmo-tiny": elmo_tiny,
     "quickstart": quickstart,
     "speedrun": speedrun,
     "demo": demo,
@@ -348,4 +383,5 @@ def _size(name: str) -> str:
     )
     if isinstance(made.objective, DistillationConfig) and made.objective.half:
         return f"half of the teacher's layers, {length}"
-    return f"{model.num_layers} layers, {model.hidden_size} wide, {model.num_heads} heads, {length}"
+    inner = f"{model.num_heads} heads" if model.layer_type == "transformer" else f"{model.intermediate_size} cells"
+    return f"{model.num_layers} layers, {model.hidden_size} wide, {inner}, {length}"

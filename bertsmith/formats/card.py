@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertsmith.config import read_json
-from bertsmith.formats.families.table import family_named
+from bertsmith.formats.families.table import family_named, has_no_class
 from bertsmith.formats.family import Family
 from bertsmith.formats.saved_config import CONFIG
 
@@ -115,7 +115,7 @@ def _library(folder: Path, config: Mapping[str, Any]) -> str:
         return "sentence-transformers"
     if (folder / "model.onnx").exists() or not (folder / "model.safetensors").exists():
         return "onnx"
-    return "bertsmith" if str(config.get("model_type", "")).startswith("bertsmith") else "transformers"
+    return "bertsmith" if has_no_class(config, folder / CONFIG) else "transformers"
 
 
 def _table(header: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:

@@ -112,6 +112,7 @@ class Family:
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
     layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
     vocabulary: Kind | None = None  # of the published models; None: of any kind
+    is_own: bool = False  # whether `transformers` has no class for it; the classes are then names of our own
     head_activation: Activation | None = None  # that their head over the vocabulary always has; None: the encoder's
 
     @property
@@ -138,11 +139,16 @@ class Family:
 
     def is_encoder_alone(self, names: Collection[str]) -> bool:
         """Whether a file with these names was saved from the encoder alone, whose names have no prefix."""
-        return as_stored(self.encoder[TOKENS]).names[0].removeprefix(self.prefix) in names
+        return self._first.removeprefix(self.prefix) in names
+
+    @property
+    def _first(self) -> str:
+        """The name of the table of tokens or, where there is none, of the first tensor."""
+        return as_stored(self.encoder.get(TOKENS) or next(iter(self.encoder.values()))).names[0]
 
     def outer_prefix(self, names: Collection[str]) -> str:
         """What comes before the names of this family, or of its encoder alone, in the file of a larger model."""
-        whole = as_stored(self.encoder[TOKENS]).names[0]
+        whole = self._first
         if whole in names or self.is_encoder_alone(names):
             return ""
         for name in (whole, whole.removeprefix(self.prefix)):

@@ -40,7 +40,7 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.kinds import OBJECTIVES, build_objective
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.replaced_token import Discriminator
-from bertsmith.objectives.settings import CausalLMConfig, MaskedLMConfig, ObjectiveConfig
+from bertsmith.objectives.settings import BidirectionalLMConfig, CausalLMConfig, MaskedLMConfig, ObjectiveConfig
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -54,6 +54,7 @@ REMARKS = {
     "bilstm": NO_CLASS + "a BiLSTM stands between the encoder and its output layer",
     "two-encoders": NO_CLASS + "two encoders read in opposite directions, and their states stand side by side",
     "right-to-left": NO_CLASS + "the encoder reads from right to left",
+    "elmo": NO_CLASS + "ELMo reads the characters of words by LSTMs",
     "last token": "the head differs in transformers: its class pools the first token, which sees itself alone when the "
     "encoder reads left to right; here the last token is pooled. The encoder's states are the same",
 }
@@ -97,7 +98,8 @@ def save_folder(
     values = config_out(model)
     kept = {name: value for name, value in notes.kept.items() if name not in values}
     write_json(folder / CONFIG, {**kept, **values})
-    differs = own_type(model) or ("last token" if pools_last(model) else "")
+    family = family_of(model.encoder.config)
+    differs = own_type(model) or ("last token" if pools_last(model) else family.model_type if family.is_own else "")
     notes = replace(notes, remark=REMARKS.get(differs, ""))
     write_notes(folder, notes)
     config = model.encoder.config
@@ -150,6 +152,8 @@ def _saved_objective(encoder: Encoder, found: Collection[str]) -> Objective:
     """The objective that a folder was saved by, given the names of the tensors that it holds."""
     if "detector.output.weight" in found:
         return Discriminator(encoder)
+    if encoder.config.layer_type == "lstm":
+        return build_objective(encoder, BidirectionalLMConfig())
     if encoder.config.direction != "both":
         return build_objective(encoder, CausalLMConfig())
     return build_objective(encoder, MaskedLMConfig(next_sentence="next_sentence.output.weight" in found))
@@ -170,6 +174,8 @@ def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
     if tokenizer.pad_id != config.pad_token_id:
         ids = f"{CONFIG} has pad_token_id = {config.pad_token_id}, and the tokenizer pads with {tokenizer.pad_id}"
         say(f"note: {folder}: {ids}; if its predictions are poor, it is the tokenizer of another model")
+    if config.reads_characters:
+        return replace(tokenizer, spells=True)
     if config.num_segments != 1:
         return tokenizer
     return replace(tokenizer, frame=replace(tokenizer.frame, segments=(0,)))  # a RoBERTa may have a WordPiece tokenizer

@@ -222,7 +222,7 @@ def architecture(values: Mapping[str, Any]) -> str:
 
 def architecture_of(model: Model) -> str:
     """Return the class of `transformers` that opens a saved model, or our own where it has none."""
-    prefix = OWN_CLASS if own_type(model) else ""
+    prefix = OWN_CLASS if own_type(model) or family_of(model.encoder.config).is_own else ""
     if isinstance(model, TaskModel) and model.head_config.features is not None:
         return FEATURE_TAGGER
     return prefix + output_of(model).class_name

@@ -1,4 +1,4 @@
-"""The configuration of an encoder and of its layers, and the published sizes."""
+"""The configuration of an encoder and of its layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 PoolerActivation = Literal["tanh", "gelu", "relu"]
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]  # of output layers
 Direction = Literal["both", "left-to-right", "right-to-left"]
-Positions = Literal["learned", "rotary"]
+Positions = Literal["learned", "rotary", "none"]
+LayerType = Literal["transformer", "lstm"]
 Sharing = Literal["none", "all", "attention", "feed-forward"]
 ROTARY_BASE = 10_000.0  # of RoFormer, which introduced rotary positions
+MOST_FILTERS = 16  # widths of character filters
 CHOICES = {
     "direction": Direction,
     "positions": Positions,
+    "layer_type": LayerType,
     "shared_layers": Sharing,
     "activation": Activation,
     "pooler_activation": PoolerActivation,
@@ -44,7 +47,7 @@ class LayerConfig:
     """Everything that one layer is built from; `EncoderConfig.layer` returns it.
 
     Without `attention_norm`, a pre-norm layer has no norm before its attention. Without a `rotary_base`, queries and
-    keys are not rotated.
+    keys are not rotated. An LSTM layer takes only its sizes, its dropout, and whether it adds its input (`residual`).
     """
 
     hidden_size: int
@@ -60,6 +63,8 @@ class LayerConfig:
     attention_dropout: float
     reach: Reach
     rotary_base: float | None
+    layer_type: LayerType
+    residual: bool
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,13 @@ class EncoderConfig:
       GELU, DistilBERT ReLU). With `pooler_input_dropout` a classification or regression head applies its dropout before
       this layer, too (RoBERTa, ELECTRA).
     - `num_segments` 0: there is no table of segments.
+    - `layer_type`: Transformer layers, or LSTMs of both directions, which do not see each other: the first half of the
+      states is read from left to right, the second from right to left (ELMo). Each LSTM has `intermediate_size` cells.
+    - `character_filters`: the (width, number) of the filters over the characters of a word, whose vector replaces the
+      table of tokens; a character's embedding has `character_size`, and `num_highways` layers follow the filters. The
+      tokenizer has `num_characters` and gives `max_characters` of a word.
+    - `predicted_words`: so many entries of the vocabulary, from the first, are predicted, and the others as the unknown
+      token: an encoder that reads characters learns from many more words than it predicts. None: all are predicted.
     """
 
     vocab_size: int = 30522
@@ -124,7 +136,16 @@ class EncoderConfig:
     head_activation: Activation | None = None
     pooler_activation: PoolerActivation = "tanh"
     pooler_input_dropout: bool = False
-    DECIDED = dict.fromkeys(("vocab_size", "pad_token_id"), "the tokenizer of the corpus decides it")
+    layer_type: LayerType = "transformer"
+    character_filters: tuple[tuple[int, int], ...] = ()
+    character_size: int = 16
+    num_characters: int = 261
+    max_characters: int = 50
+    num_highways: int = 2
+    predicted_words: int | None = None
+    DECIDED = dict.fromkeys(
+        ("vocab_size", "pad_token_id", "num_characters", "max_characters"), "the tokenizer of the corpus decides it"
+    )
     BOUNDS = {
         "vocab_size": Bounds(1, 2**26),
         "hidden_size": Bounds(1, 2**17),
@@ -143,6 +164,11 @@ class EncoderConfig:
         "local_rotary_base": Bounds(1, 1e12, "(]"),
         "window": Bounds(2, 2**24),
         "global_every": Bounds(1, 1000),
+        "character_size": Bounds(1, 2**16),
+        "num_characters": Bounds(1, 2**15),
+        "max_characters": Bounds(1, 2**15),
+        "num_highways": Bounds(0, 16),
+        "predicted_words": Bounds(1, 2**26),
     }
 
     def __post_init__(self) -> None:
@@ -160,6 +186,7 @@ class EncoderConfig:
             )
         self._check_attention()
         self._check_norms_and_head()
+        self._check_lstm()
         if not self.family:
             self._name_family()
 
@@ -204,6 +231,33 @@ class EncoderConfig:
                 f"{self.hidden_size} to it"
             )
 
+    def _check_lstm(self) -> None:
+        """Refuse LSTM layers and character filters that contradict the other sizes."""
+        if self.reads_characters != (self.layer_type == "lstm"):
+            raise UserError("layer_type=lstm and character_filters belong together; set both, or leave both out")
+        if self.layer_type == "lstm" and (self.hidden_size % 2 or 2 * self.intermediate_size <= self.hidden_size):
+            raise UserError(
+                f"layer_type=lstm projects intermediate_size {self.intermediate_size} cells to half of hidden_size "
+                f"{self.hidden_size}; set an even hidden_size, and more cells than its half"
+            )
+        for pair in self.character_filters:
+            if len(pair) != 2 or not 1 <= pair[0] <= self.max_characters or not 1 <= pair[1] <= 2**16:
+                raise UserError(
+                    f"character_filters: {list(pair)} is not a width of up to {self.max_characters} and a number"
+                )
+        if len(self.character_filters) > MOST_FILTERS:
+            raise UserError(f"character_filters has {len(self.character_filters)} widths; at most {MOST_FILTERS}")
+
+    @property
+    def reads_characters(self) -> bool:
+        """Whether the input is the characters of words."""
+        return bool(self.character_filters)
+
+    @property
+    def num_predicted(self) -> int:
+        """The number of entries of the vocabulary that are predicted."""
+        return min(self.vocab_size, self.predicted_words or self.vocab_size)
+
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_heads
@@ -240,6 +294,8 @@ class EncoderConfig:
             attention_dropout=self.attention_dropout,
             reach=self._reach(self.window if is_local else None),
             rotary_base=self._rotary_base(is_local),
+            layer_type=self.layer_type,
+            residual=index > 0,
         )
 
     @cached_property
@@ -257,67 +313,3 @@ class EncoderConfig:
         if self.positions != "rotary":
             return None
         return self.local_rotary_base if is_local and self.local_rotary_base else self.rotary_base
-
-
-SIZES = {  # layers, hidden size; a head has 64 dimensions, the feed-forward layer 4 times the hidden size
-    "tiny": (2, 128),
-    "mini": (4, 256),
-    "small": (4, 512),
-    "medium": (8, 512),
-    "base": (12, 768),
-    "large": (24, 1024),
-}
-ALBERT_SIZES = {  # layers, hidden size, heads: Table 1 of its paper, the heads of the released models; tiny is ours
-    "tiny": (2, 128, 2),
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
-    "xlarge": (24, 2048, 16),
-    "xxlarge": (12, 4096, 64),
-}
-ELECTRA_SIZES = {  # layers, hidden size, embedding size (Table 6 of its paper); tiny is ours
-    "tiny": (2, 128, 64),
-    "small": (12, 256, 128),
-    "base": (12, 768, 768),
-    "large": (24, 1024, 1024),
-}
-
-
-def encoder_config(size: str) -> EncoderConfig:
-    """The published configuration of a size: tiny, mini, small, medium, base or large."""
-    if size not in SIZES:
-        raise UserError(f"unknown size {size!r}{suggestion(size, SIZES) or '; one of: ' + ', '.join(SIZES)}")
-    layers, hidden = SIZES[size]
-    return EncoderConfig(hidden_size=hidden, num_layers=layers, num_heads=hidden // 64, intermediate_size=4 * hidden)
-
-
-def albert_config(size: str) -> EncoderConfig:
-    """ALBERT's configuration of a size; the released code has the tanh form of GELU, and xxlarge has no dropout."""
-    layers, hidden, heads = ALBERT_SIZES[size]
-    dropout = 0.0 if size == "xxlarge" else 0.1
-    return EncoderConfig(
-        family="albert",
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=heads,
-        intermediate_size=4 * hidden,
-        embedding_size=min(128, hidden // 2),
-        shared_layers="all",
-        activation="gelu_tanh",
-        hidden_dropout=dropout,
-        attention_dropout=dropout,
-    )
-
-
-def electra_config(size: str) -> EncoderConfig:
-    """The configuration of ELECTRA's discriminator of a size."""
-    layers, hidden, embedding = ELECTRA_SIZES[size]
-    return EncoderConfig(
-        family="electra",
-        hidden_size=hidden,
-        num_layers=layers,
-        num_heads=hidden // 64,
-        intermediate_size=4 * hidden,
-        embedding_size=None if embedding == hidden else embedding,
-        pooler_activation="gelu",
-        pooler_input_dropout=True,
-    )

@@ -21,6 +21,9 @@ def forward_flops(config: EncoderConfig, lengths: Sequence[int], masked: int, *,
     applied to these and to the first token of each sequence or, where a loss needs `every_state`, to all tokens.
     """
     tokens = sum(lengths)
+    if config.layer_type == "lstm":
+        products = config.num_layers * _lstm_weights(config) + _character_products(config)
+        return 2 * (tokens * products + 2 * masked * config.hidden_size // 2 * config.num_predicted)
     hidden, table = config.hidden_size, config.table_size
     after_attention = hidden * (hidden + _feed_forward_columns(config))
     layers = config.num_layers * tokens * 2 * (3 * hidden * hidden + after_attention)
@@ -50,6 +53,9 @@ def _feed_forward_columns(config: EncoderConfig) -> int:
 
 def parameter_count(config: EncoderConfig) -> int:
     """Parameters of the encoder with its masked-word and pair heads, accurate enough for a plan."""
+    if config.layer_type == "lstm":
+        words = config.num_predicted * (config.hidden_size // 2 + 1)
+        return _character_weights(config) + config.num_layers * _lstm_weights(config) + words
     hidden, table = config.hidden_size, config.table_size
     rows = config.vocab_size + config.num_segments + (config.max_positions if config.positions == "learned" else 0)
     attention = 4 * hidden * (hidden + 1) + 2 * hidden
@@ -76,7 +82,9 @@ def training_memory(
     layers = config.num_layers * tokens * kept
     if checkpointing:
         layers = config.num_layers * tokens * hidden * size + tokens * kept
-    head = masked * config.vocab_size * (size + 8)
+    head = masked * config.num_predicted * (size + 8)
+    if config.layer_type == "lstm":
+        return fixed + layers + 2 * head + tokens * _kept_by_characters(config, size)
     return fixed + layers + head
 
 
@@ -88,6 +96,8 @@ def forward_memory(config: EncoderConfig, tokens: int, length: int, masked: int,
 
 def _kept_by_layer(config: EncoderConfig, length: int, half: bool) -> int:
     """Bytes that a layer keeps per token until its backward pass."""
+    if config.layer_type == "lstm":  # float32: the gates, cells and outputs of both directions
+        return 4 * (2 * 6 * config.intermediate_size + 4 * config.hidden_size)
     hidden, inner, size = config.hidden_size, config.intermediate_size, 2 if half else 4
     masks = 2 if config.hidden_dropout else 0  # one byte per element
     widths = 9 * hidden + (4 if config.gated else 2) * inner  # a gate keeps both factors and their product
@@ -97,3 +107,38 @@ def _kept_by_layer(config: EncoderConfig, length: int, half: bool) -> int:
     if config.attention_dropout and not half:  # scores and their mask, which every kernel in float32 keeps
         kept += (size + 1) * config.num_heads * length
     return kept
+
+
+def _lstm_weights(config: EncoderConfig) -> int:
+    """The matrices of both directions of an LSTM layer, whose cells are projected."""
+    half, cells = config.hidden_size // 2, config.intermediate_size
+    return 2 * (4 * cells * (half + half) + cells * half)
+
+
+def _character_sizes(config: EncoderConfig) -> tuple[int, int]:
+    """The weights of the character filters, and the number of these filters."""
+    weights = config.character_size * sum(width * count for width, count in config.character_filters)
+    return weights, sum(count for _, count in config.character_filters)
+
+
+def _character_weights(config: EncoderConfig) -> int:
+    weights, filters = _character_sizes(config)
+    return config.num_characters * config.character_size + weights + _after_filters(config, filters)
+
+
+def _character_products(config: EncoderConfig) -> int:
+    """The products for each word; a filter is applied at every character."""
+    weights, filters = _character_sizes(config)
+    return config.max_characters * weights + _after_filters(config, filters)
+
+
+def _after_filters(config: EncoderConfig, filters: int) -> int:
+    return config.num_highways * 2 * filters * filters + filters * config.hidden_size // 2
+
+
+def _kept_by_characters(config: EncoderConfig, size: int) -> int:
+    """Bytes of a word: embedded characters, the largest filter's output twice, and what the highway layers keep."""
+    most = max(count for _, count in config.character_filters)
+    filters = _character_sizes(config)[1]
+    kept = filters * (8 + (2 + 6 * config.num_highways) * size)
+    return config.max_characters * (8 + (config.character_size + 2 * most) * size) + kept

@@ -1,4 +1,4 @@
-"""The Transformer encoder (BERT paper, section 3).
+"""The encoder: embeddings and layers. Those of a Transformer (BERT paper, section 3) are here.
 
 B sequences, T tokens, E embedding size, H hidden size, A heads, D head size. `…` stands for (B, L) or (T,), as the
 batch is laid out.
@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bertsmith.batch import Batch, Layout, Packed
+from bertsmith.batch import CHARACTERS, Batch, Layout, Packed
 from bertsmith.errors import UserError
 from bertsmith.model.activation import activate
+from bertsmith.model.characters import CharacterEmbeddings, init_characters
 from bertsmith.model.config import EncoderConfig, LayerConfig, Reach, Sharing
 from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
 from bertsmith.model.fused_choice import Choice, choose_now
 from bertsmith.model.kernels import attend, attend_explicit
+from bertsmith.model.lstm import LSTMBlock, init_lstm
 from bertsmith.model.rotary import Rotation, rotate, rotation
 
 
@@ -205,9 +208,12 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.gradient_checkpointing = False
-        self.embeddings = Embeddings(config)
-        blocks = [Block(layer) for layer in config.layers]
-        for block in blocks[1:]:
+        # What refers to the table of tokens (a tied head, a longer vocabulary) is refused where words are characters.
+        self.embeddings: Embeddings = (
+            CharacterEmbeddings(config) if config.reads_characters else Embeddings(config)  # type: ignore[assignment]
+        )
+        blocks: list[Any] = [LSTMBlock(e) if e.layer_type == "lstm" else Block(e) for e in config.layers]
+        for block in blocks[1:] if self.shares_layers else ():
             block.share(blocks[0], SHARED[config.shared_layers])
         self.layers = nn.ModuleList(blocks)
         self.final_norm = make_norm(config.hidden_size, config) if config.norm_first else nn.Identity()
@@ -218,7 +224,10 @@ class Encoder(nn.Module):
         self.check_ids(*batch.largest)
         self._check_length(batch)
         fused = trace is None and self.choice(batch).fused
-        x = self.embeddings(batch.tokens, batch.segments, batch.positions, fused)
+        inputs: tuple[Any, ...] = batch.tokens, batch.segments, batch.positions, fused
+        if self.config.reads_characters:
+            inputs = (batch.labels[CHARACTERS],)
+        x = self.embeddings(*inputs)
         angles = self._angles(batch.positions)
         checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and trace is None
         with self._conversion(fused):
@@ -288,9 +297,14 @@ class Encoder(nn.Module):
 
 
 def init_weights(module: nn.Module, std: float) -> None:
-    """Initialise every parameter of a module."""
+    """Initialise every parameter of a module; a character CNN and LSTM layers of an encoder have rules of their own."""
     for name, parameter in module.named_parameters():
         init_parameter(name, parameter, std)
+    for part in module.modules():
+        if isinstance(part, CharacterEmbeddings):
+            init_characters(part)
+        elif isinstance(part, LSTMBlock):
+            init_lstm(part)
 
 
 def init_parameter(name: str, parameter: Tensor, std: float) -> None:

@@ -20,6 +20,7 @@ HEAD_SIZES = (16, 32, 64, 128)  # that the attention kernels have tiles for
 OLDEST = (8, 0)  # the first compute capability with bfloat16 products
 # What the fused kernels cannot compute: a test of the configuration, and the reason. A new feature gets a row here.
 UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
+    (lambda c: c.layer_type == "lstm", "LSTM layers run on cuDNN"),
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
     (lambda c: not c.embedding_norm, "the embeddings are not normalised"),
     (lambda c: c.positions != "learned", "positions are {c.positions}, not learned"),

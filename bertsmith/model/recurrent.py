@@ -18,6 +18,7 @@ from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
+from bertsmith.model.lstm import reordered, reversal
 from bertsmith.model.states import hidden_states, parse_layers
 
 # The rows of Table 7: which layers are used, and how their states become one vector per word.
@@ -127,16 +128,12 @@ def capturable_bilstm(lstm: nn.LSTM, x: Tensor, layout: Packed) -> Tensor:
     reversed in its own places, and its padding comes after it. The padding is wasted work, but it costs a GPU less time
     than launching a kernel for each token.
     """
-    starts, steps = layout.starts.long(), torch.arange(layout.max_length, device=x.device)
-    lengths = starts.diff()[:, None]
-    order = torch.where(steps < lengths, lengths - 1 - steps, steps)
-    order = (order + layout.max_length * torch.arange(len(lengths), device=x.device)[:, None]).flatten()
-    reverse = lambda states: states.flatten(0, 1).index_select(0, order).view_as(states)  # noqa: E731
+    starts, order = layout.starts.long(), reversal(layout)
     hidden = layout.pad(x)
     for layer in range(lstm.num_layers):
         hidden = F.dropout(hidden, lstm.dropout, lstm.training and layer > 0)
         forward = _one_direction(lstm, f"l{layer}", hidden)
-        backward = reverse(_one_direction(lstm, f"l{layer}_reverse", reverse(hidden)))
+        backward = reordered(_one_direction(lstm, f"l{layer}_reverse", reordered(hidden, order)), order)
         hidden = torch.cat([forward, backward], -1)
     tokens = torch.arange(len(x), device=x.device)
     sequences = torch.searchsorted(starts[1:].contiguous(), tokens, right=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.bidirectional_lm import BidirectionalLM
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.distillation import Distillation
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -13,6 +14,7 @@ from bertsmith.objectives.settings import ObjectiveConfig
 OBJECTIVES: dict[str, type[Objective]] = {
     "masked-lm": MaskedLM,
     "causal-lm": CausalLM,
+    "bidirectional-lm": BidirectionalLM,
     "distillation": Distillation,
     "replaced-token": ReplacedToken,
 }

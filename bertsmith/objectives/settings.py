@@ -27,6 +27,13 @@ class CausalLMConfig:
 
 
 @dataclass(frozen=True)
+class BidirectionalLMConfig:
+    """Every position predicts the next token from what is before it, and the previous one from what is after it."""
+
+    kind: Literal["bidirectional-lm"] = "bidirectional-lm"
+
+
+@dataclass(frozen=True)
 class DistillationConfig:
     """A student learns masked words from the text and from a teacher, a larger model with the same vocabulary.
 
@@ -88,5 +95,6 @@ class ReplacedTokenConfig:
         check_bounds(self, "objective.")
 
 
-ObjectiveConfig = MaskedLMConfig | CausalLMConfig | DistillationConfig | ReplacedTokenConfig
+ObjectiveConfig = MaskedLMConfig | CausalLMConfig | BidirectionalLMConfig | DistillationConfig | ReplacedTokenConfig
 MASKED_LM, CAUSAL_LM, REPLACED_TOKEN = MaskedLMConfig(), CausalLMConfig(), ReplacedTokenConfig()  # with their defaults
+BIDIRECTIONAL_LM = BidirectionalLMConfig()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith import draws
-from bertsmith.batch import IGNORE, Batch, Label, LabelKind, lay_out, split_for_rank
+from bertsmith.batch import CHARACTERS, IGNORE, Batch, Label, LabelKind, lay_out, split_for_rank
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 from bertsmith.model.config import Direction
@@ -18,10 +18,12 @@ from bertsmith.objectives.objective import EVERY_TOKEN, ORIGINAL_LABEL, PAIR_LAB
 from bertsmith.objectives.settings import MASKED_LM, ObjectiveConfig
 from bertsmith.pretraining.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.pretraining.segments import PairKind, SegmentSource
+from bertsmith.text.spelling import PADDING
 from bertsmith.text.tokenizer import Tokenizer
 
 MASKED = LabelKind("position", fill=0, index=True)  # the tokens that are predicted
 TARGET = LabelKind("position", fill=IGNORE)  # their ids
+SPELLING = LabelKind("token", fill=PADDING)  # the characters of every token
 ORIGINAL = LabelKind("token", fill=IGNORE)  # every token before masking
 PAIR = LabelKind("sequence", loss="nsp")  # whether the second segment is a random one
 MASKING, ORDER = 101, 102  # streams of draws
@@ -78,6 +80,7 @@ class Loader:
     packed: bool = True
     objective: ObjectiveConfig = MASKED_LM
     direction: Direction = "both"
+    predicted_words: int | None = None  # entries of the vocabulary that are predicted; rarer ones as the unknown token
 
     @classmethod
     def of(
@@ -88,10 +91,11 @@ class Loader:
         packed: bool = True,
         objective: ObjectiveConfig = MASKED_LM,
         direction: Direction = "both",
+        predicted_words: int | None = None,
     ) -> Loader:
         masks = objective_class(objective).targets == "masked"
         vocabulary = Vocabulary.of(tokenizer) if masks else None
-        return cls(source, tokenizer, config, vocabulary, packed, objective, direction)
+        return cls(source, tokenizer, config, vocabulary, packed, objective, direction, predicted_words)
 
     def step(self, number: int, batch_size: int, micro_batch_size: int, rank: int = 0, ranks: int = 1) -> list[Batch]:
         """The micro-batches of a step: samples from number · batch_size on, in the order of their epoch.
@@ -120,6 +124,9 @@ class Loader:
         numbers = [len(sample.parts) for sample in samples]
         joined = self.tokenizer.joiner.join_many(tokens, [len(part) for part in parts], numbers, segments)
         tokens, lengths = joined.tokens, joined.lengths
+        spelling = {CHARACTERS: Label(self.tokenizer.characters(tokens), SPELLING)} if self.tokenizer.spells else {}
+        if self.predicted_words is not None:
+            tokens = np.where(tokens < self.predicted_words, tokens, self.tokenizer.unknown_id)
         objective = objective_class(self.objective)
         if self.vocabulary is not None:
             keys = draws.key(self.source.seed, copies, indices, MASKING)
@@ -127,7 +134,7 @@ class Loader:
         else:
             masked = next_tokens(tokens, lengths, self.direction)
         batch = lay_out(masked.tokens, joined.segments, lengths, packed=self.packed, pad=self.tokenizer.pad_id)
-        labels = {"masked": Label(masked.positions, MASKED), "targets": Label(masked.targets, TARGET)}
+        labels = {"masked": Label(masked.positions, MASKED), "targets": Label(masked.targets, TARGET), **spelling}
         losses = objective.counts(self.objective)
         if ORIGINAL_LABEL in losses.values():
             labels[ORIGINAL_LABEL] = Label(tokens, ORIGINAL)
@@ -141,7 +148,7 @@ class Loader:
 def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction: Direction) -> Masked:
     """Targets without masks: a position predicts its successor or, right to left, its predecessor, where it has one."""
     ends = np.cumsum(lengths)
-    if direction == "left-to-right":
+    if direction != "right-to-left":
         positions = np.delete(np.arange(len(tokens)), ends - 1)
         return Masked(tokens, positions, tokens[positions + 1])
     positions = np.delete(np.arange(len(tokens)), ends - lengths)

@@ -26,6 +26,7 @@ from bertsmith.pretraining.checks import check_lengths
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.pretraining.teacher import find_teacher, student_of, teach
 from bertsmith.progress import say
+from bertsmith.text.spelling import NUM_CHARACTERS, WORD_LENGTH
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.parts import is_untrained
 
@@ -54,6 +55,8 @@ def fitted(model: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
             f"note: {model.family} was published with a vocabulary of `tokenizer train --kind {published}`; this run "
             f"takes the corpus' own ({tokenizer.kind}){rows}"
         )
+    if model.reads_characters:
+        model = replace(model, num_characters=NUM_CHARACTERS, max_characters=WORD_LENGTH)
     return replace(model, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.pad_id, num_segments=segments)
 
 

@@ -95,4 +95,8 @@ def make_loader(
     source = segment_source(
         data.pairs, corpus, documents, max_length, data.short_share, config.train.seed, tokenizer.frame
     )
-    return Loader.of(source, tokenizer, data, objective=config.objective, direction=config.model.direction)
+    model = config.model
+    return Loader.of(
+        source, tokenizer, data, objective=config.objective, direction=model.direction,
+        predicted_words=model.predicted_words,
+    )  # fmt: skip

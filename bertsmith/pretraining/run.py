@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ def _pretrain(
     tokenizer = Tokenizer.load(corpus.folder)
     corpus.check_tokenizer(tokenizer.hash, corpus.folder)
     objective, config, start_facts = start_model(config, corpus, tokenizer, start)
+    if config.model.reads_characters:
+        tokenizer = replace(tokenizer, spells=True)
     documents, kept = split_documents(corpus.manifest.documents, config.data.held_out)
     if not len(kept):
         config.train.refuse_without_scores("raise data.held_out")

@@ -63,6 +63,8 @@ class PretrainConfig:
 
     def _check_direction(self) -> None:
         direction, kind = self.model.direction, self.objective.kind
+        if self.model.layer_type == "lstm":  # its directions do not see each other
+            return
         if self.predicts_next and direction == "both":
             raise UserError(
                 f"objective.kind={kind} predicts the next token, which an encoder with model.direction=both sees: "

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertsmith.model.config import ALBERT_SIZES, SIZES, EncoderConfig, albert_config, encoder_config
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import parameter_count, training_flops, training_memory
 from bertsmith.model.encoder import Encoder
+from bertsmith.model.sizes import ALBERT_SIZES, SIZES, albert_config, encoder_config
 from bertsmith.objectives.masked_lm import MaskedLM
 
 BASE = EncoderConfig()

@@ -16,11 +16,12 @@ from torch import Tensor
 from bertsmith.batch import Batch, Example, Label, bucketed, collate, lay_out
 from bertsmith.config import override
 from bertsmith.finetuning.run import FinetuneConfig, finetune
-from bertsmith.model.config import EncoderConfig, encoder_config
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import choose, compiled_kernels, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
+from bertsmith.model.sizes import encoder_config
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.replaced_token import ReplacedToken
 from bertsmith.pretraining.loader import ORIGINAL

@@ -13,9 +13,10 @@ from variants import VARIANTS
 
 from bertsmith.errors import UserError
 from bertsmith.model import kernels
-from bertsmith.model.config import SIZES, EncoderConfig, encoder_config
+from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, Trace
 from bertsmith.model.heads import Pooler
+from bertsmith.model.sizes import SIZES, encoder_config
 
 PUBLISHED = {"tiny": 4.4e6, "mini": 11.2e6, "small": 28.8e6, "medium": 41.4e6, "base": 109.5e6, "large": 335.1e6}
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,7 +18,13 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.objectives import kinds
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.settings import CausalLMConfig, DistillationConfig, MaskedLMConfig, ReplacedTokenConfig
+from bertsmith.objectives.settings import (
+    BIDIRECTIONAL_LM,
+    CausalLMConfig,
+    DistillationConfig,
+    MaskedLMConfig,
+    ReplacedTokenConfig,
+)
 from bertsmith.pages.report.runs import read_runs
 from bertsmith.pretraining import settings
 from bertsmith.pretraining.run import pretrain
@@ -38,6 +44,7 @@ def test_recipes_set_the_objective() -> None:
         MaskedLMConfig(),
         NO_PAIRS,
         CausalLMConfig(),
+        BIDIRECTIONAL_LM,
         DistillationConfig(),
         DistillationConfig(half=True),
         *sizes,
@@ -65,7 +72,7 @@ def test_set_changes_the_kind_or_a_field() -> None:
         (
             "bert-tiny",
             "objective.kind=electra",
-            "'electra' is not a kind; one of: masked-lm, causal-lm, distillation, replaced-token",
+            "'electra' is not a kind; one of: masked-lm, causal-lm, bidirectional-lm, distillation, replaced-token",
         ),
         ("bert-tiny", "objective.kind=causal-lm", "set model.direction=left-to-right"),
         ("bert-tiny", "objective.kind=replaced-token", "set model.family=electra"),

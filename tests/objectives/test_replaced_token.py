@@ -24,9 +24,9 @@ from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, weights_out
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model import heads
-from bertsmith.model.config import electra_config
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused.weights import Sampling
+from bertsmith.model.sizes import electra_config
 from bertsmith.objectives.replaced_token import Discriminator, ReplacedToken, corrupt, generator_config
 from bertsmith.objectives.settings import ReplacedTokenConfig
 from bertsmith.pages.report.page_of_runs import report

@@ -16,6 +16,7 @@ from bertsmith.formats.families.albert import ALBERT
 from bertsmith.formats.families.bert import BERT
 from bertsmith.formats.families.distilbert import DISTILBERT
 from bertsmith.formats.families.electra import ELECTRA
+from bertsmith.formats.families.elmo import ELMO
 from bertsmith.formats.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig
@@ -26,7 +27,7 @@ FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
 OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left)-")
 
 VERY_CLOSE = 0.9  # of a misspelt family; other families are often called nearly the same (`ibert`, `bart`)
-LISTED = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA)
+LISTED = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA, ELMO)
 FAMILIES = {family.model_type: family for family in LISTED}
 
 
@@ -47,6 +48,11 @@ def family_named(values: Mapping[str, Any], where: Path) -> Family:
         near = f"; did you mean {close[0]!r}?" if close else ""
         raise UserError(f"{where}: model_type {name!r} is not supported yet; {known} are{near}")
     return FAMILIES[name]
+
+
+def has_no_class(values: Mapping[str, Any], where: Path) -> bool:
+    """Whether `transformers` has no class for the model of a saved configuration."""
+    return bool(OWN_TYPE.match(str(values.get("model_type", "")))) or family_named(values, where).is_own
 
 
 def family_of(config: EncoderConfig) -> Family:

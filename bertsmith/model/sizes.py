@@ -1,0 +1,92 @@
+"""The published sizes of encoders."""
+
+from __future__ import annotations
+
+from bertsmith.errors import UserError, suggestion
+from bertsmith.model.config import EncoderConfig
+
+SIZES = {  # layers, hidden size; a head has 64 dimensions, the feed-forward layer 4 times the hidden size
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+ALBERT_SIZES = {  # layers, hidden size, heads: Table 1 of its paper, the heads of the released models; tiny is ours
+    "tiny": (2, 128, 2),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+    "xlarge": (24, 2048, 16),
+    "xxlarge": (12, 4096, 64),
+}
+ELMO_SIZES = {  # layers, hidden size of both directions, cells, filters: the released settings; tiny is ours
+    "tiny": (2, 128, 256, ((1, 16), (2, 32), (3, 64), (4, 64))),
+    "base": (2, 1024, 4096, ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))),
+}
+ELECTRA_SIZES = {  # layers, hidden size, embedding size (Table 6 of its paper); tiny is ours
+    "tiny": (2, 128, 64),
+    "small": (12, 256, 128),
+    "base": (12, 768, 768),
+    "large": (24, 1024, 1024),
+}
+
+
+def encoder_config(size: str) -> EncoderConfig:
+    """The published configuration of a size: tiny, mini, small, medium, base or large."""
+    if size not in SIZES:
+        raise UserError(f"unknown size {size!r}{suggestion(size, SIZES) or '; one of: ' + ', '.join(SIZES)}")
+    layers, hidden = SIZES[size]
+    return EncoderConfig(hidden_size=hidden, num_layers=layers, num_heads=hidden // 64, intermediate_size=4 * hidden)
+
+
+def albert_config(size: str) -> EncoderConfig:
+    """ALBERT's configuration of a size; the released code has the tanh form of GELU, and xxlarge has no dropout."""
+    layers, hidden, heads = ALBERT_SIZES[size]
+    dropout = 0.0 if size == "xxlarge" else 0.1
+    return EncoderConfig(
+        family="albert",
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        intermediate_size=4 * hidden,
+        embedding_size=min(128, hidden // 2),
+        shared_layers="all",
+        activation="gelu_tanh",
+        hidden_dropout=dropout,
+        attention_dropout=dropout,
+    )
+
+
+def electra_config(size: str) -> EncoderConfig:
+    """The configuration of ELECTRA's discriminator of a size."""
+    layers, hidden, embedding = ELECTRA_SIZES[size]
+    return EncoderConfig(
+        family="electra",
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+        embedding_size=None if embedding == hidden else embedding,
+        pooler_activation="gelu",
+        pooler_input_dropout=True,
+    )
+
+
+def elmo_config(size: str) -> EncoderConfig:
+    """ELMo's configuration of a size; its tokens are words, spelt as characters, and have no positions or segments."""
+    layers, hidden, cells, filters = ELMO_SIZES[size]
+    return EncoderConfig(
+        family="elmo",
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=1,
+        intermediate_size=cells,
+        num_segments=0,
+        embedding_norm=False,
+        positions="none",
+        attention_dropout=0.0,
+        head_transform=False,
+        layer_type="lstm",
+        character_filters=filters,
+    )
