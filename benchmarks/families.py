@@ -20,48 +20,19 @@ out in seconds on a CPU, with tiny shapes.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import sys
 import tempfile
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import family_pages, family_quality, family_speed
 from benchmarks.family_table import FAMILIES, KINDS
-from benchmarks.record import RESULTS, commit, machine, record
+from benchmarks.record import RESULTS, earlier, keep, merge_files
 
 NAME = "families"
 Results = dict[str, Any]
-
-
-def read_results(folder: Path) -> Results:
-    path = folder / f"{NAME}.json"
-    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
-
-
-def earlier(arguments: argparse.Namespace) -> Results:
-    """The results so far: those of the project, and those in the folder that this call writes to."""
-    return merged(read_results(RESULTS), {} if arguments.results == RESULTS else read_results(arguments.results))
-
-
-def merged(old: Results, new: Results) -> Results:
-    """Results with those of another file added, which replace the old ones of the same section and family."""
-    return {part: {**old.get(part, {}), **new.get(part, {})} for part in {**old, **new}}
-
-
-def keep(arguments: argparse.Namespace, part: str, name: str, found: Results) -> None:
-    """Write a result at once, with the commit, the machine and the date that it was taken at."""
-    command = " ".join(Path(argument).name for argument in sys.argv[1:])
-    taken = {"command": command, "commit": commit(), "machine": machine(), "torch": torch.__version__}
-    taken["date"] = datetime.date.today().isoformat()
-    results = merged(earlier(arguments), {part: {name: {**found, "taken": taken}}})
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    print(record(NAME, results, arguments.results), name, flush=True)
 
 
 def speed(arguments: argparse.Namespace) -> None:
@@ -83,7 +54,7 @@ def speed(arguments: argparse.Namespace) -> None:
         if name in asked:
             found = family_speed.beside_bert(found, bert)
             print(name, json.dumps(found), flush=True)
-            keep(arguments, "speed", f"{name}, {size}", found)
+            keep(NAME, arguments.results, "speed", f"{name}, {size}", found)
     if failed:
         raise SystemExit(f"not measured: {', '.join(failed)}")
 
@@ -102,31 +73,26 @@ def quality(arguments: argparse.Namespace) -> None:
     """Pre-train and fine-tune families, one after the other."""
     for name in arguments.names:
         began = time.monotonic()
-        for found in family_quality.measure_quality(name, arguments, earlier(arguments).get("quality", {})):
+        for found in family_quality.measure_quality(
+            name, arguments, earlier(NAME, arguments.results).get("quality", {})
+        ):
             found["seconds_in_all"] = round(time.monotonic() - began)
-            keep(arguments, "quality", name, found)
+            keep(NAME, arguments.results, "quality", name, found)
         print(name, json.dumps(found), flush=True)
 
 
 def merge(arguments: argparse.Namespace) -> None:
-    """Add the results of other files to those of the project, with the command and machine of the last file."""
-    results, facts = read_results(RESULTS), {}
-    for name in arguments.names:
-        facts = json.loads(Path(name).read_text(encoding="utf-8"))
-        results = merged(results, facts["results"])
-    path = RESULTS / f"{NAME}.json"
-    written = {**facts, "commit": "see `taken`", "results": results}
-    path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    print(path)
+    """Add the results of other files to those of the project."""
+    print(merge_files(NAME, arguments.names))
 
 
 def show(arguments: argparse.Namespace) -> None:
-    family_pages.show(earlier(arguments))
+    family_pages.show(earlier(NAME, arguments.results))
 
 
 def page(arguments: argparse.Namespace) -> None:
     """Write the tables into docs/families.md."""
-    family_pages.write_page(earlier(arguments))
+    family_pages.write_page(earlier(NAME, arguments.results))
 
 
 def parse(given: list[str] | None) -> argparse.Namespace:

@@ -65,9 +65,14 @@ def tables(results: Results) -> dict[str, Rows]:
 
 
 def write_page(results: Results, page: Path = PAGE) -> None:
-    """Put the tables into the page, between the comments `<!-- speed -->` and `<!-- end of speed -->`."""
+    """Put the tables into the page."""
+    put_tables(page, tables(results))
+
+
+def put_tables(page: Path, found: dict[str, Rows]) -> None:
+    """Put tables into a page, each between the comments `<!-- speed -->` and `<!-- end of speed -->` of its name."""
     text = page.read_text(encoding="utf-8")
-    for name, rows in tables(results).items():
+    for name, rows in found.items():
         body = "\n".join(map(_line, [rows[0], ["---"] * len(rows[0]), *rows[1:]])) if rows[1:] else "Not measured yet."
         pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)"
         text, count = re.subn(pattern, lambda m, body=body: m[1] + body + m[2], text, flags=re.DOTALL)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.segments import segment_source
 from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.tasks.reading import Splits
 from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import runlog
@@ -87,6 +88,16 @@ def pretrained(name: str, arguments: Any, teacher: str) -> Results:
     if not is_finished(run):
         shutil.rmtree(run, ignore_errors=True)  # a run that was killed begins again: its minutes are to be whole ones
         start_pretraining(name, corpus, run, arguments, teacher)
+    return {
+        **run_facts(run, corpus, arguments),
+        "masked_words": masked_words(run / MODEL, corpus, arguments),
+        "published_rate": FAMILIES[name].published,
+        **({"teacher": teacher} if teacher else {}),
+    }
+
+
+def run_facts(run: Path, corpus: Path, arguments: Any) -> Results:
+    """What a pre-training run has seen and learnt, and its settings."""
     records = [record for record in runlog.read(run) if "tokens_per_second" in record]
     facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
     speeds = sorted(record["tokens_per_second"] for record in records)
@@ -101,10 +112,7 @@ def pretrained(name: str, arguments: Any, teacher: str) -> Results:
         "parameters": facts["model"]["parameters"],
         "corpus": {"files": [p.name for p in text_files(arguments.data)], "tokens": manifest.tokens},
         "held_out": {k: round(v, 4) for k, v in final_scores(run).items() if isinstance(v, float)},
-        "masked_words": masked_words(name, run / MODEL, corpus, arguments),
         "settings": changed_settings(load(PretrainConfig, run / CONFIG)),
-        "published_rate": FAMILIES[name].published,
-        **({"teacher": teacher} if teacher else {}),
     }
 
 
@@ -130,7 +138,7 @@ def start_pretraining(name: str, corpus: Path, run: Path, arguments: Any, teache
     pretrain(config, corpus, run, teacher=folder, device=arguments.device)
 
 
-def masked_words(name: str, model: Path, corpus: Path, arguments: Any) -> Results | None:
+def masked_words(model: Path, corpus: Path, arguments: Any) -> Results | None:
     """The masked-word loss on held-out full sentences, 15 % of the tokens masked one by one, whatever was trained.
 
     ELECTRA's is its generator's. Families with one tokenizer compare by the loss; across tokenizers only bits per byte
@@ -168,7 +176,7 @@ def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneCon
     return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
 
 
-def tune(config: FinetuneConfig, model: Path, data: Path, run: Path, device: str | None) -> None:
+def tune(config: FinetuneConfig, model: Path, data: Path | Splits, run: Path, device: str | None) -> None:
     """One fine-tuning run, which leaves its scores and no weights."""
     if (run / SCORES).exists():
         return
@@ -196,12 +204,17 @@ def finetuned(name: str, arguments: Any) -> Results:
                 config = tuning_config(task, rate, seed, arguments.smoke)
                 calls.append((config, model, data.train, folder / task / f"{rate:g}" / str(seed), arguments.device))
     calls.sort(key=lambda call: call[0].task != "sst2")  # the longest first
-    if arguments.jobs > 1:
-        side_by_side(arguments.jobs, f"fine-tuning {name}", tune, calls)
-    else:
-        for call in calls:
-            tune(*call)
+    run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
     return {task: task_scores(task, folder / task) for task in arguments.tasks}
+
+
+def run_all(jobs: int, title: str, function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Call a function with each of some arguments, several at a time in processes, or one after the other here."""
+    if jobs > 1:
+        side_by_side(jobs, title, function, calls)
+        return
+    for call in calls:
+        function(*call)
 
 
 def task_scores(task: str, folder: Path) -> Results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -29,6 +30,22 @@ def write_toy_data(folder: Path) -> Path:
             lines = [_row(task, number, rng) for number in range(rows)]
             header = [HEADERS[task]] if task in HEADERS else []
             path.write_text("\n".join([*header, *lines]) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_toy_questions(folder: Path) -> Path:
+    """Questions in SQuAD's form, some of them as a part of its training file and others as those of SQuADShifts."""
+    rng = random.Random(1)
+    for name, count in (("squad/train-v1.1.SUBSET", 20), ("squad/dev-v1.1", 10), ("squadshifts/nyt_v1.0", 20)):
+        paragraphs = []
+        for number in range(count):
+            context, word = _sentence(rng), rng.choice(WORDS)
+            answer = {"text": word, "answer_start": len(context) + 1}
+            asked = {"id": f"{name}-{number}", "question": f"Where is {word}?", "answers": [answer]}
+            paragraphs.append({"context": f"{context} {word}", "qas": [asked]})
+        path = folder / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"version": "1.1", "data": [{"title": "toy", "paragraphs": paragraphs}]}))
     return folder
 
 

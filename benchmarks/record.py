@@ -54,3 +54,41 @@ def record(name: str, results: dict[str, Any], folder: Path = RESULTS) -> Path:
     path = folder / f"{name}.json"
     path.write_text(json.dumps({**facts, "results": results}, indent=2) + "\n", encoding="utf-8")
     return path
+
+
+def read_results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """The results of a benchmark, by section and name; empty if there are none."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
+
+
+def earlier(name: str, folder: Path) -> dict[str, Any]:
+    """The results so far: those of the project, and those in the folder that this call writes to."""
+    return merged(read_results(name), {} if folder == RESULTS else read_results(name, folder))
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Results with those of another file added, which replace the old ones of the same section and name."""
+    return {part: {**old.get(part, {}), **new.get(part, {})} for part in {**old, **new}}
+
+
+def keep(name: str, folder: Path, part: str, key: str, found: dict[str, Any]) -> None:
+    """Add a result to those so far at once, with the commit, the machine and the date that it was taken at."""
+    command = " ".join(Path(argument).name for argument in sys.argv[1:])
+    taken = {"command": command, "commit": commit(), "machine": machine(), "torch": torch.__version__}
+    taken["date"] = datetime.date.today().isoformat()
+    results = merged(earlier(name, folder), {part: {key: {**found, "taken": taken}}})
+    folder.mkdir(parents=True, exist_ok=True)
+    print(record(name, results, folder), key, flush=True)
+
+
+def merge_files(name: str, files: list[str]) -> Path:
+    """Add the results of other files to those of the project, with the command and machine of the last file."""
+    results, facts = read_results(name), {}
+    for file in files:
+        facts = json.loads(Path(file).read_text(encoding="utf-8"))
+        results = merged(results, facts["results"])
+    path = RESULTS / f"{name}.json"
+    written = {**facts, "commit": "see `taken`", "results": results}
+    path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+    return path

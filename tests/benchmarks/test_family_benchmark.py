@@ -14,6 +14,7 @@ from benchmarks.family_pages import PAGE, write_page
 from benchmarks.family_quality import best_teacher, task_scores
 from benchmarks.family_speed import MEASURED
 from benchmarks.family_toy import write_toy_data
+from benchmarks.record import merged
 
 
 def results_in(folder: Path) -> dict:
@@ -56,8 +57,8 @@ def test_quality_pretrains_and_finetunes(names: list[str], kinds: int, tmp_path:
 def test_results_of_several_calls_are_merged() -> None:
     old = {"speed": {"bert": {"ratio": 1}, "roberta": {"ratio": 2}}}
     new = {"speed": {"roberta": {"ratio": 3}}, "quality": {"bert": {}}}
-    merged = {"speed": {"bert": {"ratio": 1}, "roberta": {"ratio": 3}}, "quality": {"bert": {}}}
-    assert families.merged(old, new) == merged
+    both = {"speed": {"bert": {"ratio": 1}, "roberta": {"ratio": 3}}, "quality": {"bert": {}}}
+    assert merged(old, new) == both
 
 
 def test_the_better_rate_counts(tmp_path: Path) -> None:

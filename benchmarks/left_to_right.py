@@ -1,0 +1,280 @@
+"""What decides left to right against both ways: short pre-training runs that differ in one thing, then six tasks.
+
+    python -m benchmarks.left_to_right plan
+    python -m benchmarks.left_to_right run EXPERIMENT … --data DATA --work WORK [--minutes M] [--seeds 3] [--jobs 14]
+    python -m benchmarks.left_to_right tune EXPERIMENT --tunings long mean [--at 0.5] --data DATA --work WORK
+    python -m benchmarks.left_to_right merge FILE …
+    python -m benchmarks.left_to_right show
+    python -m benchmarks.left_to_right page
+
+The data is that of `benchmarks.families` (text, a WordPiece tokenizer in DATA/tokenizers, GLUE), with SQuAD and
+SQuADShifts. `run` pre-trains an encoder and fine-tunes it in all ways of its experiment; `tune` fine-tunes one that is
+in the same WORK, finished or after a share of its run (`--at`), in other ways. Every call adds to the results of
+earlier ones; `--results` writes them into another folder, from which `merge` brings them back, and `page` puts the
+table into docs/paper.md. `--smoke` tries a command out in seconds on a CPU, with tiny shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmarks.family_pages import NAMES, put_tables
+from benchmarks.family_quality import SCORES, corpus_folder, figures, masked_words, run_all, run_facts, tune
+from benchmarks.left_to_right_table import EXPERIMENTS, TASKS, TUNINGS, Experiment, pretraining_config, tuning_config
+from benchmarks.record import RESULTS, earlier, keep, merge_files
+from bertsmith.batch import Batch
+from bertsmith.errors import UserError
+from bertsmith.inference.embedder import pool
+from bertsmith.model.heads import TaskModel
+from bertsmith.paper.data import find_data
+from bertsmith.pretraining.run import pretrain
+from bertsmith.tasks.task import find_task
+from bertsmith.training import runlog
+from bertsmith.training.checkpoint import OPTIMIZER, STATE, checkpoints
+from bertsmith.training.run import MODEL, is_finished
+
+NAME, PAGE = "left_to_right", Path(__file__).parent.parent / "docs" / "paper.md"
+TASK_NAMES = {**NAMES, "squad1": "SQuAD F1"}
+FINETUNING_MINUTES = 0.9  # of one way of fine-tuning with three seeds on an H200, as a plan assumes
+Results = dict[str, Any]
+
+
+def pretrained(name: str, arguments: argparse.Namespace) -> Path:
+    """Pre-train an encoder unless that is done, and keep what it has learnt; the folder of the run.
+
+    A run that was killed begins again: its minutes are to be whole ones.
+    """
+    run, corpus = arguments.work / NAME / name, corpus_folder(arguments.data, arguments.work, "wordpiece")
+    if not is_finished(run):
+        shutil.rmtree(run, ignore_errors=True)
+        pretrain(pretraining_config(name, arguments.minutes, arguments.smoke), corpus, run, device=arguments.device)
+        for left in run.glob(f"checkpoints/*/{OPTIMIZER}"):
+            left.unlink()
+    found = run_facts(run, corpus, arguments)
+    found |= {"asks": EXPERIMENTS[name].asks, "curve": curve(run)}
+    found["checkpoints"] = [checkpoint_facts(path, name, corpus, arguments) for path in saved(run)]
+    keep(NAME, arguments.results, "pretraining", name, found)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return run
+
+
+def curve(run: Path) -> list[list[float]]:
+    """The training: the step, the tokens and the loss of every record."""
+    return [[r["step"], r["tokens"], round(r["loss"], 4)] for r in runlog.read(run) if "loss" in r]
+
+
+def saved(run: Path) -> list[Path]:
+    """The models of a run: its checkpoints, of which the last one is the finished model."""
+    return [*checkpoints(run)[:-1], run / MODEL]
+
+
+def checkpoint_facts(model: Path, name: str, corpus: Path, arguments: argparse.Namespace) -> Results:
+    """What a run had learnt at a checkpoint: the masked-word loss is measured in one way, whatever was masked."""
+    run = arguments.work / NAME / name
+    state = json.loads(((checkpoints(run)[-1] if model.name == MODEL else model) / STATE).read_text(encoding="utf-8"))
+    found = {key: state[key] for key in ("step", "tokens", "seconds")}
+    held_out = runlog.last_scores(run, None if model.name == MODEL else state["step"])
+    found["held_out"] = {key: round(value, 4) for key, value in held_out.items() if key.endswith("_loss")}
+    words = None if EXPERIMENTS[name].recipe.endswith("left-to-right") else masked_words(model, corpus, arguments)
+    return {**found, "masked_words": words}
+
+
+def model_at(run: Path, share: float) -> Path:
+    """The model after a share of a run."""
+    found = saved(run)
+    total = json.loads((checkpoints(run)[-1] / STATE).read_text(encoding="utf-8"))
+    for path in found[:-1]:
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        if max(state[key] / total[key] for key in ("seconds", "step")) >= share:
+            return path
+    return found[-1]
+
+
+@contextmanager
+def pooled_from(token: str) -> Iterator[None]:
+    """Classify texts from another token than the encoder's own, or from the mean of all.
+
+    The package has no such setting, because the models would not be those of `transformers`; nothing is saved here.
+    """
+    usual = TaskModel._pooled
+
+    def other(self: TaskModel, batch: Batch) -> Tensor:
+        layout, rows = batch.layout, {"first": batch.layout.firsts, "last": batch.layout.lasts}
+        if token == "mean":
+            return torch.cat([pool(encoder(batch), layout, "mean") for encoder in self.encoders], -1)
+        return torch.cat([encoder(batch, rows=rows[token]) for encoder in self.encoders], -1)
+
+    TaskModel._pooled = other if token else usual  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TaskModel._pooled = usual  # type: ignore[method-assign]
+
+
+def tune_pooled(token: str, *given: Any) -> None:
+    """One fine-tuning, classified from a token."""
+    with pooled_from(token):
+        tune(*given)
+
+
+def finetuned(name: str, run: Path, share: float, tunings: list[str], arguments: argparse.Namespace) -> None:
+    """Fine-tune a model on every task and seed in some ways, all of them together; keep the scores of each way."""
+    model = run / MODEL if share == 1.0 else model_at(run, share)
+    calls, folders = [], {}
+    for way in tunings:
+        tuning = TUNINGS[way]
+        key = f"{name} {way}" + (f" at {share:g}" if share < 1.0 else "")
+        folders[key] = arguments.work / NAME / "tuned" / key.replace(" ", "-")
+        for task in (task for task in arguments.tasks if not (tuning.only_texts and task == "squad1")):
+            data = find_data(arguments.data, task)
+            if isinstance(data, str):
+                raise UserError(data)
+            for seed in range(1, arguments.seeds + 1):
+                config = tuning_config(tuning, task, seed, arguments.smoke)
+                at = folders[key] / task / str(seed)
+                calls.append((tuning.pooled, config, model, data.splits(task), at, arguments.device))
+    calls.sort(key=lambda call: ("squad1", "sst2", "stsb", "cola", "mrpc", "rte").index(call[1].task))  # longest first
+    run_all(arguments.jobs, f"fine-tuning {name}", tune_pooled, calls)
+    for (key, folder), way in zip(folders.items(), tunings, strict=True):
+        tasks = {path.name: task_scores(path) for path in sorted(folder.iterdir())}
+        keep(NAME, arguments.results, "tuning", key, {"experiment": name, "way": way, "share": share, "tasks": tasks})
+
+
+def task_scores(folder: Path) -> Results:
+    """The values of a task's first metric over the seeds, their mean and deviation."""
+    metric = find_task(folder.name).metrics[0]
+    files = sorted(folder.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
+    found = [json.loads(path.read_text(encoding="utf-8"))["scores"] for path in files]
+    values = [round(scores[metric], 2) for scores in found if metric in scores]
+    return {"metric": metric, "values": values, **figures(values), "failed": len(found) - len(values)}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Pre-train and fine-tune experiments, one after the other."""
+    for name in arguments.names:
+        began, experiment = time.monotonic(), EXPERIMENTS[name]
+        folder = pretrained(name, arguments)
+        finetuned(name, folder, 1.0, list(arguments.tunings or experiment.tunings), arguments)
+        for share in experiment.at:
+            finetuned(name, folder, share, ["usual"], arguments)
+        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def tune_again(arguments: argparse.Namespace) -> None:
+    """Fine-tune encoders that are in WORK in other ways."""
+    for name in arguments.names:
+        folder = arguments.work / NAME / name
+        if not is_finished(folder):
+            raise SystemExit(f"{folder} holds no finished run: `run {name}` makes one")
+        finetuned(name, folder, arguments.at, list(arguments.tunings or EXPERIMENTS[name].tunings), arguments)
+
+
+def minutes_of(experiment: Experiment) -> float:
+    """The estimated minutes of an experiment on an H200."""
+    wide = {"": 1.0, "12x768": 2.0, "4x256": 0.7}[experiment.size]
+    return experiment.minutes + 0.3 + wide * FINETUNING_MINUTES * (len(experiment.tunings) + len(experiment.at))
+
+
+def plan(arguments: argparse.Namespace) -> None:
+    """Print the experiments in their order, with the minutes of each."""
+    table = Table("experiment", "asks", "minutes")
+    for name, experiment in EXPERIMENTS.items():
+        table.add_row(name, experiment.asks, f"{minutes_of(experiment):.1f}")
+    table.add_row("", "in all", f"{sum(map(minutes_of, EXPERIMENTS.values())):.0f}")
+    Console(width=120).print(table)
+
+
+def rows_of(results: Results) -> list[list[str]]:
+    """A line for each way of fine-tuning a model, under the names of the columns."""
+    found = [["encoder", "fine-tuning", "million tokens", "loss", *TASK_NAMES.values()]]
+    runs, order = results.get("pretraining", {}), list(EXPERIMENTS)
+    for tuned in sorted(results.get("tuning", {}).values(), key=lambda each: order.index(each["experiment"])):
+        facts = runs.get(tuned["experiment"], {}).get("checkpoints", [])
+        total = facts[-1]["seconds"] if facts else 1.0
+        point = next((f for f in facts if f["seconds"] / total >= tuned["share"] - 0.01), None)
+        seen = ["–", "–"] if point is None else [f"{point['tokens'] / 1e6:,.0f}", f"{loss_of(point):.2f}"]
+        name = tuned["experiment"] + (f", {tuned['share']:.0%} of the run" if tuned["share"] < 1 else "")
+        found.append(
+            [name, TUNINGS[tuned["way"]].what, *seen, *(cell(tuned["tasks"].get(task)) for task in TASK_NAMES)]
+        )
+    return found
+
+
+def loss_of(point: Results) -> float:
+    """The held-out loss: of masked words measured in one way, or of the next word."""
+    return point["masked_words"]["loss"] if point["masked_words"] else point["held_out"]["lm_loss"]
+
+
+def cell(found: Results | None) -> str:
+    if not found or found["mean"] is None:
+        return "–"
+    return f"{found['mean']:.1f}" + (f" ± {found['deviation']:.1f}" if found["deviation"] is not None else "")
+
+
+def show(arguments: argparse.Namespace) -> None:
+    rows = rows_of(earlier(NAME, arguments.results))
+    table = Table(*rows[0])
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(width=170).print(table)
+
+
+def page(arguments: argparse.Namespace) -> None:
+    """Write the table into docs/paper.md."""
+    put_tables(PAGE, {"left to right": rows_of(earlier(NAME, arguments.results))})
+
+
+def merge(arguments: argparse.Namespace) -> None:
+    print(merge_files(NAME, arguments.names))
+
+
+COMMANDS = {"plan": plan, "run": run, "tune": tune_again, "merge": merge, "show": show, "page": page}
+
+
+def parse(given: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("names", nargs="*", help="experiments, or files to merge")
+    parser.add_argument("--data", type=Path, help="the folder with text, the tokenizer, GLUE, SQuAD and SQuADShifts")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="folder for runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--minutes", type=float, help="of pre-training; default: the experiment's")
+    parser.add_argument("--seeds", type=int, default=3, help="of fine-tuning")
+    parser.add_argument("--jobs", type=int, default=14, help="fine-tunings at a time")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tunings", nargs="+", choices=TUNINGS, help="ways of fine-tuning; default: the experiment's")
+    parser.add_argument("--at", type=float, default=1.0, help="tune: the model after this share of the run")
+    parser.add_argument("--device")
+    parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")
+    arguments = parser.parse_args(given)
+    if arguments.command in ("run", "tune"):
+        if unknown := [name for name in arguments.names if name not in EXPERIMENTS]:
+            parser.error(f"unknown experiment {unknown[0]!r}; one of: {', '.join(EXPERIMENTS)}")
+        if arguments.data is None or not arguments.names:
+            parser.error("experiments and --data are needed")
+        if arguments.smoke and arguments.results == RESULTS:
+            parser.error("--smoke needs --results FOLDER: what it measures means nothing")
+    return arguments
+
+
+def main(given: list[str] | None = None) -> None:
+    arguments = parse(given)
+    COMMANDS[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    main()
