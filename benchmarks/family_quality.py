@@ -239,13 +239,14 @@ def best_teacher(results: Results) -> str:
     """The family with the best mean over the tasks of those that predict masked words over the whole vocabulary."""
     able = {n: f for n, f in results.items() if n not in ("electra", "distilbert") and f.get("tasks")}
     if not able:
-        raise SystemExit("no family with a masked-word head has been measured: give --teacher, or run bert first")
+        raise SystemExit("WORK holds no family with a masked-word head: give --teacher, or run bert first")
     return max(able, key=lambda name: sum(task["mean"] or 0.0 for task in able[name]["tasks"].values()))
 
 
 def measure_quality(name: str, arguments: Any, earlier: Results) -> Iterator[Results]:
     """Pre-train, then fine-tune one family; what is known after each of the two."""
-    teacher = (arguments.teacher or best_teacher(earlier)) if name == "distilbert" else ""
+    there = {n: found for n, found in earlier.items() if is_finished(arguments.work / "pretrained" / n)}
+    teacher = (arguments.teacher or best_teacher(there)) if name == "distilbert" else ""
     found: Results = {"pretraining": pretrained(name, arguments, teacher)}
     yield found
     if torch.cuda.is_available():
