@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from bertsmith import __version__
-from bertsmith.commands import convert, inference, pages, paper, push, text, train
+from bertsmith.commands import convert, inference, pages, paper, push, serve, text, train
 from bertsmith.errors import Interrupted, UserError
 
 LOST = (
@@ -36,6 +36,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "features": inference.features,
     "convert": convert.convert,
     "push": push.push,
+    "serve": serve.serve,
     "verify resume": train.verify_resume,
     "glue": train.glue,
     "report": pages.report,
@@ -54,7 +55,7 @@ SECTIONS = {
     "Start here": "demo recipes",
     "Text": "tokenizer corpus",
     "Train": "pretrain finetune",
-    "Use a model": "predict fill embed features",
+    "Use a model": "predict fill embed features serve",
     "Score and look inside": "evaluate glue report view",
     "Other formats": "convert push",
     "The paper, and checks": "reproduce verify",

@@ -184,6 +184,38 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, bilingual: list[s
     return folder
 
 
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> dict[str, Path]:
+    """A small model with random weights for each kind of head, by its name on a server."""
+    root = tmp_path_factory.mktemp("served")
+    kinds = {"mlm": "words", "single": "colours", "multi": "many", "regression": "ranks", "tags": "tags"}
+    kinds |= {"span": "spans", "choice": "endings"}
+    for kind, name in kinds.items():
+        reference(kind, tiny_tokenizer.vocab_size).save_pretrained(root / name)
+        tiny_tokenizer.save(root / name)
+    return {name: root / name for name in kinds.values()}
+
+
+@pytest.fixture(scope="session")
+def served_models(served: dict[str, Path]):
+    """These models, opened."""
+    from bertsmith.serve.models import open_models
+
+    return open_models([f"{name}={folder}" for name, folder in served.items()], "cpu")
+
+
+@pytest.fixture(scope="session")
+def client(served_models):
+    """A client of a server in this process, which holds all these models."""
+    from fastapi.testclient import TestClient
+
+    from bertsmith.serve.app import create_app
+    from bertsmith.serve.settings import ServeConfig
+
+    with TestClient(create_app(served_models, ServeConfig(wait_ms=0)), raise_server_exceptions=False) as client:
+        yield client
+
+
 @pytest.fixture
 def run_command(monkeypatch, capfd):
     """Run the command line in this process; return the exit code, standard output and standard error."""

@@ -18,7 +18,7 @@ LAYERS = [
     {"pretraining", "inference"},
     {"finetuning", "corpus/doctor", "extend"},
     {"recipes", "verify", "conversion"},
-    {"pages", "paper", "demo"},
+    {"pages", "paper", "demo", "serve"},
     {"cli", "commands", "__main__", "__init__"},
 ]
 # The imports that are allowed inside a layer; all others go to a lower layer.
@@ -31,6 +31,7 @@ SAME_LAYER = {
     ("paper", "demo"),
     ("paper", "pages"),
     ("cli", "__init__"),
+    ("serve", "__init__"),  # the version
     ("cli", "commands"),
     ("__main__", "cli"),
 }

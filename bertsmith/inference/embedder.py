@@ -146,22 +146,26 @@ class Embedder:
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
         """Return a row for each text (n, H), in their order; batches hold texts of similar length."""
+        return self.run(self.encode(texts))
+
+    def encode(self, texts: Sequence[str]) -> list[Example]:
+        """Return the examples that texts are encoded as, with the folder's prompt: the first step, before `run`."""
         texts = [self.pooling.prompt + safe_text(text) for text in texts]
         if self.pooling.lowercase:
             texts = [text.lower() for text in texts]
-        examples = self._examples(texts)
-        found = np.empty((len(examples), self.size), dtype=np.float32)
-        for chosen in batches(examples, batch_tokens(self._device)):
-            found[chosen] = self._run([examples[i] for i in chosen])
-        refuse_not_finite([found], "vectors", self.folder, self.engine)
-        return found
-
-    def _examples(self, texts: Sequence[str]) -> list[Example]:
         room = self.max_length - self.tokenizer.frame.size(1)
         encoded = self.tokenizer.encode(texts)
         self.shortened += sum(len(ids) > room for ids in encoded)
         joined = [self.tokenizer.joiner.join(ids[:room]) for ids in encoded]
         return [Example(each.tokens, each.segments) for each in joined]
+
+    def run(self, examples: Sequence[Example]) -> Vectors:
+        """Return a row for each encoded text (n, H), in their order."""
+        found = np.empty((len(examples), self.size), dtype=np.float32)
+        for chosen in batches(examples, batch_tokens(self._device)):
+            found[chosen] = self._run([examples[i] for i in chosen])
+        refuse_not_finite([found], "vectors", self.folder, self.engine)
+        return found
 
     @property
     def _device(self) -> torch.device:

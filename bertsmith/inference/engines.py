@@ -32,6 +32,7 @@ from bertsmith.training.settings import check_precision, has_bfloat16
 EngineName = Literal["torch", "onnxruntime"]
 Precision = Literal["float32", "bfloat16", "int8"]
 Scores = NDArray[np.float32]
+Places = NDArray[np.int64]
 TOKENS = {
     "cpu": 2048,
     "cuda": 16384,
@@ -51,8 +52,8 @@ class Engine(Protocol):
     def run(self, examples: Sequence[Example]) -> list[Scores]:
         """Return the logits of each example, in order: (K,) for a text or an ending, (n, K) for its tokens."""
 
-    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
-        """Return the logits of the vocabulary (places, V) at some tokens of an example."""
+    def masked_words(self, examples: Sequence[Example], places: Sequence[Places]) -> list[Scores]:
+        """Return the logits of the vocabulary (places, V) at some tokens of each example, in order."""
 
 
 class TorchEngine:
@@ -94,13 +95,22 @@ class TorchEngine:
             return list(scores)
         return np.split(scores, batch.layout.starts[1:-1].cpu().numpy())
 
-    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
+    def masked_words(self, examples: Sequence[Example], places: Sequence[Places]) -> list[Scores]:
         assert not isinstance(self.model, TaskModel)
         self.model.eval()
+        results: list[Any] = [None] * len(examples)
         with torch.inference_mode(), threads_of(self.threads):
-            batch = collate([_without_labels(example)], packed=True)
-            batch.labels["masked"] = torch.from_numpy(places)
-            return self.model.logits(batch.to(self.device))[self.model.token_loss].cpu().numpy()
+            for chosen in batches(examples, batch_tokens(self.device)):
+                batch = collate([_without_labels(examples[i]) for i in chosen], packed=True)
+                assert isinstance(batch.layout, Packed)
+                starts = batch.layout.starts[:-1].numpy()
+                rows = [start + places[i] for start, i in zip(starts, chosen, strict=True)]
+                batch.labels["masked"] = torch.from_numpy(np.concatenate(rows))
+                scores = self.model.logits(batch.to(self.device))[self.model.token_loss].cpu().numpy()
+                ends = np.cumsum([len(places[i]) for i in chosen])
+                for i, part in zip(chosen, np.split(scores, ends[:-1]), strict=True):
+                    results[i] = part
+        return results
 
 
 class OnnxEngine:
@@ -160,8 +170,12 @@ class OnnxEngine:
         joined = np.stack(found, -1) if len(found) > 1 else found[0]
         return joined.astype(np.float32, copy=False)
 
-    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
-        return self._call([example])[0][places]
+    def masked_words(self, examples: Sequence[Example], places: Sequence[Places]) -> list[Scores]:
+        results: list[Any] = [None] * len(examples)
+        for chosen in batches(examples, TOKENS["cpu"], LARGEST_PADDING):
+            for i, row in zip(chosen, self._call([examples[i] for i in chosen]), strict=True):
+                results[i] = row[places[i]]
+        return results
 
 
 class Together:
@@ -177,8 +191,9 @@ class Together:
         found = [engine.run(examples) for engine in self.engines]
         return [np.mean(scores, axis=0, dtype=np.float32) for scores in zip(*found, strict=True)]
 
-    def masked_words(self, example: Example, places: NDArray[np.int64]) -> Scores:
-        return np.mean([engine.masked_words(example, places) for engine in self.engines], axis=0, dtype=np.float32)
+    def masked_words(self, examples: Sequence[Example], places: Sequence[Places]) -> list[Scores]:
+        found = [engine.masked_words(examples, places) for engine in self.engines]
+        return [np.mean(scores, axis=0, dtype=np.float32) for scores in zip(*found, strict=True)]
 
 
 def refuse_not_finite(scores: Sequence[NDArray[Any]], what: str, folder: Path, engine: Engine) -> None:

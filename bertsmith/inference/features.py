@@ -209,7 +209,7 @@ def windows(passage: Passage, room: int, overlap: int) -> Iterator[tuple[int, in
 
 
 @dataclass(frozen=True)
-class _Window:
+class Window:
     """A window to encode: the places of the tokens that are taken, their words in the part, and their weights."""
 
     example: Example
@@ -266,7 +266,7 @@ class Extractor:
         places = np.array(offsets, dtype=np.int32).reshape(-1, 2)
         with tempfile.TemporaryFile(dir=path.parent) as scratch:
             vectors = self._zeros(len(places), scratch)
-            self._fill(vectors, list(self._windows(part)))
+            self._fill(vectors, list(self.windows(part)))
             write_part(path, [text for passage in part for text in passage.texts], cuts, places, vectors)
         return len(cuts), len(places)
 
@@ -277,7 +277,8 @@ class Extractor:
             return np.zeros(shape, self.described.dtype)
         return np.memmap(scratch, self.described.dtype, "w+", shape=shape)
 
-    def _windows(self, part: Sequence[Passage]) -> Iterator[_Window]:
+    def windows(self, part: Sequence[Passage]) -> Iterator[Window]:
+        """Yield the windows of passages; their words are numbered from the first word of the part."""
         before = 0
         for passage in part:
             sizes = np.diff(passage.firsts)
@@ -290,11 +291,11 @@ class Extractor:
                 joined = self.tokenizer.joiner.join(passage.tokens[begin:end])
                 taken = taken[read[taken]]
                 places = taken - begin + joined.begins[0]
-                yield _Window(Example(joined.tokens, joined.segments), places, before + words[taken], weights[taken])
+                yield Window(Example(joined.tokens, joined.segments), places, before + words[taken], weights[taken])
             before += len(sizes)
 
     @torch.inference_mode()
-    def _fill(self, vectors: NDArray[Any], cut: list[_Window]) -> None:
+    def _fill(self, vectors: NDArray[Any], cut: list[Window]) -> None:
         """Add the states of all windows to the vectors of their words; batches hold windows of similar length."""
         self.encoder.eval()
         for chosen in batches([window.example for window in cut], batch_tokens(self.device)):
@@ -305,7 +306,18 @@ class Extractor:
                 advice = "; use --dtype float32" if self.described.dtype == "float16" else ""
                 raise UserError(f"a hidden state is not finite as {self.described.dtype}{advice}")
 
-    def _pooled(self, some: Sequence[_Window]) -> tuple[NDArray[np.int64], Tensor]:
+    @torch.inference_mode()
+    def states(self, some: Sequence[Window]) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
+        """Return the words of each window and their pooled states (words, layers, H), for windows of several parts."""
+        self.encoder.eval()
+        begins = np.cumsum([0, *(int(window.words.max(initial=-1)) + 1 for window in some)])
+        shifted = [replace(w, words=w.words + begin) for w, begin in zip(some, begins, strict=False)]
+        words, pooled = self._pooled(shifted)
+        bounds = np.searchsorted(words, begins)
+        found = pooled.cpu().numpy()
+        return [(words[a:b] - begin, found[a:b]) for (a, b), begin in zip(pairwise(bounds), begins, strict=False)]
+
+    def _pooled(self, some: Sequence[Window]) -> tuple[NDArray[np.int64], Tensor]:
         """Return the words of some windows and their pooled states (words, layers, H)."""
         batch = collate([window.example for window in some], packed=True)
         starts = np.concatenate([[0], np.cumsum([len(window.example.tokens) for window in some])])

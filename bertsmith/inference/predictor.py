@@ -219,18 +219,29 @@ class Predictor:
 
     def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         """Yield predictions for rows, window by window."""
-        rows, head, limits = iter(rows), self.head, self.limits
-        kind = KINDS[head.kind]
+        rows, limits = iter(rows), self.limits
         while window := list(islice(rows, WINDOW)):
             if self.members:
                 found = [list(member.predict_rows(window)) for member in self.members]
                 self.shortened, self.unknowns = self.members[0].shortened, self.members[0].unknowns
                 yield from (merge(answers, limits) for answers in zip(*found, strict=True))
                 continue
-            encoded = (self.encode or kind.encode)(window, self.tokenizer, limits, head, labelled=False)
+            encoded = self.encode_rows(window)
             self.shortened += encoded.shortened
             self.unknowns.add(encoded.examples.tokens)
-            yield from kind.decode(window, encoded, self.logits(encoded.examples), head, limits)
+            yield from self.decode_rows(window, encoded, self.logits(encoded.examples))
+
+    def encode_rows(self, rows: Sequence[Row]) -> Encoded:
+        """Return the examples that rows are encoded as: the first step of a prediction, before `logits`."""
+        return (self.encode or KINDS[self.head.kind].encode)(
+            rows, self.tokenizer, self.limits, self.head, labelled=False
+        )
+
+    def decode_rows(
+        self, rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[np.float32]]
+    ) -> list[dict[str, Any]]:
+        """Return the predictions for encoded rows from the logits of their examples: the last step."""
+        return KINDS[self.head.kind].decode(rows, encoded, logits, self.head, self.limits)
 
     def evaluate(self, rows: Sequence[Row], advance: Advance = lambda done, words: None) -> dict[str, float]:
         """Return the task's metrics on labelled rows, from 0 to 100; `advance` is called after each row."""
@@ -260,15 +271,12 @@ class Predictor:
         """Return the likeliest words for each mask (`[MASK]` for BERT) of a text, with their probabilities."""
         if top < 1:
             raise UserError(f"--top {top} must be at least 1")
-        if not self._fills:
-            why = ""
-            if self._head is not None:
-                why = f" (it was fine-tuned for {self.task.name})"
-            elif self.config.direction != "both":
-                why = " (it reads in one direction)"
-            generator = self.folder / "generator"
-            fix = str(generator) if generator.is_dir() else "a model that was pre-trained on masked words"
-            raise UserError(f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give {fix}")
+        example, masked = self.encode_masks(text)
+        return self.decode_masks(self.mask_logits([example], [masked])[0], top)
+
+    def encode_masks(self, text: str) -> tuple[Example, NDArray[np.int64]]:
+        """Return a text with masks as an example, and the places of its masks."""
+        self.check_fills()
         mask = self.tokenizer.frame.mask or SHOWN_MASK
         if mask not in text:  # `[MASK]` is understood whatever the tokenizer's own mask is
             text = text.replace(SHOWN_MASK, mask)
@@ -279,8 +287,31 @@ class Predictor:
         masked = np.flatnonzero(joined.tokens == self.tokenizer.mask_id)
         if not masked.size:
             raise UserError(f"no {mask} in {text!r}; write {mask} where a word is to be filled in")
-        scores = self.engine.masked_words(Example(joined.tokens, joined.segments), masked)
-        refuse_not_finite([scores], "scores", self.folder, self.engine)
+        return Example(joined.tokens, joined.segments), masked
+
+    def check_fills(self) -> None:
+        """Refuse a model that cannot fill masks, and name the reason."""
+        if self._fills:
+            return
+        why = ""
+        if self._head is not None:
+            why = f" (it was fine-tuned for {self.task.name})"
+        elif self.config.direction != "both":
+            why = " (it reads in one direction)"
+        generator = self.folder / "generator"
+        fix = str(generator) if generator.is_dir() else "a model that was pre-trained on masked words"
+        raise UserError(f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give {fix}")
+
+    def mask_logits(
+        self, examples: Sequence[Example], masked: Sequence[NDArray[np.int64]]
+    ) -> list[NDArray[np.float32]]:
+        """Return the logits of the vocabulary at the masks of each example, in order."""
+        scores = self.engine.masked_words(examples, masked)
+        refuse_not_finite(scores, "scores", self.folder, self.engine)
+        return scores
+
+    def decode_masks(self, scores: NDArray[np.float32], top: int) -> list[list[dict[str, Any]]]:
+        """Return the likeliest words for each mask from the logits of the vocabulary."""
         probabilities = torch.from_numpy(scores).softmax(-1)
         best = probabilities.topk(min(top, probabilities.shape[-1]))
         return [

@@ -34,11 +34,12 @@ def rows_of_inputs(inputs: Iterable[Any], kind: HeadKind) -> Iterator[Row]:
 def _rows(inputs: Iterable[Any], kind: HeadKind) -> Iterator[Row]:
     safe = SafeTexts()
     for item in inputs:
-        yield _row(safe.value(item), kind)
+        yield row_of_input(safe.value(item), kind)
     safe.say()
 
 
-def _row(item: Any, kind: HeadKind) -> Row:
+def row_of_input(item: Any, kind: HeadKind) -> Row:
+    """The row of one input, in which all characters are valid."""
     row = KINDS[kind].from_input(item)
     if row is None:
         shown = repr(item) if len(repr(item)) <= 80 else f"{repr(item)[:80]}…"

@@ -210,18 +210,13 @@ def stride_note(limits: Limits, frame: Frame) -> str | None:
 
 def most_context(spans: Sequence[tuple[int, int]], length: int) -> NDArray[Any]:
     """The window in which each token has the most context on its shorter side; the first one of several."""
-    if len(spans) == 1:
-        return np.zeros(length, dtype=np.int64)
-    places = np.arange(length)
-    scores = [
-        np.where(
-            (places >= begin) & (places < end),
-            np.minimum(places - begin, end - 1 - places) + 0.01 * (end - begin),
-            -1.0,
-        )
-        for begin, end in spans
-    ]
-    return np.argmax(scores, axis=0)
+    chosen, highest = np.zeros(length, dtype=np.int64), np.full(length, -1.0)
+    for number, (begin, end) in enumerate(spans if len(spans) > 1 else ()):
+        places = np.arange(end - begin)
+        scores = np.minimum(places, end - begin - 1 - places) + 0.01 * (end - begin)
+        better = scores > highest[begin:end]
+        chosen[begin:end][better], highest[begin:end][better] = number, scores[better]
+    return chosen
 
 
 def decode(

@@ -1,0 +1,67 @@
+"""The command `serve`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from bertsmith.commands.options import Device, Engine, Precision, Threads
+from bertsmith.errors import UserError
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def serve(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL…", help="Model folders, runs or hub names; NAME=FOLDER names one")
+    ],
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on; 0.0.0.0 for all, with an API key")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The port to listen on")] = 8000,
+    workers: Annotated[
+        int, typer.Option("--workers", help="Processes, each with its own copy of the models; one is best on a CPU")
+    ] = 1,
+    max_batch_tokens: Annotated[
+        int | None, typer.Option("--max-batch-tokens", help="Tokens of a batch; default: 2048 on a CPU, 16384 on CUDA")
+    ] = None,
+    wait_ms: Annotated[
+        float, typer.Option("--wait-ms", help="Milliseconds that a text waits for others to fill its batch")
+    ] = 2.0,
+    queue: Annotated[
+        int | None,
+        typer.Option("--queue", help="Tokens that may wait; a request beyond gets 429. Default: 64 batches"),
+    ] = None,
+    max_body_mb: Annotated[float, typer.Option("--max-body-mb", help="The largest body of a request, in MiB")] = 4.0,
+    max_texts: Annotated[int, typer.Option("--max-texts", help="The most texts of a request")] = 2048,
+    api_key_file: Annotated[
+        str | None,
+        typer.Option("--api-key-file", help="A file with API keys, one per line; or set BERTSMITH_API_KEY to one"),
+    ] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option("--cors", help="A web origin whose pages may call the server; repeatable")
+    ] = None,
+    engine: Engine = None,
+    threads: Threads = None,
+    precision: Precision = None,
+    device: Device = None,
+) -> None:
+    """Serve models over HTTP: every head, embeddings as OpenAI's API, batches across requests.
+
+    \b
+    Example: bertsmith serve classifier
+    Ask it: curl localhost:8000/classify -H 'Content-Type: application/json' -d '{"inputs": "I was charged twice."}'
+    Several models: bertsmith serve reviews=runs/reviews entities=runs/ner --port 9000
+    With keys, for other machines: bertsmith serve classifier --host 0.0.0.0 --api-key-file keys.txt
+    """
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise UserError(f"bertsmith serve needs {', '.join(missing)}; install them with pip install 'bertsmith[serve]'")
+    from bertsmith.serve.run import run
+
+    run(
+        models, host, port, workers, max_batch_tokens=max_batch_tokens, queue_tokens=queue, wait_ms=wait_ms,
+        max_body_mb=max_body_mb, max_texts=max_texts, api_key_file=api_key_file, cors=cors or [],
+        device=device, engine=engine, threads=threads, precision=precision,
+    )  # fmt: skip

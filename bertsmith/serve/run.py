@@ -1,0 +1,111 @@
+"""`bertsmith serve`: open the models, listen, and serve until a signal; requests that were accepted are answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from bertsmith.errors import UserError
+from bertsmith.inference.engines import TorchEngine, batch_tokens
+from bertsmith.progress import say
+from bertsmith.serve.app import create_app
+from bertsmith.serve.metrics import SHARED_FOLDER
+from bertsmith.serve.models import Models, open_models
+from bertsmith.serve.settings import ServeConfig, read_keys
+
+OPTIONS = "BERTSMITH_SERVE"  # carries the options to the processes of several workers; it never holds a key
+QUEUED_BATCHES = 64  # by default
+BACKLOG = 2048
+QUIET: dict[str, Any] = {
+    "log_level": "warning",
+    "access_log": False,
+    "server_header": False,
+    "timeout_graceful_shutdown": 60,
+}
+
+
+def run(models: Sequence[str], host: str, port: int, workers: int = 1, **options: Any) -> None:
+    """Serve models until SIGINT or SIGTERM; several workers are processes, each with its own copy of the models."""
+    if not 1 <= workers <= 256:
+        raise UserError(f"--workers {workers} is not between 1 and 256")
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port {port} is not between 0 and 65535")
+    given = {"models": list(models), **options}
+    app = build(**given) if workers == 1 else None
+    with _listen(host, port) as listener:
+        where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        say(f"serving at {where} (the routes: {where}/docs); Ctrl-C stops")
+        if app is not None:
+            uvicorn.Server(uvicorn.Config(app, **QUIET)).run([listener])
+            return
+        _run_workers(given, workers, listener)
+
+
+def build(
+    models: Sequence[str],
+    *,
+    device: str | None = None,
+    engine: str | None = None,
+    threads: int | None = None,
+    precision: str | None = None,
+    max_batch_tokens: int | None = None,
+    queue_tokens: int | None = None,
+    wait_ms: float = ServeConfig.wait_ms,
+    max_body_mb: float = ServeConfig.max_body_bytes / 2**20,
+    max_texts: int = ServeConfig.max_texts,
+    api_key_file: str | None = None,
+    cors: Sequence[str] = (),
+) -> FastAPI:
+    """Open the models and return the application that serves them."""
+    config = ServeConfig(
+        wait_ms=wait_ms,
+        max_body_bytes=int(max_body_mb * 2**20),
+        max_texts=max_texts,
+        api_keys=read_keys(Path(api_key_file) if api_key_file else None),
+        cors=tuple(cors),
+    )
+    opened = open_models(models, device, engine=engine, threads=threads, precision=precision)  # type: ignore[arg-type]
+    tokens = max_batch_tokens if max_batch_tokens is not None else _batch_tokens(opened)
+    queue = queue_tokens if queue_tokens is not None else QUEUED_BATCHES * tokens
+    for model in opened.by_name.values():
+        say(f"{model.name}: {', '.join(model.routes)} ({model.predictor.engine!r})")
+    return create_app(opened, replace(config, max_batch_tokens=tokens, queue_tokens=queue))
+
+
+def _batch_tokens(models: Models) -> int:
+    """Return the tokens of a batch that suit the device of the models."""
+    engines = [model.predictor.engine for model in models.by_name.values()]
+    return max(batch_tokens(e.device) if isinstance(e, TorchEngine) else ServeConfig.max_batch_tokens for e in engines)
+
+
+def build_from_environment() -> FastAPI:
+    """Return the application of one of several workers, which get their options through the environment."""
+    return build(**json.loads(os.environ[OPTIONS]))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}; try another --port") from None
+
+
+def _run_workers(given: dict[str, Any], workers: int, listener: socket.socket) -> None:
+    """Start several processes on one socket; they share the folder of their counters."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    given["threads"] = given.get("threads") or max(1, cores // workers)
+    with tempfile.TemporaryDirectory(prefix="bertsmith-metrics-") as folder:
+        os.environ |= {OPTIONS: json.dumps(given), SHARED_FOLDER: folder}
+        factory = "bertsmith.serve.run:build_from_environment"
+        uvicorn.run(factory, factory=True, workers=workers, fd=listener.fileno(), **QUIET)

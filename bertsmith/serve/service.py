@@ -1,0 +1,92 @@
+"""A request from its texts to its response: encoded, computed in a batch with others, decoded, written as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from fastapi import Request, Response
+
+from bertsmith.errors import UserError
+from bertsmith.serve.batching import Batcher, TooLarge
+from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.models import Models, ServedModel, Work
+from bertsmith.serve.settings import ServeConfig
+
+SMALL = 8192  # characters or tokens that are encoded and decoded at once; more is done in another thread
+SMALL_NUMBERS = 16384  # of vectors
+
+
+class Service:
+    """The models, their queue and the limits of requests."""
+
+    def __init__(self, models: Models, config: ServeConfig) -> None:
+        self.models, self.config, self.metrics = models, config, Metrics()
+        self.batcher = Batcher(config.max_batch_tokens, config.wait_ms, config.queue_tokens, self.metrics.batch)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="bertsmith-text")
+
+    async def run(self, model: ServedModel, texts: Sequence[Any], make: Callable[[], Work]) -> tuple[Any, int]:
+        """Return the values of a request and the number of its tokens; `texts` is what its size is measured by."""
+        if len(texts) > self.config.max_texts:
+            raise TooLarge(f"{len(texts):,} texts in one request; send at most {self.config.max_texts:,} at a time")
+        size = characters(texts)
+        if size > self.config.max_characters:
+            raise TooLarge(f"the texts have {size:,} characters; send at most {self.config.max_characters:,} at a time")
+        try:
+            work = await self.call(make, size)
+            results = await self.batcher.compute(work.lane, work.items, work.sizes)
+            tokens = sum(work.sizes)
+            return await self.call(lambda: work.decode(results), tokens), tokens
+        except UserError as error:
+            raise type(error)(model.public(str(error))) from None
+
+    async def call(self, function: Callable[[], Any], size: int, small: int = SMALL) -> Any:
+        """Call a function at once, or in another thread where it would keep other requests waiting."""
+        if size <= small:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    async def vectors(self, vectors: Sequence[Any], write: Callable[[], bytes]) -> Response:
+        """Return a response that holds vectors."""
+        numbers = sum(np.size(vector) for vector in vectors)
+        if numbers > self.config.max_numbers:
+            limit = f"{self.config.max_numbers:,}"
+            raise TooLarge(f"the vectors have {numbers:,} numbers, more than {limit}; send fewer texts at a time")
+        return Response(await self.call(write, numbers, SMALL_NUMBERS), media_type="application/json")
+
+    def close(self) -> None:
+        """Compute what waits, and end the threads."""
+        self.batcher.close()
+        self._pool.shutdown()
+
+
+def service_of(request: Request) -> Service:
+    """Return the service of the application that a request has reached."""
+    found: Service = request.app.state.service
+    return found
+
+
+def characters(texts: Any) -> int:
+    """Return the number of characters in all texts of a value."""
+    if isinstance(texts, str):
+        return len(texts)
+    return sum(map(characters, texts.values() if isinstance(texts, dict) else texts))
+
+
+def json_response(value: Any) -> Response:
+    """Return plain values as a response."""
+    return Response(to_json(value), media_type="application/json")
+
+
+def to_json(value: Any) -> bytes:
+    """Return plain values as JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def vectors_to_json(vectors: Iterable[Any]) -> bytes:
+    """Return vectors as a list, each written by itself: other threads run between two of them."""
+    return b"[" + b",".join(to_json(vector.tolist()) for vector in vectors) + b"]"
