@@ -101,9 +101,18 @@ def convert(
 def _refuse_own(folder: Path, kind: Target, verify: bool) -> None:
     """Refuse to convert a model that the other format cannot express."""
     values = read_config(folder)
-    if kind != "hf" and config_in(values, folder).direction != "both":
-        raise UserError(f"--to {kind}: {folder} reads in one direction; such encoders are converted --to hf alone")
-    if has_no_class(values, folder / CONFIG) and (kind != "hf" or verify):
+    direction = config_in(values, folder).direction
+    refused = {"both": (), "left-to-right": ("tf1",), "right-to-left": ("tf1", "onnx", "sentence-transformers")}
+    if kind in refused[direction]:
+        raise UserError(f"--to {kind}: {folder} reads in one direction, {direction}, which {kind} has no model for")
+    if verify and kind == "onnx" and values.get("pooled") == "last":
+        raise UserError(
+            f"--verify: {folder} is classified from its last token, and the class of transformers from the first; "
+            "leave out --verify"
+        )
+    of_tokens = str(values.get("model_type")).startswith("bertsmith-tokens-")  # the graph needs no class
+    possible = ("hf", "onnx") if of_tokens else ("hf",)
+    if has_no_class(values, folder / CONFIG) and (kind not in possible or verify):
         what = "--verify: transformers" if kind == "hf" else f"--to {kind}: it"
         own = family_named(values, folder / CONFIG).is_own
         fix = "bertsmith itself opens it" if own else "convert the model it started from"

@@ -165,6 +165,36 @@ def elmo_tiny() -> PretrainConfig:
     return _tried(elmo("tiny"))
 
 
+def gpt(size: str) -> PretrainConfig:
+    """OpenAI GPT as in its paper: left to right, contiguous text of 512 tokens, batch 64, Adam 2.5e-4, 100 epochs.
+
+    Section 4.1; the rate rises for 2,000 updates, of the three million that 100 epochs of a billion tokens (BookCorpus)
+    take, and falls as a cosine. The published vocabulary is a BPE of 40,000 merges, 40,478 entries.
+    """
+    left_to_right = {"direction": "left-to-right", "num_segments": 0, "activation": "gelu_tanh", "norm_eps": 1e-5}
+    no_layers = dict.fromkeys(("embedding_norm", "head_transform", "head_bias", "pooler"), False)
+    return PretrainConfig(
+        recipe="gpt" if size == "base" else f"gpt-{size}",
+        model=replace(encoder_config(size), family="openai-gpt", **left_to_right, **no_layers),  # type: ignore[arg-type]
+        data=DataConfig(max_length=512, pairs="contiguous", copies=0),
+        train=TrainConfig(
+            epochs=100,
+            batch_size=64,
+            learning_rate=2.5e-4,
+            warmup=2000 / 3_000_000,
+            schedule="cosine",
+            adam_eps=1e-8,
+            evaluate_every=0.1,
+        ),
+        objective=CausalLMConfig(),
+    )
+
+
+def gpt_tiny() -> PretrainConfig:
+    """OpenAI GPT to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
+    return _tried(gpt("tiny"))
+
+
 def roberta_tiny() -> PretrainConfig:
     """RoBERTa to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
     return _tried(roberta("tiny"))
@@ -316,6 +346,8 @@ RECIPES: dict[str, Callable[[], PretrainConfig]] = {
     "electra-tiny": electra_tiny,
     "elmo": partial(elmo, "base"),
     "elmo-tiny": elmo_tiny,
+    "gpt": partial(gpt, "base"),
+    "gpt-tiny": gpt_tiny,
     "quickstart": quickstart,
     "speedrun": speedrun,
     "demo": demo,

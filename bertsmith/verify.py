@@ -156,9 +156,8 @@ def parity(ours: str | Path, theirs: str | Path, dtype: torch.dtype | None = Non
     loaded, reference = load_folder(ours), _reference(Path(theirs), dtype)
     loaded.model.eval()
     batch = _random_batch(loaded.model.encoder.config, packed=False)
-    inputs = {"input_ids": batch.tokens, "token_type_ids": batch.segments}
     assert isinstance(batch.layout, Padded)
-    inputs["attention_mask"], mask = batch.layout.mask.long(), batch.layout.mask
+    inputs, mask = _inputs(batch, loaded.model.encoder.config), batch.layout.mask
     outputs, trace = reference.base_model(**inputs, output_hidden_states=True), Trace()
     loaded.model.encoder(batch, trace)
     hidden = [*outputs.hidden_states[:-1], outputs.last_hidden_state]
@@ -186,7 +185,7 @@ def onnx_parity(exported: str | Path, theirs: str | Path) -> dict[str, Any]:
     batch = _random_batch(described.config, packed=False)
     assert isinstance(batch.layout, Padded)
     mask = batch.layout.mask
-    inputs = {"input_ids": batch.tokens, "attention_mask": mask.long(), "token_type_ids": batch.segments}
+    inputs = _inputs(batch, described.config)
     expected = _their_outputs(reference, inputs, described)
     found, equal = dict[str, float](), True
     for file in (name for name in (FLOAT32, INT8) if (exported / name).exists()):
@@ -208,13 +207,28 @@ def _their_outputs(reference: Any, inputs: dict[str, Tensor], described: Exporte
         return {"last_hidden_state": reference.base_model(**inputs).last_hidden_state}
     if described.head is not None and described.head.kind == "choice":
         choices = described.head.num_choices or len(inputs["input_ids"])
-        inputs = {name: value.unflatten(0, (-1, choices)) for name, value in inputs.items()}
+        inputs = _choices(reference, inputs, choices)
     outputs = reference(**inputs)
     if "start_logits" in outputs:
         return {"logits": torch.stack([outputs.start_logits, outputs.end_logits], -1)}
     if "prediction_logits" in outputs:
         return {"mlm_logits": outputs.prediction_logits, "nsp_logits": outputs[_pair_output(outputs)]}
-    return {described.outputs[0]: outputs.logits}
+    return {described.outputs[0]: outputs["mc_logits" if "mc_logits" in outputs else "logits"]}
+
+
+def _inputs(batch: Batch, config: EncoderConfig) -> dict[str, Tensor]:
+    """Return what their models take of a padded batch; GPT, which has no segments, would look them up as tokens."""
+    assert isinstance(batch.layout, Padded)
+    segments = {"token_type_ids": batch.segments} if config.num_segments else {}
+    return {"input_ids": batch.tokens, "attention_mask": batch.layout.mask.long(), **segments}
+
+
+def _choices(reference: Any, inputs: dict[str, Tensor], choices: int) -> dict[str, Tensor]:
+    """Return the inputs of questions with their endings; a model of two heads is told where each one ends."""
+    if hasattr(reference, "multiple_choice_head"):  # it takes a mask of sequences, not of questions
+        ends = (inputs["attention_mask"].sum(-1) - 1).unflatten(0, (-1, choices))
+        return {**inputs, "input_ids": inputs["input_ids"].unflatten(0, (-1, choices)), "mc_token_ids": ends}
+    return {name: value.unflatten(0, (-1, choices)) for name, value in inputs.items()}
 
 
 def _pair_output(outputs: Any) -> str:
@@ -266,8 +280,10 @@ def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mas
         return {name: outputs.logits[mask]} if "logits" in outputs else {}
     head = loaded.model.head_config
     if head.kind == "choice":
-        inputs = {name: value.unflatten(0, (-1, head.num_choices or len(value))) for name, value in inputs.items()}
+        inputs = _choices(reference, inputs, head.num_choices or len(mask))
     outputs = reference(**inputs)
+    if "mc_logits" in outputs:
+        return {"choice": outputs.mc_logits}
     if head.kind == "span":
         return {"span": torch.stack([outputs.start_logits[mask], outputs.end_logits[mask]], -1)}
     return {head.kind: outputs.logits[mask] if head.kind == "tags" else outputs.logits}

@@ -33,7 +33,7 @@ KEPT = frozenset(
     chunk_size_feed_forward task_specific_params torchscript use_bfloat16 prefix pruned_heads model_name language
     keys_to_ignore_at_inference max_length min_length classifier_dropout_prob net_structure_type gap_size
     num_memory_blocks down_scale_factor layers_to_keep sinusoidal_pos_embds qa_dropout seq_classif_dropout
-    summary_last_dropout""".split()
+    summary_first_dropout summary_last_dropout n_ctx""".split()
 )
 
 
@@ -90,6 +90,7 @@ class Output:
     class_name: str
     names: Names
     dropout: HeadDropout = CLASSIFIER_DROPOUT
+    own: bool = False  # `transformers` has no such class; the name is ours, in the manner of theirs
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class Family:
     fixed: Mapping[str, Any]  # fields of theirs with the one value that we compute
     own_fields: tuple[str, ...] = ()  # written under our own names where they differ from the default
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of our settings, where they are not EncoderConfig's
+    multiples: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # settings that are a multiple of another
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
     layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
     vocabulary: Kind | None = None  # of the published models; None: of any kind
@@ -164,7 +166,7 @@ class Family:
 
     def accepts(self, name: str, value: Any) -> bool:
         """Whether the family can express a value of a setting."""
-        if name in self.own_fields:
+        if name in self.own_fields or name in self.multiples:
             return True
         return self.fields[name].accepts(value) if name in self.fields else bool(value == self.default(name))
 
@@ -172,10 +174,15 @@ class Family:
         """The settings of ours that are None in the family where they equal another one, and that do."""
         return [name for name, f in self.fields.items() if f.none_as and values.get(name) == values.get(f.none_as)]
 
+    def derived(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that are multiples of others, given those."""
+        return {name: factor * values[other] for name, (other, factor) in self.multiples.items()}
+
     def refused(self, config: EncoderConfig) -> str:
         """The first setting that the family cannot express; empty if it can express the encoder."""
         names = [each.name for each in fields(config) if each.name not in ("family", "head_activation")]
         refused = [name for name in names if not self.accepts(name, getattr(config, name))]
+        refused += [name for name, value in self.derived(vars(config)).items() if getattr(config, name) != value]
         if refused := refused or self.equal_to_another(vars(config)):
             return refused[0]
         expected = self.head_activation or config.activation
@@ -186,7 +193,8 @@ class Family:
         if not (name := self.refused(config)):
             return ""
         reason = self.reasons.get(name, f"{self.model_type} models have no such setting in transformers")
-        return f"model.{name}={_shown(getattr(config, name))}: {reason}; set model.{name}={_shown(self.default(name))}"
+        fix = self.derived(vars(config)).get(name, self.default(name))
+        return f"model.{name}={_shown(getattr(config, name))}: {reason}; set model.{name}={_shown(fix)}"
 
 
 def _shown(value: Any) -> str:

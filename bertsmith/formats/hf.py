@@ -55,6 +55,7 @@ REMARKS = {
     "two-encoders": NO_CLASS + "two encoders read in opposite directions, and their states stand side by side",
     "right-to-left": NO_CLASS + "the encoder reads from right to left",
     "elmo": NO_CLASS + "ELMo reads the characters of words by LSTMs",
+    "tokens": NO_CLASS + "its family has none with labels of tokens, or with answers in a text",
     "last token": "the head differs in transformers: its class pools the first token, which sees itself alone when the "
     "encoder reads left to right; here the last token is pooled. The encoder's states are the same",
 }

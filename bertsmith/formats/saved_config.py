@@ -71,6 +71,7 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     if family.layer_groups:
         given["shared_layers"] = _sharing_in(family, given, values.get(family.layer_groups), where)
     given = {**family.defaults, **given, "family": family.model_type}
+    given |= family.derived({**vars(EncoderConfig()), **given})
     given |= dict.fromkeys(family.equal_to_another(given))
     config = from_dict(EncoderConfig, given, str(where))
     if config.head_transform and family.head_activation not in (None, config.activation):
@@ -242,10 +243,14 @@ def own_type(model: Model) -> str:
     if isinstance(model, TaskModel) and model.head_config.is_own:
         head = model.head_config
         return "features" if head.features is not None else "two-encoders" if head.beside else "bilstm"
+    if isinstance(model, TaskModel) and output_of(model).own:
+        return "tokens"
     return "right-to-left" if model.encoder.config.direction == "right-to-left" else ""
 
 
 def pools_last(model: Model) -> bool:
     """Whether a head pools the last token, while their class pools the first."""
+    config = model.encoder.config
     sequence = isinstance(model, TaskModel) and model.head_config.kind not in ("tags", "span")
-    return sequence and model.encoder.config.direction == "left-to-right"
+    only_left = family_of(config).default("direction") == "left-to-right"  # then their class pools the last as well
+    return sequence and config.direction == "left-to-right" and not only_left

@@ -91,10 +91,12 @@ class EncoderConfig:
     norm of the embeddings it is not needed (ModernBERT).
     - `shared_layers`: which sublayers, with their norms, have the same parameters in all layers (ALBERT).
     - `head_transform`: whether the masked-word head has a dense layer, an activation and a norm before its scores.
-      `head_activation` is that activation; None: the encoder's `activation`.
+      `head_activation` is that activation; None: the encoder's `activation`. With `head_bias` the scores have a bias
+      for each word.
     - `pooler_activation`: the activation of the dense layer before the output of a head on the whole text (ELECTRA has
       GELU, DistilBERT ReLU). With `pooler_input_dropout` a classification or regression head applies its dropout before
-      this layer, too (RoBERTa, ELECTRA).
+      this layer, too (RoBERTa, ELECTRA). Without `pooler` there is no such layer, and the output of a classification or
+      regression head is a matrix alone (OpenAI GPT).
     - `num_segments` 0: there is no table of segments.
     - `layer_type`: Transformer layers, or LSTMs of both directions, which do not see each other: the first half of the
       states is read from left to right, the second from right to left (ELMo). Each LSTM has `intermediate_size` cells.
@@ -134,6 +136,8 @@ class EncoderConfig:
     shared_layers: Sharing = "none"
     head_transform: bool = True
     head_activation: Activation | None = None
+    head_bias: bool = True
+    pooler: bool = True
     pooler_activation: PoolerActivation = "tanh"
     pooler_input_dropout: bool = False
     layer_type: LayerType = "transformer"
@@ -221,6 +225,8 @@ class EncoderConfig:
             raise UserError(
                 f"first_attention_norm=false contradicts shared_layers={self.shared_layers}, which shares that norm"
             )
+        if not self.pooler and self.pooler_input_dropout:
+            raise UserError("pooler_input_dropout=true needs pooler=true: it is the dropout before the pooler")
         if self.head_transform:
             return
         if self.head_activation is not None:

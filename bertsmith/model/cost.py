@@ -64,7 +64,8 @@ def parameter_count(config: EncoderConfig) -> int:
     shared = {"none": 0, "attention": attention, "feed-forward": feed_forward, "all": attention + feed_forward}
     layers = config.num_layers * (attention + feed_forward) - (config.num_layers - 1) * shared[config.shared_layers]
     projection = 0 if config.embedding_size is None else hidden * (table + 1)
-    heads = (hidden + 1) * (hidden + table * config.head_transform) + config.vocab_size + 8 * hidden
+    pooler, words = hidden * config.pooler, config.vocab_size * config.head_bias
+    heads = (hidden + 1) * (pooler + table * config.head_transform) + words + 8 * hidden
     return rows * table + projection + layers + heads
 
 

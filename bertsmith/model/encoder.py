@@ -94,8 +94,9 @@ class Embeddings(nn.Module):
         parts = None if self.segments is None else self.segments.weight
         tables = self.tokens.weight, parts, self.positions.weight
         projection = linear_weights(self.projection) if isinstance(self.projection, nn.Linear) else None
+        norm = norm_weights(self.norm) if isinstance(self.norm, nn.LayerNorm) else None
         dropout = self.dropout.p if self.training else 0.0
-        return embeddings_forward(tokens, segments, positions, tables, norm_weights(self.norm), dropout, projection)
+        return embeddings_forward(tokens, segments, positions, tables, norm, dropout, projection)
 
 
 class SelfAttention(nn.Module):

@@ -22,11 +22,9 @@ OLDEST = (8, 0)  # the first compute capability with bfloat16 products
 UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
     (lambda c: c.layer_type == "lstm", "LSTM layers run on cuDNN"),
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
-    (lambda c: not c.embedding_norm, "the embeddings are not normalised"),
     (lambda c: c.positions != "learned", "positions are {c.positions}, not learned"),
     (lambda c: c.gated, "the feed-forward layers are gated"),
     (lambda c: not c.first_attention_norm, "the first layer has no norm before its attention"),
-    (lambda c: not c.head_transform, "the masked-word head has no transform"),
 )
 _allowed = True
 

@@ -61,7 +61,7 @@ class MaskedLMHead(nn.Module):
     """The logits of all words at the masked positions; the decoder's matrix is tied to the token embeddings.
 
     With `head_transform` a dense layer, an activation and a norm come first. The head has biases even if the encoder
-    has none: fine-tuning does not use this head, and every family of the saved format has its biases.
+    has none, since fine-tuning does not use this head; without `head_bias` the words have none (OpenAI GPT).
     """
 
     def __init__(self, config: EncoderConfig, embedding: nn.Embedding) -> None:
@@ -69,7 +69,7 @@ class MaskedLMHead(nn.Module):
         size, transformed = config.table_size, config.head_transform
         self.transform = nn.Linear(config.hidden_size, size) if transformed else None
         self.norm = nn.LayerNorm(size, eps=config.norm_eps) if transformed else None
-        self.decoder = nn.Linear(size, config.vocab_size)
+        self.decoder = nn.Linear(size, config.vocab_size, bias=config.head_bias)
         self.activation = config.masked_word_activation
         init_weights(self, config.init_std)
         self.tie(embedding)
@@ -127,7 +127,8 @@ class MaskedLMHead(nn.Module):
 
     def _weights(self) -> WordHead:
         """What the fused operations take."""
-        transform, norm = linear_weights(self.transform), norm_weights(self.norm)
+        transform = None if self.transform is None else linear_weights(self.transform)
+        norm = None if self.norm is None else norm_weights(self.norm)
         return WordHead(transform, self.activation, norm, self.decoder.weight, self.decoder.bias)
 
 
@@ -212,12 +213,14 @@ class HeadConfig:
 class SequenceHead(nn.Module):
     """The logits of each sequence, from its pooled state; `input_dropout` is that before the pooler."""
 
-    def __init__(self, config: EncoderConfig, outputs: int, dropout: float, input_dropout: float = 0.0) -> None:
+    def __init__(
+        self, config: EncoderConfig, outputs: int, dropout: float, input_dropout: float = 0.0, bias: bool = True
+    ) -> None:
         super().__init__()
         self.input_dropout = nn.Dropout(input_dropout)
-        self.pooler = Pooler(config)
+        self.pooler = Pooler(config) if config.pooler else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(config.hidden_size, outputs)
+        self.output = nn.Linear(config.hidden_size, outputs, bias=bias)
         init_weights(self, config.init_std)
 
     def forward(self, first: Tensor) -> Tensor:
@@ -255,7 +258,7 @@ def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn
         return TokenHead(config, 2, dropout)
     outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
     input_dropout = dropout if config.pooler_input_dropout and head.kind != "choice" else 0.0
-    return SequenceHead(config, outputs, dropout, input_dropout)
+    return SequenceHead(config, outputs, dropout, input_dropout, config.pooler or head.kind == "choice")
 
 
 def _opposite(config: EncoderConfig) -> EncoderConfig:

@@ -1,9 +1,9 @@
-"""The text of sequences: segment pairs (BERT paper, section 3.1 and appendix A.2; ALBERT's) or full sentences.
+"""The text of sequences: segment pairs (BERT paper, section 3.1 and appendix A.2; ALBERT's), or text in one segment.
 
 An index names a chunk of about one sequence's tokens; every epoch shifts the chunks. For pairs, each document is
 divided into chunks, and random draws decide whether the second segment is the next or a random one (or whether the two
-are swapped), how long the sequence is, and where it is divided. For full sentences, all documents are concatenated and
-then divided. Everything is a pure function of (seed, epoch, index).
+are swapped), how long the sequence is, and where it is divided. For text in one segment, all documents are concatenated
+and then divided. Everything is a pure function of (seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.text.frame import WORDPIECE, Frame
 
-PairKind = Literal["next", "order", "full"]
+PairKind = Literal["next", "order", "full", "contiguous"]
+ONE_SEGMENT = ("full", "contiguous")  # kinds without pairs
 SHIFT = 108  # a stream of draws
 NUM_WORDS = 6 + 32  # six numbers and 1024 random bits, more than the truncation of a sequence uses
 Ids = NDArray[Any]
@@ -139,7 +140,8 @@ class FullSource:
     A sequence has one segment. It begins with a sentence and is filled to the end, over the ends of documents, with an
     extra separator between two of them; the last document is followed by the first. Its last sentence is cut, unless
     its part would be less than a twentieth of the sequence: then the sequence ends before it. As in RoBERTa, there are
-    no short sequences: `short_share` does not apply.
+    no short sequences: `short_share` does not apply. Without `whole_sentences`, a sequence begins and ends anywhere
+    (contiguous text: OpenAI GPT, Radford et al. 2018, section 4.1).
     """
 
     corpus: Corpus
@@ -147,6 +149,7 @@ class FullSource:
     max_length: int
     seed: int = 0
     frame: Frame = WORDPIECE
+    whole_sentences: bool = True
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -187,7 +190,7 @@ class FullSource:
         sentence = _sentence_of(starts, first, last, token)
         start, length = int(starts[sentence]), int(starts[sentence + 1] - starts[sentence])
         piece = -(-length // -(-length // self.capacity))  # a sentence longer than a sequence is divided evenly
-        begin = token - (token - start) % piece
+        begin = token - (token - start) % piece if self.whole_sentences else token
         room = min(
             self.capacity, int(self.document_ends[-1]) - self.separators
         )  # at most the whole corpus: no token occurs twice
@@ -195,7 +198,7 @@ class FullSource:
         while room > 0:
             end = int(starts[last])
             stop = min(end, begin + room)
-            if stop < end:
+            if stop < end and self.whole_sentences:
                 start = int(starts[_sentence_of(starts, first, last, stop)])
                 stop = start if stop - start < self.capacity // 20 else stop
             if stop > begin:
@@ -222,9 +225,9 @@ def segment_source(
     frame: Frame = WORDPIECE,
 ) -> SegmentSource:
     """The source of the sequences of some documents, by `data.pairs`."""
-    if kind == "full":
-        return FullSource(corpus, documents, max_length, seed, frame)
-    return PairSource(corpus, documents, max_length, short_share, seed, kind, frame)
+    if kind == "next" or kind == "order":
+        return PairSource(corpus, documents, max_length, short_share, seed, kind, frame)
+    return FullSource(corpus, documents, max_length, seed, frame, whole_sentences=kind == "full")
 
 
 def _sentence_of(starts: Ids, begin: int, end: int, token: int) -> int:

@@ -13,6 +13,7 @@ from bertsmith.objectives.kinds import objective_class
 from bertsmith.objectives.objective import PAIR_LABEL
 from bertsmith.objectives.settings import MASKED_LM, ObjectiveConfig
 from bertsmith.pretraining.loader import DataConfig
+from bertsmith.pretraining.segments import ONE_SEGMENT
 from bertsmith.training.settings import TrainConfig
 
 
@@ -48,7 +49,7 @@ class PretrainConfig:
         for encoder, output in kind.saved(self.model, self.objective):
             output_named(family_of(encoder), output)  # refuses what a family cannot express
         self._check_direction()
-        if self.data.pairs != "full" and self.model.num_segments < 2:
+        if self.data.pairs not in ONE_SEGMENT and self.model.num_segments < 2:
             raise UserError(
                 f"data.pairs={self.data.pairs} needs two segments, and model.num_segments is "
                 f"{self.model.num_segments}; set it to 2, or data.pairs=full with objective.next_sentence=false"
@@ -58,8 +59,10 @@ class PretrainConfig:
             raise UserError(
                 f"train.layer_decay is {decay}, and the layers of the model share their parameters; leave it out"
             )
-        if self.data.pairs == "full" and PAIR_LABEL in kind.counts(self.objective).values():
-            raise UserError("data.pairs=full has no pairs to learn from: set objective.next_sentence=false")
+        if self.data.pairs in ONE_SEGMENT and PAIR_LABEL in kind.counts(self.objective).values():
+            raise UserError(
+                f"data.pairs={self.data.pairs} has no pairs to learn from: set objective.next_sentence=false"
+            )
 
     def _check_direction(self) -> None:
         direction, kind = self.model.direction, self.objective.kind

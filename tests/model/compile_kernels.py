@@ -82,6 +82,8 @@ def main() -> None:
         for name in ("gelu_tanh", "relu", "silu"):
             factorised = dataclasses.replace(config, embedding_size=32, num_segments=0, activation=name)
             compile_model(dataclasses.replace(factorised, shared_layers="all"), [20, 3])
+        gpt = {"embedding_norm": False, "num_segments": 0, "head_transform": False, "head_bias": False}
+        compile_model(dataclasses.replace(config, **gpt, direction="left-to-right"), [20, 300])
         compile_model(dataclasses.replace(config, hidden_size=2048, num_heads=16), [20, 300])
         windows = dataclasses.replace(config, window=64, global_every=2)
         compile_model(windows, [20, 3])

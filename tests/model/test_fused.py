@@ -128,16 +128,17 @@ def test_activations(name: Activation, columns: int) -> None:
 
 
 @DROPOUTS
-@pytest.mark.parametrize("segments", [0, 1, 2])
-def test_embeddings(segments: int, dropout: float) -> None:
-    """Of RoBERTa with one segment, of DistilBERT with no table of them, of BERT with two."""
+@pytest.mark.parametrize(("segments", "normalised"), [(0, True), (1, True), (2, True), (0, False), (2, False)])
+def test_embeddings(segments: int, normalised: bool, dropout: float) -> None:
+    """Of RoBERTa with one segment, of DistilBERT with no table of them, of BERT with two, of GPT without a norm."""
     words, parts, places = random(50, 48), random(segments, 48), random(16, 48)
     tokens, segment, positions = (torch.randint(max(1, len(t)), (29,)) for t in (words, parts, places))
     (norm, weights), mask = random_norm(48), grid((29, 48), dropout)
     tables = words, parts if segments else None, places
-    ours = ops.embed(tokens, segment, positions, tables, weights, dropout, torch.float32)
+    ours = ops.embed(tokens, segment, positions, tables, weights if normalised else None, dropout, torch.float32)
     plain = words[tokens] + places[positions] + (parts[segment] if segments else 0)
-    assert_same(ours, norm(plain) * mask, [words, *([parts] if segments else []), places, norm.weight, norm.bias])
+    inputs = [words, *([parts] if segments else []), places, *(norm.parameters() if normalised else [])]
+    assert_same(ours, (norm(plain) if normalised else plain) * mask, inputs)
 
 
 def test_matrix_products() -> None:
@@ -166,14 +167,16 @@ def test_shared_weights_are_converted_once() -> None:
     torch.testing.assert_close(weight.grad, parts[0] + parts[1])
 
 
-def test_masked_lm_loss() -> None:
-    hidden, weight, bias = random(9, 32), random(5001, 32), random(5001)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_masked_lm_loss(has_bias: bool) -> None:
+    hidden, weight, bias = random(9, 32), random(5001, 32), random(5001) if has_bias else None
     targets = torch.randint(5001, (9,))
     scores = F.linear(hidden, weight, bias)
     targets[0], targets[1], targets[2] = scores[0].argmax(), scores[1].argmax(), IGNORE
     loss, right, _ = ops.masked_words(hidden, weight, bias, targets)
     assert int(right) == int((scores.argmax(-1) == targets).sum()) >= 2
-    assert_same(loss, F.cross_entropy(scores, targets, reduction="sum"), [hidden, weight, bias])
+    inputs = [hidden, weight, *([] if bias is None else [bias])]
+    assert_same(loss, F.cross_entropy(scores, targets, reduction="sum"), inputs)
     with torch.no_grad():
         torch.testing.assert_close(ops.masked_words(hidden, weight, bias, targets)[0], loss)
 
@@ -319,6 +322,10 @@ CONFIGS["long sequences"] = CONFIGS["bert"]
 CONFIGS["albert"] = dataclasses.replace(
     CONFIGS["bert"], num_layers=2, embedding_size=16, shared_layers="all", activation="gelu_tanh", num_segments=0
 )
+CONFIGS["gpt"] = dataclasses.replace(
+    CONFIGS["bert"], embedding_norm=False, num_segments=0, direction="left-to-right", activation="gelu_tanh",
+    head_transform=False, head_bias=False, pooler=False,
+)  # fmt: skip
 
 
 def masked_batch(lengths: list[int]) -> Batch:
@@ -343,19 +350,19 @@ def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-SLOW = {*CONFIGS} - {"bert", "albert"}
+SLOW = {*CONFIGS} - {"bert", "albert", "gpt"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
 def test_a_pretraining_model(name: str, request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(CONFIGS[name]))
-    short = {"long sequences": [20, 150, 3], "windows, shared layers": [14, 3], "albert": [9, 2]}
+    short = {"long sequences": [20, 150, 3], "windows, shared layers": [14, 3], "albert": [9, 2], "gpt": [9, 2]}
     batch = masked_batch(short.get(name, [20, 3, 30]))
     expected = losses_and_gradients(model, batch)
     request.getfixturevalue("fused")
     assert_alike(losses_and_gradients(model, batch), expected)
-    if name != "albert":  # padding sequences do not change the result
+    if name not in ("albert", "gpt"):  # padding sequences do not change the result
         assert_alike(losses_and_gradients(model, bucketed(batch)), expected)
 
 
@@ -431,18 +438,19 @@ def test_the_choice_of_plain_code_has_a_reason(gpu: None) -> None:
 
 
 OTHER_VALUES: dict[str, dict[str, object]] = {  # fields of which the fused kernels support one value
-    "embedding_norm": {"embedding_norm": False},
+    "layer_type": {"layer_type": "lstm", "character_filters": ((1, 4),), "num_segments": 0},
     "positions": {"positions": "rotary"},
     "gated": {"gated": True},
     "first_attention_norm": {"norm_first": True, "first_attention_norm": False},
-    "head_transform": {"head_transform": False},
 }
 KNOWN = {  # fields whose values the fused kernels all support, or that do not concern them
     "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "activation",
     "hidden_dropout", "attention_dropout", "norm_eps", "init_std", "pad_token_id", "norm_first", "bias", "direction",
     "family", "shared_layers", "head_activation", "pooler_activation", "pooler_input_dropout", "window", "global_every",
-    "num_segments", "embedding_size",
+    "num_segments", "embedding_size", "embedding_norm", "head_transform", "head_bias", "pooler",
     "rotary_base", "local_rotary_base",  # only with rotary positions
+    "character_filters", "character_size", "num_characters", "max_characters", "num_highways",  # only with LSTM layers
+    "predicted_words",  # the same
 }  # fmt: skip
 
 

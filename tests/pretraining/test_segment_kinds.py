@@ -17,7 +17,7 @@ from bertsmith.errors import UserError
 from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining.loader import DataConfig, Loader
 from bertsmith.pretraining.segments import FullSource, Pair, PairSource, Sample, segment_source
-from bertsmith.text.frame import ROBERTA, WORDPIECE
+from bertsmith.text.frame import GPT_TEXT, ROBERTA, WORDPIECE
 from bertsmith.text.tokenizer import Tokenizer
 
 NO_PAIRS = MaskedLMConfig(next_sentence=False)
@@ -235,6 +235,21 @@ def test_a_last_sentence_is_dropped_if_too_little_of_it_fits(tmp_path):
     source = full_of(corpus_of(tmp_path / "other", [[19] * 300, [19] * 300]), 62 + 2)
     inside = [s for s in all_samples(source) if len(s.parts) == 1]
     assert {size_of(s) for s in inside} == {64}, "five tokens of a fourth are taken"
+
+
+def test_contiguous_text_begins_anywhere_and_an_epoch_reads_every_token_once(corpus):
+    frame = GPT_TEXT  # no token between two documents: they are one row of tokens
+    source = full_of(corpus, 50, frame=frame, whole_sentences=False)
+    for epoch in range(2):
+        found = source.samples(np.full(len(source), epoch), np.arange(len(source)))
+        sizes = [sum(map(len, sample.parts)) for sample in found]
+        assert set(sizes) == {50}
+        starts = [sample.parts[0][0] for sample in found]
+        assert not np.isin(starts, sentence_starts(corpus)).all()
+        tokens = np.concatenate([part for sample in found for part in sample.parts])
+        total = int(corpus.document_tokens.sum())
+        assert len(set(tokens.tolist())) == total
+        assert len(tokens) - total < 50  # the last chunk continues with the first one
 
 
 def test_an_epoch_covers_the_corpus_about_once(corpus, full):

@@ -17,6 +17,7 @@ from bertsmith.formats.families.bert import BERT
 from bertsmith.formats.families.distilbert import DISTILBERT
 from bertsmith.formats.families.electra import ELECTRA
 from bertsmith.formats.families.elmo import ELMO
+from bertsmith.formats.families.openai_gpt import OPENAI_GPT
 from bertsmith.formats.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bertsmith.formats.family import Family, Output
 from bertsmith.model.config import EncoderConfig
@@ -24,10 +25,13 @@ from bertsmith.model.config import EncoderConfig
 # A model that `transformers` has no class for must not be opened as another one: it has a `model_type` and a class of
 # our own.
 FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
-OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left)-")
+OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left|tokens)-")
 
 VERY_CLOSE = 0.9  # of a misspelt family; other families are often called nearly the same (`ibert`, `bart`)
-LISTED = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA, ELMO)
+LISTED = (
+    *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA),
+    *(ELMO, OPENAI_GPT),
+)
 FAMILIES = {family.model_type: family for family in LISTED}
 
 
@@ -63,7 +67,8 @@ def family_of(config: EncoderConfig) -> Family:
     family = FAMILIES[config.family]
     if refusal := family.refusal(config):
         name = family.refused(config)
-        able = [other.model_type for other in FAMILIES.values() if other.accepts(name, getattr(config, name))]
+        others = [other for other in FAMILIES.values() if other is not family]
+        able = [other.model_type for other in others if other.accepts(name, getattr(config, name))]
         raise UserError(refusal + (f", or model.family={' or '.join(able)}" if able else ""))
     return family
 

@@ -28,7 +28,7 @@ DTYPE = torch.bfloat16  # of the states between two operations
 
 
 def embeddings_forward(
-    tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables, norm: NormWeights, dropout: float,
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables, norm: NormWeights | None, dropout: float,
     projection: LinearWeights | None,
 ) -> Tensor:  # fmt: skip
     """The input layer on packed tokens; the tables are those of tokens, segments and positions."""
@@ -96,5 +96,7 @@ def taught_word_losses(
 
 
 def _transformed(hidden: Tensor, head: WordHead) -> Tensor:
+    if head.transform is None or head.norm is None:
+        return hidden.to(DTYPE)
     x = activated(linear(hidden.to(DTYPE), head.transform.weight), head.transform.bias, head.activation)
     return norm_and_residual(x, head.norm)[0]

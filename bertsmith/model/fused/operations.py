@@ -28,13 +28,14 @@ def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
 
 
 def embed(
-    tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables, norm: NormWeights, dropout: float,
+    tokens: Tensor, segments: Tensor, positions: Tensor, tables: Tables, norm: NormWeights | None, dropout: float,
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Dropout of the norm of the tables' rows: tokens, segments where there is a table of them, positions."""
+    """Dropout of the sum of the tables' rows (tokens, perhaps segments, positions), normalised if there is a norm."""
     seed = draw_seed(tokens.device, dropout)
     indices = tokens, segments, positions
-    return _Embed.apply(*indices, *tables, norm.weight, norm.bias, seed, dropout, norm.eps, dtype)  # type: ignore[no-any-return, no-untyped-call]
+    scale, shift, eps = norm or (None, None, 0.0)
+    return _Embed.apply(*indices, *tables, scale, shift, seed, dropout, eps, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Embed(torch.autograd.Function):
@@ -213,15 +214,16 @@ class _Long(torch.autograd.Function):
         return dqkv, dbias if ctx.bias else None, None, None, None
 
 
-def word_scores(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+def word_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """The scores of all words (M, V and up to 63 more) with the padded matrix: rows of a multiple of 64 are aligned."""
     extra = -len(weight) % 64
-    weight, bias = F.pad(weight.to(hidden.dtype), (0, 0, 0, extra)), F.pad(bias.to(hidden.dtype), (0, extra))
+    weight = F.pad(weight.to(hidden.dtype), (0, 0, 0, extra))
+    bias = None if bias is None else F.pad(bias.to(hidden.dtype), (0, extra))
     return F.linear(hidden, weight, bias), weight
 
 
 def masked_words(
-    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, sampling: Sampling | None = None
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, sampling: Sampling | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The summed cross-entropy of `hidden` (M, H) against all words of `weight` (V, H), and how many were right.
 
@@ -242,7 +244,7 @@ class _MaskedWords(torch.autograd.Function):
         losses, right, sampled = loss.cross_entropy(scores, words, targets, needed, seed, sampling)
         if needed:
             ctx.save_for_backward(hidden, weight, scores)
-            ctx.words = words
+            ctx.words, ctx.bias = words, bias is not None
         count = right.sum()
         ctx.mark_non_differentiable(count, *([] if sampled is None else [sampled]))
         return losses.sum(), count, sampled
@@ -252,12 +254,13 @@ class _MaskedWords(torch.autograd.Function):
     def backward(ctx: Any, grad, *_):  # type: ignore[override]
         hidden, weight, scores = ctx.saved_tensors
         dhidden = (scores @ weight) * grad.to(hidden.dtype)
-        dweight, dbias = matmul_float32(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
-        return dhidden, dweight[: ctx.words].mul_(grad), dbias[: ctx.words] * grad, None, None, None
+        dweight = matmul_float32(scores.t(), hidden)
+        dbias = scores.sum(0, dtype=torch.float32)[: ctx.words] * grad if ctx.bias else None
+        return dhidden, dweight[: ctx.words].mul_(grad), dbias, None, None, None
 
 
 def taught_words(
-    hidden: Tensor, weight: Tensor, bias: Tensor, taught: Tensor, targets: Tensor, temperature: float
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, taught: Tensor, targets: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The summed soft loss and cross-entropy of `hidden` (M, H) against all words, and how many were right.
 
@@ -274,7 +277,7 @@ class _TaughtWords(torch.autograd.Function):
         soft, hard, right, sums = taught.taught_losses(ours, theirs, words, targets, temperature)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(hidden, weight, ours, theirs, targets, sums)
-            ctx.settings = words, temperature
+            ctx.settings = words, temperature, bias is not None
         count = right.sum()
         ctx.mark_non_differentiable(count)
         return soft.sum(), hard.sum(), count
@@ -283,7 +286,8 @@ class _TaughtWords(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, soft, hard, _):  # type: ignore[override]
         hidden, weight, ours, theirs, targets, sums = ctx.saved_tensors
-        words, temperature = ctx.settings
+        words, temperature, has_bias = ctx.settings
         scores = taught.taught_gradients(ours, theirs, words, targets, sums, temperature, soft, hard)
-        dweight, dbias = matmul_float32(scores.t(), hidden), scores.sum(0, dtype=torch.float32)
-        return scores @ weight, dweight[:words], dbias[:words], None, None, None
+        dweight = matmul_float32(scores.t(), hidden)
+        dbias = scores.sum(0, dtype=torch.float32)[:words] if has_bias else None
+        return scores @ weight, dweight[:words], dbias, None, None, None

@@ -27,13 +27,13 @@ class NormWeights(NamedTuple):
 
 
 class WordHead(NamedTuple):
-    """The masked-word head: its transform, and the words' embeddings (V, E) with a bias for each word."""
+    """The masked-word head: the words' embeddings (V, E); a transform before them and a bias may be missing."""
 
-    transform: LinearWeights
+    transform: LinearWeights | None
     activation: Activation
-    norm: NormWeights
+    norm: NormWeights | None
     words: Tensor
-    bias: Tensor
+    bias: Tensor | None
 
 
 class Sampling(NamedTuple):
