@@ -237,7 +237,7 @@ def recipes(as_json: Json = False) -> None:
     \b
     Example: bertsmith recipes
     """
-    from bertsmith.recipes import describe, grouped
+    from bertsmith.commands.recipe_list import describe, grouped
 
     if as_json:
         show(describe(), as_json)
