@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.family_table import FAMILIES, KINDS, QUALITY, QUALITY_SMOKE, quality_config
 from bertsmith.config import load, to_dict
 from bertsmith.corpus.build import build_corpus
@@ -38,6 +36,7 @@ from bertsmith.training import runlog
 from bertsmith.training.run import CONFIG, MODEL, final_scores, is_finished
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 from bertsmith.training.side_by_side import side_by_side
+from bertsmith.training.speed import release_memory
 
 VOCABULARY = 32_000
 EPOCHS = {"cola": 5.0, "sst2": 1.0, "mrpc": 5.0, "stsb": 5.0, "rte": 5.0}
@@ -249,8 +248,7 @@ def measure_quality(name: str, arguments: Any, earlier: Results) -> Iterator[Res
     teacher = (arguments.teacher or best_teacher(there)) if name == "distilbert" else ""
     found: Results = {"pretraining": pretrained(name, arguments, teacher)}
     yield found
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    release_memory()
     found["tasks"] = finetuned(name, arguments)
     means = [task["mean"] for task in found["tasks"].values() if task["mean"] is not None]
     yield {**found, "mean": round(sum(means) / len(means), 2) if means else None}

@@ -45,6 +45,7 @@ from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import OPTIMIZER, STATE, checkpoints
 from bertsmith.training.run import MODEL, is_finished
+from bertsmith.training.speed import release_memory
 
 NAME, PAGE = "left_to_right", Path(__file__).parent.parent / "docs" / "paper.md"
 TASK_NAMES = {**NAMES, "squad1": "SQuAD F1"}
@@ -67,8 +68,7 @@ def pretrained(name: str, arguments: argparse.Namespace) -> Path:
     found |= {"asks": EXPERIMENTS[name].asks, "curve": curve(run)}
     found["checkpoints"] = [checkpoint_facts(path, name, corpus, arguments) for path in saved(run)]
     keep(NAME, arguments.results, "pretraining", name, found)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    release_memory()
     return run
 
 

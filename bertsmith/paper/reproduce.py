@@ -28,6 +28,7 @@ from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.task import find_task
 from bertsmith.training.run import is_finished
 from bertsmith.training.side_by_side import side_by_side
+from bertsmith.training.speed import release_memory
 
 Cell = dict[str, Any]
 
@@ -297,6 +298,7 @@ def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int
     else:
         for (start,) in to_train.values():
             work.pretrained(start)
+        release_memory()  # of this process, for those that fine-tune
     # Several columns may show scores of the same run.
     tuned = {run: given for table in tables for run, given in work.finetunings(table, seeds)}
     to_tune = {run: given for run, given in tuned.items() if not (run / SCORES).exists()}

@@ -132,7 +132,7 @@ SCALES = {
         Scale(
             "hour", "12 layers, 768 wide, pre-norm, Muon, equal minutes for every row (6 by default, see --minutes)",
             12, 768, 12, 256, None, MUON, (1e-4,), 1e-4, feature_epochs=5, restarts=0, dropout=0.0, pre_norm=True,
-            tuning_dropout=0.1, tuning_epochs={"sst2": 2, "squad1": 2, **dict.fromkeys(SMALL_TASKS, 5)},
+            tuning_dropout=0.1, tuning_epochs={"sst2": 1, "squad1": 2, **dict.fromkeys(SMALL_TASKS, 5)},
         ),
         Scale(
             "base", "the paper's sizes, a tenth of its budget",

@@ -121,7 +121,7 @@ class Work:
         """Refuse a finished run with other settings or on another corpus: the tables would name the wrong ones."""
         run = self.run_of(recipe)
         stored = from_dict(PretrainConfig, done["config"], str(run / SCORES))
-        decided = {name: getattr(stored.model, name) for name in ("vocab_size", "pad_token_id", "num_segments")}
+        decided = {name: getattr(stored.model, name) for name in (*EncoderConfig.DECIDED, "num_segments")}
         config = replace(config, model=replace(config.model, **decided))  # the tokenizer decides these
         same_settings(to_dict(stored), to_dict(config), run / SCORES, option="")
         if self.corpus_of(recipe) is None and self.scale.name != "tiny":

@@ -177,7 +177,7 @@ def test_table_5(folder, tasks, world) -> None:
     rows = {row["name"]: row for row in result["rows"]}
     assert list(rows) == ["BERT-Base", "No NSP", "LTR & No NSP", "+ BiLSTM", "LTR beside RTL"]
     for row in rows.values():
-        assert row["ours"].keys() == {"MNLI-m", "MRPC", "SST-2", "SQuAD", "CoLA", "RTE", "CoNLL-2003"}
+        assert row["ours"].keys() == {"MNLI-m", "MRPC", "SST-2", "SQuAD", "CoLA", "RTE", "STS-B", "CoNLL-2003"}
         for cell in row["ours"].values():
             assert cell["seeds"] == len(cell["values"]) == 2
             assert 0 <= cell["mean"] <= 100
@@ -189,7 +189,7 @@ def test_table_5(folder, tasks, world) -> None:
     assert result["settings"] == [*(f"--set {s}" for s in SHORT), *(f"--tune {s}" for s in QUICK)]
     assert "trained on 24 rows, where the data set has 87,599" in result["partial"]["SQuAD"]
     page = (folder / "tiny" / "table5.html").read_text()
-    assert [len(finding["compared"]) for finding in result["findings"]] == [2, 7, 1, 3, 7]
+    assert [len(finding["compared"]) for finding in result["findings"]] == [2, 8, 1, 3, 8]
     for text in ("84.4", "LTR &amp; No NSP", "The paper: next sentence", "Missing: QNLI", "Partial: SQuAD", "<svg"):
         assert text in page
     assert read_json(folder / "tiny" / "table5.json") == result
@@ -340,7 +340,7 @@ def test_dry_run_without_data_or_corpus(tmp_path) -> None:
 
 def test_dry_run(tmp_path, folder, tasks, world) -> None:
     (plan,) = run("table5", tmp_path / "new", tasks, world, seeds=3, dry_run=True)
-    assert len(plan["runs"]) == 4 + 5 * 7 * 3
+    assert len(plan["runs"]) == 4 + 5 * 8 * 3
     assert plan["hours"] == pytest.approx(sum(r["hours"] for r in plan["runs"]))
     assert plan["hours"] > (len(plan["runs"]) * 3 + 40 * 0.005) / 3600  # each run and each step takes some time
     assert not (tmp_path / "new").exists()
