@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from bertsmith.errors import NotFinite, UserError
 from bertsmith.serve.batching import QueueFull, Stopped, TooLarge
 from bertsmith.serve.models import UnknownModel
+from bertsmith.text.safe import valid_text
 
 LONGEST = 300  # characters of a message
 TYPES = {400: "empty", 413: "validation", 422: "validation", 424: "backend", 429: "overloaded", 503: "unhealthy"}
@@ -23,7 +24,7 @@ NOT_FIELDS = {"body", "str", "int", "bool", "list", "tuple", "dict", "float", "n
 
 def error_response(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return an error in OpenAI's form under /v1, elsewhere in the form of text-embeddings-inference."""
-    line = " ".join(message.split())
+    line = " ".join(valid_text(message).split())
     line = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
     if path.startswith("/v1/"):
         kind = "invalid_request_error" if status < 500 else "server_error"

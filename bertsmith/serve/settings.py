@@ -48,7 +48,7 @@ class ServeConfig:
     @property
     def max_characters(self) -> int:
         """The characters of one request's texts: more could not be encoded in the tokens of the queue."""
-        return 8 * self.queue_tokens
+        return 4 * self.queue_tokens
 
     def accepts(self, key: bytes) -> bool:
         """Return whether a key is one of the server's, in a time that does not depend on the key."""
