@@ -24,7 +24,8 @@ def micro_batches(
 ) -> list[Batch]:
     """The micro-batches of one rank in a step: every epoch shuffles the rows, and the run's last step may be smaller.
 
-    A row of a multiple-choice task is one example for each of its `endings`, which stay in one micro-batch.
+    A row of a multiple-choice task is one example for each of its `endings`, which stay in one micro-batch, and so do a
+    pair's two orders.
     """
     count = len(examples) // endings
     by_epochs = train.epochs is not None and train.steps is None and train.hours is None

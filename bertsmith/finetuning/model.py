@@ -13,19 +13,23 @@ from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.families.table import family_named
 from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.hub import find_model
-from bertsmith.formats.saved_config import CONFIG, architecture, head_in, read_config
+from bertsmith.formats.saved_config import CONFIG, architecture, config_in, head_in, read_config
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder, init_weights
+from bertsmith.model.encoder import Encoder, init_parameter, init_weights
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.progress import say
+from bertsmith.tasks.description import Task
 
 HEAD_WEIGHTS = 105  # the stream of draws that initialises the output layer
+VOCABULARY_TENSORS = ("encoder.embeddings.tokens.weight", "causal_lm.decoder.weight", "causal_lm.decoder.bias")
 
 
 def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
     """Load the pre-trained encoder and give it a new output layer; the pooler is kept if the folder has one."""
     torch.manual_seed(draws.seed(config.train.seed, HEAD_WEIGHTS))
     loaded = load_folder(source, head, dropout=config.dropout)
+    if not loaded.tokenizer.frame.size(1) and head.features is None:
+        loaded = _with_task_tokens(loaded)
     model = loaded.model
     assert isinstance(model, TaskModel)
     check_layers(config, model.encoder.config)
@@ -37,6 +41,45 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     elif config.reinit_layers:
         _reinitialise(model, config.reinit_layers)
     return replace(loaded, model=model)
+
+
+def with_settings_of_family(head: HeadConfig, task: Task, config: FinetuneConfig, source: Path) -> HeadConfig:
+    """A head with the language model's weight and the orders of pairs: as configured, or as the family has them."""
+    values = read_config(source)
+    family, encoder = family_named(values, source / CONFIG), config_in(values, source)
+    trained_alone = head.features is None and not head.bilstm_layers and not head.beside
+    weight = family.language_model * trained_alone if config.language_model is None else config.language_model
+    both = family.both_orders and task.symmetric and trained_alone
+    both = both if config.both_orders is None else config.both_orders
+    if weight and encoder.direction == "both":
+        raise UserError(
+            f"language_model {weight:g} needs an encoder that reads in one direction, and {source} sees what it would "
+            "predict; leave it out"
+        )
+    if both and (encoder.pooler or head.kind not in ("single", "multi", "regression")):
+        raise UserError(
+            f"both_orders adds the logits of two sequences, which needs a label or a number of a pair and an output "
+            f"layer without a bias, as openai-gpt has; {source} is {family.model_type}; leave it out"
+        )
+    return replace(head, language_model=weight, both_orders=both)
+
+
+def _with_task_tokens(loaded: Loaded) -> Loaded:
+    """Add the special tokens of tasks, with new embeddings (OpenAI GPT, section 3.3)."""
+    model, tokenizer = loaded.model, loaded.tokenizer.for_tasks()
+    assert isinstance(model, TaskModel)
+    config = model.encoder.config
+    rows = max(0, tokenizer.vocab_size - config.vocab_size)
+    tensors = model.state_dict()
+    for name in (name for name in tensors if name in VOCABULARY_TENSORS):
+        new = torch.empty(rows, *tensors[name].shape[1:])
+        init_parameter(name, new, config.init_std)
+        tensors[name] = torch.cat([tensors[name], new])
+    with torch.device("meta"):
+        larger = TaskModel(Encoder(replace(config, vocab_size=config.vocab_size + rows)), model.head_config)
+    larger.load_state_dict(tensors, assign=True)
+    larger.tie_weights()
+    return replace(loaded, model=larger, tokenizer=tokenizer)
 
 
 def _note_generator(source: Path) -> None:

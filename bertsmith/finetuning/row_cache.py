@@ -79,7 +79,7 @@ def cache_folder() -> Path | None:
 def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: HeadConfig, labelled: bool) -> str:
     """The key of encoded rows: a digest of everything that their encoding depends on, the code included."""
     found = hashlib.blake2b(digest_size=16)
-    settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.num_choices, labelled]
+    settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.sequences, labelled]
     settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
     found.update(json.dumps(settings).encode())
     _add_rows(found, rows, labelled)

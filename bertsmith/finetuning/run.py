@@ -15,7 +15,7 @@ from bertsmith.finetuning.batches import micro_batches
 from bertsmith.finetuning.collapse import collapse
 from bertsmith.finetuning.data import RunData, class_weights, read_data
 from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples
-from bertsmith.finetuning.model import freeze, start_model, start_task
+from bertsmith.finetuning.model import freeze, start_model, start_task, with_settings_of_family
 from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
 from bertsmith.finetuning.scoring import DevScores, write_predictions
@@ -101,12 +101,18 @@ def _finetune(
     seeded = replace(config, train=replace(config.train, seed=seed_now(run, config.train.seed, restarts)))
     command = f"bertsmith finetune {config.task} --model {source} --data {splits.train[0]} --out {run}"
     data = read_data(seeded, splits, command)
+    data = replace(data, head=with_settings_of_family(data.head, data.task, seeded, source))
     loaded = start_model(source, data.head, seeded)
     limits = _limits(seeded, data, loaded)
     weights = class_weights(data.rows, data.head, config.data.class_weights, config.data.balanced)
     encoded = _encode(data, loaded, limits)
+    if data.head.language_model:
+        predicted = loaded.model.encoder.config.direction
+        encoded = replace(encoded, examples=replace(encoded.examples, predicted=predicted))
     counts = {"rows": len(data.rows), "labels": len(data.head.labels), "unknown_percent": _unknowns(encoded, loaded)}
-    steps = seeded.train.num_steps(len(data.rows) if data.head.features else len(encoded.examples) // _endings(data))
+    steps = seeded.train.num_steps(
+        len(data.rows) if data.head.features else len(encoded.examples) // data.head.sequences
+    )
     teacher = find_teacher(config, data, loaded.tokenizer, limits, device)
     facts = {**_facts(source, data), **({} if teacher is None else {"teacher": teacher.facts})}
     checkpoint, finished = open_run(run, config, facts, resume, {"start_task": start_task(loaded)})
@@ -182,11 +188,6 @@ def _facts(source: Path, data: RunData) -> dict[str, Any]:
     }
 
 
-def _endings(data: RunData) -> int:
-    """The number of examples per row: the endings of a multiple-choice task, else one."""
-    return max(1, data.head.num_choices)
-
-
 def _trainable(
     loaded: Loaded, config: FinetuneConfig, class_weights: list[float] | None, device: torch.device
 ) -> TaskModel:
@@ -223,7 +224,7 @@ def _train(
 
     def batches(step: int, share: float) -> list[Batch]:
         rank, ranks = distributed.rank(), distributed.world_size()
-        return micro_batches(examples, step, config.train, predictor.max_length, rank, ranks, _endings(data))
+        return micro_batches(examples, step, config.train, predictor.max_length, rank, ranks, data.head.sequences)
 
     def load(folder: Path) -> dict[str, torch.Tensor]:
         best = load_folder(folder)
@@ -256,7 +257,7 @@ def _collapse(data: RunData, network: TaskModel, dev: DevScores, run: Path) -> s
         return ""
     constant_loss = KINDS[data.head.kind].constant_loss(data.rows, data.head, network.class_weights)
     reason: str = distributed.on_rank_zero(
-        lambda: collapse(runlog.last_loss(run), constant_loss, dev.constant.get("", ""))
+        lambda: collapse(runlog.last_loss(run, "task_loss"), constant_loss, dev.constant.get("", ""))
     )
     return reason
 

@@ -78,6 +78,10 @@ class FinetuneConfig:
     trained with them (Table 5); `beside` is a second model of the other direction, whose hidden states are concatenated
     with those of the first. `dropout` replaces the model's own: a model that was pre-trained without dropout may still
     need it here. With `distillation.teacher` the model also learns the predictions of a fine-tuned one.
+
+    `language_model` is the weight of the language model's loss on the same texts, for an encoder that reads in one
+    direction; `both_orders` reads every pair of texts in both orders, for an output layer without a bias. Unset, they
+    are those of the model's family: OpenAI GPT has a weight of 0.5, and both orders for texts that are alike or not.
     """
 
     task: str
@@ -93,6 +97,8 @@ class FinetuneConfig:
     bilstm_layers: int = 0
     beside: str = ""
     dropout: float | None = None
+    language_model: float | None = None
+    both_orders: bool | None = None
     distillation: TeacherConfig = field(default_factory=TeacherConfig)
     BOUNDS = {
         "restarts": Bounds(0, 1000),
@@ -100,10 +106,14 @@ class FinetuneConfig:
         "frozen_layers": Bounds(0, 1000),
         "bilstm_layers": Bounds(0, 100),
         "dropout": Bounds(0, 1, "[)"),
+        "language_model": Bounds(0, 10**6),
     }
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        trained_apart = {"features": self.features.variant, "bilstm_layers": self.bilstm_layers, "beside": self.beside}
+        for name in (name for name, value in trained_apart.items() if value and self.language_model):
+            raise UserError(f"language_model {self.language_model} trains the encoder alone; leave out {name}")
         if self.features.variant and (self.bilstm_layers or self.beside):
             name = "bilstm_layers" if self.bilstm_layers else "beside"
             raise UserError(f"--features trains a BiLSTM on a frozen encoder, and {name} is for one that is trained")

@@ -28,6 +28,7 @@ from bertsmith.progress import progress_bar
 from bertsmith.tasks.description import Encoded, Limits
 from bertsmith.tasks.examples import SOFT, SOFT_TOKEN
 from bertsmith.tasks.kinds import KINDS
+from bertsmith.tasks.sequences import of_rows
 from bertsmith.text.tokenizer import Tokenizer
 
 Logits = NDArray[np.float32]
@@ -68,7 +69,7 @@ class TaskTeacher:
         for begin in range(0, len(data.rows), WINDOW):
             rows = data.rows[begin : begin + WINDOW]
             read = KINDS[head.kind].encode(rows, predictor.tokenizer, predictor.limits, head, labelled=False)
-            yield np.stack(predictor.logits(read.examples)).reshape(len(rows), -1)
+            yield np.stack(of_rows(predictor.logits(read.examples), head)).reshape(len(rows), -1)
 
     def _of_tokens(self, encoded: Encoded) -> Iterator[Logits]:
         """The logits of all tokens (T, K), which are the same for both models."""

@@ -20,7 +20,8 @@ TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.posi
 WRITTEN_ANEW = frozenset(
     """architectures id2label label2id num_labels _num_labels problem_type num_choices finetuning_task model_type
     transformers_version torch_dtype dtype _name_or_path name_or_path attn_implementation _attn_implementation_autoset
-    tokenizer_class features bilstm_layers beside pooled xla_device do_sample early_stopping num_beams num_beam_groups
+    tokenizer_class features bilstm_layers beside pooled language_model both_orders
+    xla_device do_sample early_stopping num_beams num_beam_groups
     diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens
@@ -115,6 +116,8 @@ class Family:
     layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
     vocabulary: Kind | None = None  # of the published models; None: of any kind
     is_own: bool = False  # whether `transformers` has no class for it; the classes are then names of our own
+    language_model: float = 0.0  # the weight of the language model's loss in the published fine-tuning
+    both_orders: bool = False  # whether the published fine-tuning reads pairs of like texts in both orders
     head_activation: Activation | None = None  # that their head over the vocabulary always has; None: the encoder's
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 from bertsmith.config import from_dict, read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.formats.families.factorised import weights_today
-from bertsmith.formats.families.table import family_of
+from bertsmith.formats.families.table import family_of, output_named
 from bertsmith.formats.family import KEPT, Family
 from bertsmith.formats.saved_config import (
     CONFIG,
@@ -195,6 +195,8 @@ def names_of(model: Model) -> dict[str, Stored]:
         output: Names = {name: name for name in has if name.startswith(OWN_NAMES)}
     else:
         output = output_of(model).names
+    if isinstance(model, TaskModel) and model.causal_lm is not None:
+        output = {**output, **output_named(family, "causal_lm").names}
     lacking = not config.bias and "bias" in family.own_fields
     names = _with_copies(dict(expand({**family.encoder, **output}, range(config.num_layers))), config)
     return {name: stored for name, stored in names.items() if name in has or (lacking and _is_lacking_bias(name, has))}
@@ -262,8 +264,7 @@ def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Store
             init_parameter(ours, tensors[ours], config.init_std)
             missing.append(ours)
     model.load_state_dict(tensors, strict=False, assign=True)
-    if isinstance(model, Objective):
-        model.tie_weights()
+    model.tie_weights()
     assert not any(parameter.is_meta for parameter in model.parameters())
     return tuple(missing)
 

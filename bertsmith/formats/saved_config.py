@@ -136,9 +136,8 @@ def head_out(head: HeadConfig, config: EncoderConfig) -> dict[str, Any]:
         values["features"] = asdict(head.features)
     if head.bilstm_layers:
         values["bilstm_layers"] = head.bilstm_layers
-    if head.beside:
-        values["beside"] = True
-    return values
+    own = {"beside": head.beside, "language_model": head.language_model, "both_orders": head.both_orders}
+    return {**values, **{name: value for name, value in own.items() if value}}
 
 
 def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
@@ -163,6 +162,8 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
         "features": features,
         "bilstm_layers": _whole(values, "bilstm_layers", 0, folder / CONFIG),
         "beside": bool(values.get("beside")),
+        "language_model": _weight(values, folder / CONFIG),
+        "both_orders": bool(values.get("both_orders")),
     }
     dropout = dropout_in(values, kind, folder)
     return HeadConfig(kind, labels if needs_labels else (), choices, dropout, **own)  # type: ignore[arg-type]
@@ -194,6 +195,14 @@ def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> i
     if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
         raise UserError(f"{where}: {name} must be a whole number between 0 and {LARGEST_COUNT:,}, not {value!r}")
     return value
+
+
+def _weight(values: Mapping[str, Any], where: Path) -> float:
+    """Return the weight of the language model's loss."""
+    value = values.get("language_model") or 0.0
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST_COUNT:
+        raise UserError(f"{where}: language_model must be a number between 0 and {LARGEST_COUNT:,}, not {value!r}")
+    return float(value)
 
 
 def dropout_in(values: Mapping[str, Any], kind: HeadKind, folder: Path) -> float | None:

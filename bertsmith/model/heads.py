@@ -169,6 +169,11 @@ class HeadConfig:
     With `features` a BiLSTM on a frozen encoder predicts the tags. With `bilstm_layers` a BiLSTM between the encoder
     and the output layer is trained with both (Table 5). With `beside` a second encoder has the opposite direction, and
     the states of both are concatenated (section 5.1).
+
+    With `language_model` the encoder, which reads in one direction, goes on predicting the next tokens of the texts:
+    this is the weight of that loss beside the task's (OpenAI GPT, section 3.2). With `both_orders` a pair is two
+    sequences, one in each order, whose logits are added: the output layer has no bias, so this is to add their states
+    before it (section 3.3).
     """
 
     kind: HeadKind
@@ -178,6 +183,13 @@ class HeadConfig:
     features: FeatureConfig | None = None
     bilstm_layers: int = 0
     beside: bool = False
+    language_model: float = 0.0
+    both_orders: bool = False
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences of a row: one for each ending, two for a pair in both orders, else one."""
+        return 2 if self.both_orders else max(1, self.num_choices)
 
     def rate(self, config: EncoderConfig) -> float:
         """The dropout before the output layer on this encoder."""
@@ -280,6 +292,7 @@ class TaskModel(nn.Module):
         self._sent: tuple[list[float] | None, Tensor | None] = None, None  # these weights and their copy on the device
         self.head = make_head(encoder.config, head)
         self.beside = Encoder(_opposite(encoder.config)) if head.beside else None
+        self.causal_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens) if head.language_model else None
         if head.features is not None:
             encoder.requires_grad_(False)
 
@@ -287,6 +300,16 @@ class TaskModel(nn.Module):
     def encoders(self) -> list[Encoder]:
         """The encoder, and the second one of the opposite direction where there is one."""
         return [self.encoder] if self.beside is None else [self.encoder, self.beside]
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """The weights of losses in the sum that is minimised; 1 for those that are not named."""
+        return {"lm": self.head_config.language_model}
+
+    def tie_weights(self) -> None:
+        """Make the language model's output layer share the token embedding's matrix."""
+        if self.causal_lm is not None:
+            self.causal_lm.tie(self.encoder.embeddings.tokens)
 
     @property
     def untrained(self) -> list[Encoder]:
@@ -308,7 +331,9 @@ class TaskModel(nn.Module):
 
     def logits(self, batch: Batch) -> Tensor:
         """The logits: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""
-        scores = self.scores(batch)
+        return self._shaped(self.scores(batch), batch)
+
+    def _shaped(self, scores: Tensor, batch: Batch) -> Tensor:
         if self.head_config.kind == "choice":
             return scores.view(-1, self.head_config.num_choices or len(scores))
         if self.head_config.kind == "span":
@@ -316,12 +341,30 @@ class TaskModel(nn.Module):
         return scores
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The summed loss, by the name `task`."""
-        logits = self.logits(batch)
+        """The summed loss, by the name `task`, and that of the language model, `lm`, where there is one."""
+        scores, losses = self._scores_and_losses(batch)
+        logits = self._shaped(scores, batch)
+        if self.head_config.both_orders:
+            logits = logits.unflatten(0, (-1, 2)).sum(1)
         loss = self.loss(logits, batch)
         if self.soft_targets is not None:
             loss = self.soft_targets.loss(loss, logits, batch, self.head_config.kind)
-        return {"task": loss}
+        return {"task": loss, **losses}
+
+    def _scores_and_losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output layer's logits, and the language model's loss, from one pass through the encoder."""
+        if self.causal_lm is None:
+            return self.scores(batch), {}
+        places, targets = batch.labels["masked"], batch.labels["targets"]
+        if isinstance(self.head, SequenceHead):
+            pooled = pooled_rows(batch.layout, self.encoder.config.direction)
+            states = self.encoder(batch, rows=torch.cat([places, pooled]))
+            scores, states = self.head(states[len(places) :]), states[: len(places)]
+        else:
+            hidden = self.encoder(batch)
+            scores, states = self.head(hidden), batch.layout.flat(hidden).index_select(0, places)
+        loss, _ = self.causal_lm.losses(states, targets, self.encoder.choice(batch).fused)
+        return scores.float(), {"lm": loss}
 
     def _weights_on(self, device: torch.device) -> Tensor | None:
         """The class weights on a device, copied there once: a CUDA graph cannot capture a copy from the host."""

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from bertsmith.batch import Batch
+from bertsmith.batch import IGNORE, Batch, LabelKind
 from bertsmith.errors import UserError
+from bertsmith.model.config import Direction
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import MaskedLMHead
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.settings import CAUSAL_LM, CausalLMConfig
+
+MASKED = LabelKind("position", fill=0, index=True)  # the positions that predict a word
+TARGET = LabelKind("position", fill=IGNORE)  # the ids of the words
+
+
+class NextTokens(NamedTuple):
+    """The positions that predict, and the ids of the tokens that they predict."""
+
+    positions: NDArray[np.int64]  # (M,)
+    targets: NDArray[Any]  # (M,)
+
+
+def next_tokens(tokens: NDArray[Any], lengths: NDArray[Any], direction: Direction) -> NextTokens:
+    """Targets without masks: a position predicts its successor or, right to left, its predecessor, where it has one."""
+    ends = np.cumsum(lengths)
+    if direction != "right-to-left":
+        positions = np.delete(np.arange(len(tokens)), ends - 1)
+        return NextTokens(positions, tokens[positions + 1])
+    positions = np.delete(np.arange(len(tokens)), ends - lengths)
+    return NextTokens(positions, tokens[positions - 1])
 
 
 class CausalLM(Objective):

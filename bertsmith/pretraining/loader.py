@@ -13,6 +13,7 @@ from bertsmith.batch import CHARACTERS, IGNORE, Batch, Label, LabelKind, lay_out
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
 from bertsmith.model.config import Direction
+from bertsmith.objectives.causal_lm import MASKED, TARGET, next_tokens
 from bertsmith.objectives.kinds import objective_class
 from bertsmith.objectives.objective import EVERY_TOKEN, ORIGINAL_LABEL, PAIR_LABEL
 from bertsmith.objectives.settings import MASKED_LM, ObjectiveConfig
@@ -21,8 +22,6 @@ from bertsmith.pretraining.segments import PairKind, SegmentSource
 from bertsmith.text.spelling import PADDING
 from bertsmith.text.tokenizer import Tokenizer
 
-MASKED = LabelKind("position", fill=0, index=True)  # the tokens that are predicted
-TARGET = LabelKind("position", fill=IGNORE)  # their ids
 SPELLING = LabelKind("token", fill=PADDING)  # the characters of every token
 ORIGINAL = LabelKind("token", fill=IGNORE)  # every token before masking
 PAIR = LabelKind("sequence", loss="nsp")  # whether the second segment is a random one
@@ -133,7 +132,7 @@ class Loader:
             keys = draws.key(self.source.seed, copies, indices, MASKING)
             masked = mask_tokens(tokens, lengths, keys, self.config.masking, self.vocabulary)
         else:
-            masked = next_tokens(tokens, lengths, self.direction)
+            masked = Masked(tokens, *next_tokens(tokens, lengths, self.direction))
         batch = lay_out(masked.tokens, joined.segments, lengths, packed=self.packed, pad=self.tokenizer.pad_id)
         labels = {"masked": Label(masked.positions, MASKED), "targets": Label(masked.targets, TARGET), **spelling}
         losses = objective.counts(self.objective)
@@ -144,16 +143,6 @@ class Loader:
         sizes = {EVERY_TOKEN: len(tokens), **{name: len(label.values) for name, label in labels.items()}}
         counts = {loss: sizes[label] for loss, label in losses.items()}
         return replace(batch.with_labels(labels), counts=counts, indices=indices)
-
-
-def next_tokens(tokens: NDArray[np.int64], lengths: NDArray[np.int64], direction: Direction) -> Masked:
-    """Targets without masks: a position predicts its successor or, right to left, its predecessor, where it has one."""
-    ends = np.cumsum(lengths)
-    if direction != "right-to-left":
-        positions = np.delete(np.arange(len(tokens)), ends - 1)
-        return Masked(tokens, positions, tokens[positions + 1])
-    positions = np.delete(np.arange(len(tokens)), ends - lengths)
-    return Masked(tokens, positions, tokens[positions - 1])
 
 
 def split_documents(count: int, held_out: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -43,6 +43,7 @@ class Task:
     unlabelled: str = ""  # the label of rows whose annotators did not agree; such rows are skipped
     letters: bool = False  # F1 of answers compares characters instead of words (Korean)
     max_length: int = 128
+    symmetric: bool = False  # the order of the two texts means nothing: they are alike, or they are not
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.batch import IGNORE, Batch, Example, Label, LabelKind, lay_out
+from bertsmith.model.config import Direction
+from bertsmith.objectives.causal_lm import MASKED, next_tokens
+from bertsmith.objectives.causal_lm import TARGET as NEXT
 from bertsmith.text.tokenizer import Tokenizer
 
 AT_ONCE = 16384  # texts per call of the tokenizer: its output takes much more memory than the tokens
@@ -42,6 +45,7 @@ class Examples(Sequence[Example]):
     step: int = 1
     word_marks: NDArray[np.uint8] | None = None  # (T,) 1 at the first token of a word, 2 where it starts a sentence
     soft: Label | None = None  # (n / step, K) or (T, K)
+    predicted: Direction | None = None  # the direction of a language model that learns the texts; None: there is none
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -100,6 +104,9 @@ class Examples(Sequence[Example]):
             labels["tags"] = Label(self.tags[source], TAG)
         if self.soft is not None:
             labels["soft"] = replace(self.soft, values=self.soft.values[rows if self.soft.kind == SOFT else source])
+        if self.predicted is not None:
+            places, targets = next_tokens(self.tokens[source], lengths, self.predicted)
+            labels |= {"masked": Label(places, MASKED), "targets": Label(targets, replace(NEXT, loss="lm"))}
         return replace(batch.with_labels(labels), indices=rows)
 
 

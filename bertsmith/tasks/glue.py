@@ -40,9 +40,9 @@ MNLI_FILES = {
 GLUE = (
     _task("cola", "CoLA", ("matthews", "accuracy"), SINGLE, YES_NO, header=("source", "label", "star", "sentence")),
     _task("sst2", "SST-2", ("accuracy",), SINGLE, YES_NO),
-    _task("mrpc", "MRPC", ("f1", "accuracy"), MRPC, YES_NO),
-    _task("stsb", "STS-B", ("spearman", "pearson"), STSB, scale=(0.0, 5.0)),
-    _task("qqp", "QQP", ("f1", "accuracy"), QQP, YES_NO),
+    _task("mrpc", "MRPC", ("f1", "accuracy"), MRPC, YES_NO, symmetric=True),
+    _task("stsb", "STS-B", ("spearman", "pearson"), STSB, scale=(0.0, 5.0), symmetric=True),
+    _task("qqp", "QQP", ("f1", "accuracy"), QQP, YES_NO, symmetric=True),
     _task("mnli", "MNLI-m", ("accuracy",), MNLI, NLI, **MNLI_FILES),
     _task("qnli", "QNLI", ("accuracy",), (("question",), ("sentence",), ("label",)), ENTAILS),
     _task("rte", "RTE", ("accuracy",), PAIR, ENTAILS),
@@ -67,5 +67,6 @@ KOREAN = (
         dev={"": ("sts-dev", *DEV)},
         test={"KorSTS": ("sts-test", "test")},
         scale=(0.0, 5.0),
+        symmetric=True,
     ),
 )

@@ -109,12 +109,26 @@ def encode(
     labelled: bool,
     target: Callable[[Row, HeadConfig], Any],
 ) -> Encoded:
-    """One example per row: one text or a pair of texts, with `target` as its label."""
+    """One example per row: one text or a pair of texts, with `target` as its label; in both orders, two examples."""
     labels = np.asarray([target(row, head) for row in rows]) if labelled else None
+    owners = np.arange(len(rows))
+    if head.both_orders:
+        owners = np.repeat(np.arange(len(rows)), 2)
+        rows = [each for row in rows for each in (row, _swapped(row))]
     first, second = (texts_of(texts, tokenizer) for texts in ([r.text for r in rows], [r.pair or "" for r in rows]))
     has_second = np.array([row.pair is not None for row in rows])
     examples, shortened = join_texts(first, second, has_second, tokenizer, limits.max_length)
-    return Encoded(replace(examples, labels=labels), range(len(rows)), shortened=int(shortened.sum()))
+    examples = replace(examples, labels=labels, step=head.sequences)
+    return Encoded(examples, owners, shortened=int(shortened[:: head.sequences].sum()))
+
+
+def _swapped(row: Row) -> Row:
+    """A pair in the other order."""
+    if row.pair is None:
+        raise UserError(
+            f"{row.place or repr(row.text)}: both_orders is for pairs of texts, and there is no second text"
+        )
+    return replace(row, text=row.pair, pair=row.text)
 
 
 def label_index(row: Row, head: HeadConfig) -> int:
@@ -155,7 +169,12 @@ def decode(
     predict: Callable[[NDArray[np.float32], HeadConfig], Prediction],
 ) -> list[Prediction]:
     """One prediction per row."""
-    return [predict(scores, head) for scores in logits]
+    return [predict(scores, head) for scores in of_rows(logits, head)]
+
+
+def of_rows(logits: Sequence[NDArray[np.float32]], head: HeadConfig) -> Sequence[NDArray[np.float32]]:
+    """The logits of rows: those of the two orders of a pair are added (OpenAI GPT, section 3.3)."""
+    return [a + b for a, b in zip(logits[::2], logits[1::2], strict=True)] if head.both_orders else logits
 
 
 def predict_label(logits: NDArray[np.float32], head: HeadConfig) -> Prediction:

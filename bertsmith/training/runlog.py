@@ -133,9 +133,9 @@ def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
     return found
 
 
-def last_loss(run: Path) -> float:
-    """The mean training loss over the last fifth of a run; NaN if no loss was written."""
-    losses = [record["loss"] for record in read(run) if "loss" in record]
+def last_loss(run: Path, name: str = "loss") -> float:
+    """The mean training loss of this name over the last fifth of a run; NaN if no loss was written."""
+    losses = [record[name] for record in read(run) if name in record]
     last = losses[-max(1, len(losses) // 5) :]
     return sum(last) / len(last) if last else math.nan
 

@@ -156,15 +156,39 @@ def test_classification_is_equal(kind, packed, tokenizer, tmp_path: Path) -> Non
     gradients_are_equal(model, theirs)
 
 
+@layouts
+def test_double_heads_with_both_losses_are_equal(packed, tokenizer, tmp_path: Path) -> None:
+    """The loss of the endings and half of the language model's, as in fine-tuning (section 4.1 of the paper)."""
+    theirs = theirs_of("OpenAIGPTDoubleHeadsModel")
+    head = HeadConfig("choice", num_choices=CHOICES, language_model=0.5)
+    model = opened(theirs, tokenizer, tmp_path, head)
+    padded, batch = batch_of(False, label=np.array([2, 0])), batch_of(packed, label=np.array([2, 0]))
+    batch.labels.update(language_model_labels(batch))
+    ends = padded.layout.mask.sum(1) - 1
+    endings = {"input_ids": padded.tokens, "labels": next_words(padded), "mc_token_ids": ends}
+    endings = {name: value.unflatten(0, (-1, CHOICES)) for name, value in endings.items()}
+    mask = padded.layout.mask.long()
+    output = theirs(**endings, attention_mask=mask, mc_labels=padded.labels["label"])
+    same(model.logits(batch), output.mc_logits)
+    losses = model(batch)
+    task, words = losses["task"] / 2, losses["lm"] / len(batch.labels["targets"])
+    same(task, output.mc_loss)
+    same(words, output.loss)
+    assert model.loss_weights == {"lm": 0.5}
+    (task + 0.5 * words).backward()
+    (output.mc_loss + 0.5 * output.loss).backward()
+    gradients_are_equal(model, theirs)
+
+
 SAVED = {
     "causal_lm": ("OpenAIGPTLMHeadModel", None),
     "single": ("OpenAIGPTForSequenceClassification", HeadConfig("single", ("red", "green"))),
     "regression": ("OpenAIGPTForSequenceClassification", HeadConfig("regression")),
-    "choice": ("OpenAIGPTDoubleHeadsModel", HeadConfig("choice", num_choices=CHOICES)),
+    "choice": ("OpenAIGPTDoubleHeadsModel", HeadConfig("choice", num_choices=CHOICES, language_model=0.5)),
 }
 
 
-def ours_of(head: HeadConfig | None, tokenizer: Tokenizer):
+def ours_of(head: HeadConfig | None):
     sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 128, "max_positions": 48}
     encoder = Encoder(replace(GPT, vocab_size=VOCAB, **sizes))  # type: ignore[arg-type]
     model = CausalLM(encoder, CausalLMConfig()) if head is None else TaskModel(encoder, head)
@@ -174,7 +198,7 @@ def ours_of(head: HeadConfig | None, tokenizer: Tokenizer):
 @pytest.mark.parametrize("kind", SAVED)
 def test_transformers_opens_our_folder_and_saves_it_back(kind, tokenizer, tmp_path: Path) -> None:
     name, head = SAVED[kind]
-    model = ours_of(head, tokenizer)
+    model = ours_of(head)
     save_folder(tmp_path / "ours", model, tokenizer, Notes())
     theirs, info = getattr(transformers, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -191,7 +215,7 @@ def test_transformers_opens_our_folder_and_saves_it_back(kind, tokenizer, tmp_pa
 
 @pytest.mark.parametrize("head", [HeadConfig("tags", ("O", "B-X")), HeadConfig("span")], ids=["tags", "span"])
 def test_heads_of_tokens_have_names_of_our_own(head, tokenizer, tmp_path: Path) -> None:
-    model = ours_of(head, tokenizer)
+    model = ours_of(head)
     save_folder(tmp_path, model, tokenizer, Notes())
     values = json.loads((tmp_path / "config.json").read_text())
     assert values["model_type"] == "bertsmith-tokens-openai-gpt"
@@ -248,6 +272,8 @@ def test_other_encoders_are_refused(changes, why, tokenizer, tmp_path: Path) -> 
 def test_the_family_has_the_shape_of_the_paper() -> None:
     assert (GPT.num_layers, GPT.hidden_size, GPT.num_heads, GPT.intermediate_size) == (12, 768, 12, 3072)
     assert (GPT.max_positions, GPT.norm_eps, GPT.hidden_dropout, GPT.attention_dropout) == (512, 1e-5, 0.1, 0.1)
-    assert sum(p.numel() for p in Encoder(replace(GPT, num_layers=1)).parameters()) == 31_480_320 + 7_087_872
+    with torch.device("meta"):
+        sizes = sum(p.numel() for p in Encoder(GPT).parameters())
+    assert sizes == (40478 + 512) * 768 + 12 * 7_087_872
     x = torch.linspace(-4, 4, 99)
     same(F.gelu(x, approximate="tanh"), transformers.activations.NewGELUActivation()(x))

@@ -70,6 +70,8 @@ OPENAI_GPT = Family(
         "summary_proj_to_labels": True,
     },
     own_fields=("bias", "shared_layers"),
+    language_model=0.5,  # section 4.1
+    both_orders=True,  # section 3.3
     multiples={"intermediate_size": ("hidden_size", 4)},
     defaults={
         "vocab_size": 40478,
