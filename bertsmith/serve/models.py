@@ -25,6 +25,7 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.rows.columns import Row
 from bertsmith.serve.batching import Lane, TooLarge
 from bertsmith.tasks.inputs import row_of_input
+from bertsmith.tasks.sequences import of_rows
 
 # The routes of each kind of head.
 ROUTES: dict[str, tuple[str, ...]] = {
@@ -102,11 +103,12 @@ class ServedModel:
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> Work:
         """Compute the one score of each pair, before any activation, as a re-ranker gives it."""
-        return replace(self.predict(pairs, "texts"), decode=lambda logits: [float(row[0]) for row in logits])
+        found = self.predict(pairs, "texts")
+        return replace(found, decode=lambda logits: [float(row[0]) for row in of_rows(logits, self.predictor.head)])
 
     def logits(self, items: Sequence[Any]) -> Work:
         """Compute the logits of texts and pairs, without decoding them."""
-        return replace(self.predict(items), decode=lambda logits: logits)
+        return replace(self.predict(items), decode=lambda logits: list(of_rows(logits, self.predictor.head)))
 
     def fill(self, texts: Sequence[str], top: int) -> Work:
         """Fill the masks of texts; the words are chosen with their batch, since logits of the vocabulary are large."""
