@@ -30,10 +30,9 @@ from bertsmith.formats.tf1 import (
 from bertsmith.formats.weights import WEIGHTS, current_name, write_safetensors
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.spiece import read_spiece
+from bertsmith.text.tokenizer import PIECES, Tokenizer
 from bertsmith.text.tokenizer import SETTINGS as TOKENIZER_SETTINGS
-from bertsmith.text.tokenizer import Tokenizer
 
-PIECES = Path("spiece.model")  # SentencePiece's vocabulary, as `transformers` calls it
 CAPITALS = 1 / 100  # a vocabulary with at least this share of capitalised entries is cased
 
 
@@ -120,7 +119,7 @@ def guess_lowercase(name: str, vocab: list[str], cased: bool | None, saved: bool
 
 def _find_vocab(folder: Path) -> Path:
     """Return the vocabulary of a released folder: `vocab.txt`, `vocab_chinese.txt`, or SentencePiece's `*.model`."""
-    found = [folder / VOCAB, *sorted(folder.glob("vocab*.txt")), *sorted(folder.glob(f"*{PIECES.suffix}"))]
+    found = [folder / VOCAB, *sorted(folder.glob("vocab*.txt")), *sorted(folder.glob("*.model"))]
     return next((path for path in found if path.is_file()), folder / VOCAB)
 
 
@@ -133,7 +132,7 @@ def _read_vocab(path: Path, vocab_size: int) -> list[str]:
         raise UserError(
             f"{path} is missing, so the tokens of the model are not known; give the {VOCAB} it was made with"
         )
-    pieces = path.suffix == PIECES.suffix
+    pieces = path.suffix == ".model"
     tokens = [piece.text for piece in read_spiece(path).pieces] if pieces else _lines(path)
     if len(tokens) > vocab_size:
         raise UserError(f"{path} has {len(tokens)} entries, and {SETTINGS} has vocab_size = {vocab_size}")
@@ -152,7 +151,7 @@ def _lines(path: Path) -> list[str]:
 
 def _write_vocab(folder: Path, source: Path, tokens: list[str]) -> None:
     """Write a vocabulary into a model folder; `vocab.txt` keeps empty and duplicate lines, which have ids."""
-    if source.suffix == PIECES.suffix:
+    if source.suffix == ".model":
         (folder / PIECES).write_bytes(source.read_bytes())
     else:
         (folder / VOCAB).write_bytes("".join(f"{token}\n" for token in tokens).encode("utf-8"))

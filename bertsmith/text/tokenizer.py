@@ -4,7 +4,7 @@ A tokenizer folder holds `tokenizer.json` (the whole tokenizer) and `tokenizer_c
 opens the folder and gives the same tokens). Beside them are the files in which released models have their
 vocabularies: `vocab.txt` for WordPiece (BERT) and words (ELMo), `vocab.json` and `merges.txt` for byte-level BPE
 (RoBERTa) and for BPE with marked ends of words (OpenAI GPT). A folder that has only such files, or only `spiece.model`
-(Unigram, ALBERT), is opened as well.
+(Unigram, ALBERT), is opened as well; a `spiece.model` is written back, but none is made for a trained vocabulary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ KINDS: dict[type, Kind] = {
     models.WordLevel: "words",
 }
 WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-RELEASED = ("vocab.txt", byte_bpe.VOCAB, "spiece.model")
+PIECES = "spiece.model"
+RELEASED = ("vocab.txt", byte_bpe.VOCAB, PIECES)
 KEPT = (  # fields of tokenizer_config.json that are written back as they were read, for `transformers`
     *TOKEN_FIELDS,
     *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
@@ -64,6 +65,7 @@ class Tokenizer:
     frame: Frame = WORDPIECE
     spells: bool = False
     new_words: dict[str, int] | None = None
+    pieces: bytes = b""  # the `spiece.model` that it was opened with, which is written back for other programs
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -80,7 +82,9 @@ class Tokenizer:
         frame = frame_of(backend, settings)
         if missing := [name for name in frame.special_tokens if backend.token_to_id(name) is None]:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
-        return cls(backend, _lowercases(backend), settings, frame)
+        tokenizer = cls(backend, _lowercases(backend), settings, frame)
+        has_pieces = tokenizer.kind == "unigram" and (folder / PIECES).is_file()
+        return replace(tokenizer, pieces=(folder / PIECES).read_bytes()) if has_pieces else tokenizer
 
     def save(self, folder: str | Path, max_length: int | None = None, num_segments: int = 2) -> None:
         """Write the files of a tokenizer folder.
@@ -110,7 +114,8 @@ class Tokenizer:
         elif self.kind in ("bytes", "bpe"):
             texts |= byte_bpe.files(self.backend)
         texts[SETTINGS] = json.dumps(settings, indent=2) + "\n"
-        return {name: text.encode("utf-8") for name, text in texts.items()}
+        files = {name: text.encode("utf-8") for name, text in texts.items()}
+        return {**files, PIECES: self.pieces} if self.pieces else files
 
     @property
     def kind(self) -> Kind:

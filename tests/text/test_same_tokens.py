@@ -264,6 +264,15 @@ def test_the_table_of_characters_is_honoured(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "saved").encode(strings) == mine.encode(strings)
 
 
+def test_the_file_of_sentencepiece_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    save_spiece(tmp_path / "a", character_map("x", "list"))
+    for source, target in (("a", "b"), ("b", "c")):  # the second time from tokenizer.json
+        Tokenizer.load(tmp_path / source).save(tmp_path / target)
+        kept = tmp_path / target / "spiece.model"
+        assert kept.read_bytes() == (tmp_path / "a" / "spiece.model").read_bytes()
+
+
 def test_a_digit_with_a_comma_is_divided_as_in_alberts_code(tmp_path: Path) -> None:
     save_spiece(tmp_path)
     mine = Tokenizer.load(tmp_path)
