@@ -27,6 +27,7 @@ from bertsmith.formats.tf1_names import (
     NEXT_SENTENCE,
     POOLER,
     SPAN,
+    Release,
     Shape,
     Variable,
     check_shape,
@@ -36,8 +37,9 @@ from bertsmith.formats.tf1_names import (
 )
 from bertsmith.formats.tf1_releases import BERT, release_of
 from bertsmith.formats.tf1_settings import DEFAULTS, LABELS, SIZES, head_settings, settings_in, settings_out
+from bertsmith.text.tokenizer import PIECES
 
-CHECKPOINT, SETTINGS, VOCAB = "bert_model.ckpt", "bert_config.json", "vocab.txt"
+CHECKPOINT, SETTINGS, VOCAB = BERT.checkpoint, BERT.settings, "vocab.txt"
 ALBERT_SETTINGS = "albert_config*.json"
 HUB = "module/"  # a prefix of all variables in the checkpoints of TensorFlow Hub
 FILE_ENDS = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
@@ -193,15 +195,17 @@ def write_checkpoint(
     vocab: Sequence[str],
     *,
     source: Path | None = None,
+    release: Release = BERT,
+    pieces: bytes = b"",
 ) -> dict[str, Any]:
     """Write the released format into a folder, given the values of a `config.json` and weights by their names there.
 
-    `source` is their folder, for errors. Returns a report.
+    `source` is their folder, for errors; `pieces` is SentencePiece's file, instead of `vocab`. Returns a report.
     """
     source = source or folder
-    config = {**SIZES, **DEFAULTS, **config}
-    values, notes = settings_out(config)
-    found = select(BERT, weights, "hf", config, source)
+    config = {**SIZES, **DEFAULTS, **release.optional, **config}
+    values, notes = settings_out(config, release)
+    found = select(release, weights, "hf", config, source)
     variables = sorted((v for part in found.values() for v in part), key=lambda variable: variable.tf)
     shapes: dict[str, Shape] = {}
 
@@ -212,16 +216,17 @@ def write_checkpoint(
             shapes[variable.tf] = array.shape
             yield variable.tf, array.T if variable.transposed else array
 
-    write_bundle(folder / CHECKPOINT, arrays())
+    write_bundle(folder / release.checkpoint, arrays())
     if CLASSIFIER in found or SPAN in found:  # the released code ignores settings that it does not know
         values |= {key: config[key] for key in LABELS if config.get(key)}
     if "do_lower_case" in config:
         values["do_lower_case"] = config["do_lower_case"]
-    write_json(folder / SETTINGS, values)
-    (folder / VOCAB).write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="\n")
+    write_json(folder / release.settings, values)
+    lines = "".join(f"{token}\n" for token in vocab).encode("utf-8")
+    (folder / (PIECES if pieces else VOCAB)).write_bytes(pieces or lines)
     known = {variable.hf for variable in variables}
     return {
-        "checkpoint": str(folder / CHECKPOINT),
+        "checkpoint": str(folder / release.checkpoint),
         "architecture": (config.get("architectures") or [""])[0],
         **_count(shapes),
         "left_out": sorted(name for name in weights if name not in known),

@@ -14,12 +14,12 @@ from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
 from bertsmith.formats.card import write_card
-from bertsmith.formats.families.bert import BERT
+from bertsmith.formats.families.table import family_of
+from bertsmith.formats.family import Family
 from bertsmith.formats.hf import NOTES
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import CONFIG, config_in, read_config
 from bertsmith.formats.tf1 import (
-    CHECKPOINT,
     SETTINGS,
     VOCAB,
     Checkpoint,
@@ -27,6 +27,8 @@ from bertsmith.formats.tf1 import (
     read_checkpoint,
     write_checkpoint,
 )
+from bertsmith.formats.tf1_names import Release
+from bertsmith.formats.tf1_releases import ALBERT, WRITTEN
 from bertsmith.formats.weights import WEIGHTS, current_name, write_safetensors
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.spiece import read_spiece
@@ -84,14 +86,19 @@ def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
     """Convert a model folder, a run or a hub name to the released TensorFlow format and return a report."""
     folder = find_model(source)
     settings = read_config(folder)
-    if (family := config_in(settings, folder).family) != BERT.model_type:
-        raise UserError(f"{folder}: a model of the family {family}; the released TensorFlow format is BERT's alone")
+    family = family_of(config_in(settings, folder))
+    release = WRITTEN.get(family.model_type)
+    if release is None:
+        raise UserError(
+            f"{folder}: a model of the family {family.model_type}; --to tf1 writes the released formats of "
+            f"{' and '.join(WRITTEN)}"
+        )
     if not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder} has no {WEIGHTS}; write its weights into one file first: bertsmith convert {folder} DST --to hf"
         )
     tokenizer = Tokenizer.load(folder)
-    tokens = _vocab_of(tokenizer, folder)
+    tokens = _vocab_of(tokenizer, folder, release)
     lowercase, notes = _clean_up(tokenizer)
     if len(tokens) > settings.get("vocab_size", len(tokens)):
         raise UserError(f"{folder}: {len(tokens)} tokens, and {CONFIG} has vocab_size = {settings['vocab_size']}")
@@ -99,8 +106,11 @@ def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
         notes.append(f"{NOTES}, the task and its columns, has no place in the released format")
     values = {**settings, "do_lower_case": lowercase}
     with new_folder(target) as work:
-        report = write_checkpoint(work, values, _open_safetensors(folder / WEIGHTS), tokens, source=folder)
-    return {**report, "checkpoint": str(Path(target) / CHECKPOINT), "notes": [*report["notes"], *notes]}
+        weights = _open_safetensors(folder / WEIGHTS, family)
+        report = write_checkpoint(
+            work, values, weights, tokens, source=folder, release=release, pieces=tokenizer.pieces
+        )
+    return {**report, "checkpoint": str(Path(target) / release.checkpoint), "notes": [*report["notes"], *notes]}
 
 
 def guess_lowercase(name: str, vocab: list[str], cased: bool | None, saved: bool | None) -> tuple[bool, str]:
@@ -157,9 +167,13 @@ def _write_vocab(folder: Path, source: Path, tokens: list[str]) -> None:
         (folder / VOCAB).write_bytes("".join(f"{token}\n" for token in tokens).encode("utf-8"))
 
 
-def _vocab_of(tokenizer: Tokenizer, folder: Path) -> list[str]:
+def _vocab_of(tokenizer: Tokenizer, folder: Path, release: Release) -> list[str]:
     """Return the entries of a tokenizer in the order of their ids."""
+    if tokenizer.pieces and release is ALBERT:
+        return [tokenizer.token(number) for number in range(tokenizer.vocab_size)]
     if not isinstance(tokenizer.backend.model, models.WordPiece):
+        if release is ALBERT:
+            raise UserError(f"{folder} has no {PIECES}, which the released code reads; only released models have one")
         raise UserError(f"{folder}: the tokenizer is not WordPiece, and the released format has no other")
     file = folder / VOCAB
     lines = file.read_bytes().decode("utf-8", "replace").split("\n") if file.exists() else []
@@ -171,6 +185,8 @@ def _vocab_of(tokenizer: Tokenizer, folder: Path) -> list[str]:
 
 def _clean_up(tokenizer: Tokenizer) -> tuple[bool, list[str]]:
     """Return whether a tokenizer lower-cases texts, and notes on what the released code would do differently."""
+    if tokenizer.pieces:  # the file holds its own clean-up
+        return tokenizer.lowercase, []
     saved = json.loads(tokenizer.backend.to_str())["normalizer"] or {}
     steps = saved["normalizers"] if saved.get("type") == "Sequence" else [saved]
     bert = next((step for step in steps if step.get("type") == "BertNormalizer"), None)
@@ -183,7 +199,7 @@ def _clean_up(tokenizer: Tokenizer) -> tuple[bool, list[str]]:
     return lowercase, [f"texts are cleaned up otherwise than by the released code ({names}); vocab.txt cannot say so"]
 
 
-def _open_safetensors(path: Path) -> Weights:
+def _open_safetensors(path: Path, family: Family) -> Weights:
     """Open the weights of a model folder as float32, by the names of today's releases."""
     if not path.is_file():
         raise UserError(f"{path.parent} holds no model: {path.name} is missing")
@@ -192,10 +208,10 @@ def _open_safetensors(path: Path) -> Weights:
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     names = {current_name(name): name for name in file.keys()}  # noqa: SIM118
-    if BERT.is_encoder_alone(names):
-        names = {f"{BERT.prefix}{name}": theirs for name, theirs in names.items()}
-    _refuse_untied(file, names, path)
-    for copy, name in BERT.tied.items():
+    if family.is_encoder_alone(names):
+        names = {f"{family.prefix}{name}": theirs for name, theirs in names.items()}
+    _refuse_untied(file, names, path, family)
+    for copy, name in family.tied.items():
         if copy in names:
             names.setdefault(name, names.pop(copy))
     kept = {name: theirs for name, theirs in names.items() if not name.endswith("position_ids")}  # no weights
@@ -203,9 +219,9 @@ def _open_safetensors(path: Path) -> Weights:
     return Weights(shapes, lambda name: file.get_tensor(kept[name]).float().numpy())
 
 
-def _refuse_untied(file: Any, names: dict[str, str], path: Path) -> None:
+def _refuse_untied(file: Any, names: dict[str, str], path: Path, family: Family) -> None:
     """Refuse two different tensors where the released code has one: the decoder and the token embeddings."""
-    for copy, name in BERT.tied.items():
+    for copy, name in family.tied.items():
         if {copy, name} <= names.keys() and not file.get_tensor(names[copy]).equal(file.get_tensor(names[name])):
             raise UserError(
                 f"{path}: {names[copy]} differs from {names[name]}, and the released format has one tensor for both"

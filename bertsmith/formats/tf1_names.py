@@ -58,6 +58,8 @@ class Release:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # further settings with one supported value
     values: Mapping[str, Any] = field(default_factory=dict)  # of the `config.json`, for every model of the release
     gelu: str = "gelu"  # what `transformers` calls the activation that the released code calls gelu
+    checkpoint: str = "bert_model.ckpt"  # the names of the released files
+    settings: str = "bert_config.json"
 
     def parts(self, layers: int) -> dict[str, list[Variable]]:
         """Every variable of a model with a number of layers, by the part of the model."""
@@ -134,7 +136,7 @@ def select(
         if not missing:
             found[part] = variables
     known = {name for variables in found.values() for v in variables for name in (getattr(v, side), v.factor)}
-    start = "bert/" if side == "tf" else "bert."
+    start = "bert/" if side == "tf" else f"{release.model_type}."
     if strange := sorted(name for name in names if name.startswith(start) and name not in known):
         raise UserError(
             f"{where} has {strange[0]}, which {release.name} with {release.num_layers} = {config[release.num_layers]} "

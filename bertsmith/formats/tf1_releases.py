@@ -72,6 +72,8 @@ ALBERT = Release(
     embeddings_are="projected",
     optional={"num_hidden_groups": 1, "inner_group_num": 1},
     gelu="gelu_new",  # its code approximates GELU by tanh
+    checkpoint="model.ckpt-best",
+    settings="albert_config.json",
 )
 # BERT with a projection of narrower embeddings and layers of their own, as bert4keras trains and names it: ALBERT with
 # as many groups as layers computes the same.
@@ -114,6 +116,7 @@ FACTORISED_TOKENS = replace(  # the same with layers of their own
     values={},
 )
 RELEASES = (CHINESE_ALBERT, FACTORISED_TOKENS, ALBERT, FACTORISED_BERT, BERT)
+WRITTEN = {release.model_type: release for release in (BERT, ALBERT)}  # by the family of a model folder
 
 
 def release_of(names: Iterable[str]) -> Release:

@@ -72,19 +72,23 @@ def _implied(release: Release, config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: config.get(str(value), value) for key, value in release.values.items()}
 
 
-def settings_out(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def settings_out(config: Mapping[str, Any], release: Release) -> tuple[dict[str, Any], list[str]]:
     """Return a `config.json` as `bert_config.json`, and notes on settings that the released code does not support."""
-    values = {key: config.get(key, value) for key, value in DEFAULTS.items()} | {key: config[key] for key in SIZES}
+    optional = {**DEFAULTS, **release.optional}
+    sizes = [*SIZES, "embedding_size"] if release.embeddings_are == "projected" else [*SIZES]
+    values = {key: config.get(key, value) for key, value in optional.items()} | {key: config[key] for key in sizes}
     notes = []
     if values["layer_norm_eps"] == DEFAULTS["layer_norm_eps"]:
         del values["layer_norm_eps"]
     else:
         notes.append(f"layer_norm_eps is {values['layer_norm_eps']}; the released code always takes 1e-12")
-    if values["hidden_act"] not in ("gelu", "relu"):
+    if values["hidden_act"] == release.gelu:
+        values["hidden_act"] = "gelu"
+    elif values["hidden_act"] != "relu":
         notes.append(f"hidden_act is {values['hidden_act']!r}, which the released code does not know")
     if config.get("pad_token_id"):
         notes.append(f"pad_token_id is {config['pad_token_id']}; the released code always pads with 0")
-    if (name := (config.get("architectures") or [""])[0]) in [f"Bert{end}" for end in CLASSIFIERS[1:]]:
+    if (name := (config.get("architectures") or [""])[0]) in [f"{release.classes}{end}" for end in CLASSIFIERS[1:]]:
         notes.append(f"the released code has no {name}: its output layer goes by output_weights, as a classifier's")
     return dict(sorted(values.items())), notes
 

@@ -414,7 +414,7 @@ def test_models_that_the_format_cannot_hold_are_refused(tmp_path, tiny_tokenizer
         return tmp_path / "hf"
 
     size = {"vocab_size": tiny_tokenizer.vocab_size, "hidden_size": 32, "num_attention_heads": 2}
-    with pytest.raises(UserError, match="family electra; the released TensorFlow format is BERT's"):
+    with pytest.raises(UserError, match="family electra; --to tf1 writes the released formats of bert and albert"):
         hf_to_tf1(save(transformers.ElectraForMaskedLM(transformers.ElectraConfig(**size))), tmp_path / "tf")
     weights = load_file(save(theirs("mlm", tiny_tokenizer)) / "model.safetensors")
     weights["cls.predictions.decoder.weight"] = weights["bert.embeddings.word_embeddings.weight"].clone()

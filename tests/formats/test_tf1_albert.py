@@ -13,9 +13,10 @@ from torch.testing import assert_close
 from variants import randomise, their_model
 
 from bertsmith.batch import lay_out
+from bertsmith.conversion import convert
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import load_folder
-from bertsmith.formats.tensor_bundle import write_bundle
+from bertsmith.formats.tensor_bundle import read_index, read_tensor, write_bundle
 from bertsmith.formats.tf1 import is_checkpoint, read_checkpoint
 from bertsmith.formats.tf1_convert import tf1_to_hf
 
@@ -119,6 +120,22 @@ def same_outputs(folder: Path, model) -> None:
     assert_close(found, list(expected), atol=1e-5, rtol=0)
 
 
+def written_back(work: Path, released: Path, variables: dict[str, np.ndarray]) -> None:
+    """Assert that the folder `hf` becomes the released files again: the same names, values, settings and vocabulary."""
+    report = convert(work / "hf", work / "back", "tf1", verify=True)
+    assert report["parity"]["equal"]
+    assert (report["left_out"], report["checkpoint"]) == ([], str(work / "back" / "model.ckpt-best"))
+    entries = read_index(work / "back" / "model.ckpt-best")
+    assert entries.keys() == variables.keys() - {"global_step"}
+    for name, entry in entries.items():
+        np.testing.assert_array_equal(read_tensor(name, entry), variables[name])
+    old, new = (json.loads((folder / "albert_config.json").read_text()) for folder in (released, work / "back"))
+    assert {**old, **new, "do_lower_case": True} == {**old, "do_lower_case": True}
+    assert [
+        (work / "back" / name).read_bytes() for name in ("vocab.txt", "spiece.model") if (work / "back" / name).exists()
+    ] == [path.read_bytes() for path in (*released.glob("vocab.txt"), *released.glob("*.model"))]
+
+
 def test_albert_as_google_released_it(tmp_path, tiny_tokenizer):
     model = their_model("albert", "mlm+nsp", tiny_tokenizer.vocab_size)
     saved = {**variables(model, ALBERT), "global_step": np.int64(7)}
@@ -132,6 +149,7 @@ def test_albert_as_google_released_it(tmp_path, tiny_tokenizer):
         {"counters": 1},
     )
     same_outputs(tmp_path / "hf", model)
+    written_back(tmp_path, folder, saved)
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["hidden_act"] == "gelu_new"
     assert load_folder(tmp_path / "hf").model.encoder.config.shared_layers == "all"
 
@@ -237,5 +255,9 @@ def test_the_vocabulary_of_sentencepiece_is_taken_over(tmp_path):
     (ids,) = loaded.tokenizer.encode(["ABC de"], special=True)
     assert [words[i] for i in ids] == ["[CLS]", "▁abc", "▁", "de", "[SEP]"]
     assert (tmp_path / "hf" / "spiece.model").read_bytes() == (folder / "30k-clean.model").read_bytes()
+    written_back(tmp_path, folder, variables(model, ALBERT))
+    (tmp_path / "hf" / "spiece.model").unlink()
+    with pytest.raises(UserError, match=r"hf has no spiece\.model, which the released code reads"):
+        convert(tmp_path / "hf", tmp_path / "none", "tf1")
     same_weights = type(model).from_pretrained(tmp_path / "hf").state_dict()
     assert_close(same_weights, model.state_dict(), atol=0, rtol=0)
