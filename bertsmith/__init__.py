@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bertsmith.pretraining.run import pretrain as pretrain
     from bertsmith.pretraining.settings import PretrainConfig as PretrainConfig
     from bertsmith.recipes import recipe as recipe
+    from bertsmith.serve.client import Client as Client
     from bertsmith.text.tokenizer import Tokenizer as Tokenizer
     from bertsmith.training.settings import TrainConfig as TrainConfig
     from bertsmith.verify import verify_resume as verify_resume
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. No module of the package may have the name of a public function: importing
 # it would put the module in the function's place (`tests/test_public_names.py`).
 _MODULES = {
+    "Client": "serve.client",
     "EncoderConfig": "model.config",
     "Embedder": "inference.embedder",
     "Features": "formats.feature_store",

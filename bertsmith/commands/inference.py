@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,6 +30,9 @@ from bertsmith.commands.show import show, show_prediction, show_scores
 from bertsmith.errors import UserError
 from bertsmith.rows.columns import split_names
 from bertsmith.text.safe import safe_argument
+
+if TYPE_CHECKING:
+    from bertsmith.serve.remote import Remote
 
 PredictOut = Annotated[
     str,
@@ -120,6 +123,9 @@ def predict(
     n_best: NBest = None,
     resume: ResumeFile = False,
     force: Force = False,
+    url: Annotated[
+        str, typer.Option("--url", help="Ask a server (bertsmith serve) instead; MODEL is then the name of its model")
+    ] = "",
     combine: Combine = None,
     engine: Engine = None,
     threads: Threads = None,
@@ -137,26 +143,39 @@ def predict(
     What GLUE's server or SQuAD's script takes: bertsmith predict rte glue/RTE --out submission
     Several models as an ensemble: bertsmith predict runs/seed-1 runs/seed-2 input.csv --out out.jsonl
     From a pipe: cat texts.txt | bertsmith predict run2 - --out - > predictions.jsonl
+    By a server: bertsmith predict run2 input.csv --out out.jsonl --url http://localhost:8000
     """
     from bertsmith.inference.files import predict as function
-    from bertsmith.inference.files import predict_text
+    from bertsmith.inference.files import predict_text, trimmed
     from bertsmith.tasks.inputs import looks_like_text
 
     options: dict[str, Any] = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
-    options |= {"device": device, "n_best": n_best}
+    options |= {"device": device}
+    if url and (len(models) > 1 or any(value is not None for value in options.values())):
+        raise UserError("--url asks one model of a server; --engine, --threads, --precision, --device are the server's")
+    options |= {"n_best": n_best}
     if looks_like_text(data):
         if out or keep or text or resume or force:
             raise UserError("--out, --keep, --text, --resume and --force are for files, not for a single text")
-        show_prediction(predict_text(models, data, pair, **options), as_json)
+        asked = _remote(url, models[0]).client.predict([(data, pair) if pair else data])[0] if url else None
+        show_prediction(trimmed(asked, n_best) if asked else predict_text(models, data, pair, **options), as_json)
         return
     if data != "-" and "://" not in data and not Path(data).exists():
         raise UserError(f"no such file: {data}; a single text needs several words to be recognised as one")
     if not out:
         raise UserError(f"--out is missing: name a .jsonl, .csv or .parquet file for the predictions of {data}, or -")
     given: dict[str, Any] = {"keep": split_names(keep), "text": text, "pair": pair, "resume": resume, "force": force}
-    rows = function(models, data, out, **given, **options)
+    rows = function(_remote(url, models[0]) if url else models, data, out, **given, **options)
     if out != "-":
         show({"predictions": out, "rows": rows}, as_json)
+
+
+def _remote(url: str, model: str) -> Remote:
+    """Return the model of a server."""
+    from bertsmith.serve.client import Client
+    from bertsmith.serve.remote import Remote
+
+    return Remote(Client(url, model=model))
 
 
 def embed(

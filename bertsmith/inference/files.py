@@ -17,6 +17,7 @@ from bertsmith.inference.engines import EngineName, Precision
 from bertsmith.inference.journal import LINES, Journal
 from bertsmith.inference.output import (
     ReadShare,
+    RowPredictor,
     check_out,
     kept_for_resume,
     open_partial,
@@ -71,7 +72,7 @@ def evaluate(
 
 @writes()
 def predict(
-    model: Names,
+    model: Names | RowPredictor,
     data: str | Path,
     out: str | Path,
     *,
@@ -89,6 +90,7 @@ def predict(
 ) -> int:
     """Write a prediction for every row of a file or of standard input (`-`), in order; return the number of rows.
 
+    The model is a folder, a run, a hub name, or anything that predicts rows, such as the model of a server.
     Several models predict as an ensemble, see `together` of `bertsmith.inference.predictor`. An existing output is
     refused, or overwritten with `force`. `n_best` is the number of labels or answers that are listed with their scores.
     `out` is a `.jsonl`, `.csv` or `.parquet` file, or `-` for JSON lines on standard output. `keep` names columns of
@@ -105,9 +107,15 @@ def predict(
         check_out(Path(out), data, PREDICTION_FILES, resume=resume, force=force)
     elif resume or force:
         raise UserError("--resume and --force are for files; --out - has none")
-    predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
+    predictor: Predictor | RowPredictor
+    if isinstance(model, (str, Path, Sequence)):
+        predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
+    else:
+        predictor = model
     columns = replace(predictor.columns, **{k: v for k, v in (("text", text), ("pair", pair)) if v})
     if is_data_set:
+        if not isinstance(predictor, Predictor):
+            raise UserError(f"{data} is the folder of a data set, which a model on this machine predicts; give a file")
         count = predict_data_set(predictor, Path(data), Path(out))
     elif is_stream:
         count = write_predictions(predictor, data, columns, keep, sys.stdout, n_best=n_best)
@@ -116,7 +124,8 @@ def predict(
         if force and not resume:
             shutil.rmtree(partial_folder(Path(out)), ignore_errors=True)
         count = predict_file(predictor, data, Path(out), columns, keep, n_best)
-    _say_notes(predictor)
+    if isinstance(predictor, Predictor):
+        _say_notes(predictor)
     return count
 
 
@@ -190,7 +199,7 @@ def predict_data_set(predictor: Predictor, data: Path, out: Path) -> int:
 
 
 def predict_file(
-    predictor: Predictor,
+    predictor: Predictor | RowPredictor,
     data: str | Path,
     out: Path,
     columns: Columns,
@@ -217,7 +226,7 @@ def predict_file(
 
 
 def write_predictions(
-    predictor: Predictor,
+    predictor: Predictor | RowPredictor,
     data: str | Path,
     columns: Columns,
     keep: Sequence[str],

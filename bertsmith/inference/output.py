@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
@@ -21,8 +21,9 @@ from bertsmith.formats.hub import FILES
 from bertsmith.inference import predictor as predicting
 from bertsmith.inference.predictor import Predictor
 from bertsmith.progress import say
-from bertsmith.rows.columns import Columns
+from bertsmith.rows.columns import Columns, Row
 from bertsmith.rows.records import STDIN
+from bertsmith.tasks.description import Task
 
 FACTS = "facts.json"
 
@@ -69,20 +70,45 @@ def check_partial(out: Path, resume: bool, otherwise: str) -> None:
         raise UserError(f"{partial_folder(out)} is left of a stopped run; add --resume to continue it, or {otherwise}")
 
 
-def output_facts(predictor: Predictor, data: str | Path, columns: Columns, keep: Sequence[str]) -> dict[str, Any]:
+class RowPredictor(Protocol):
+    """What predicts rows in the place of a `Predictor`: the model of a server, for example."""
+
+    @property
+    def task(self) -> Task:
+        """The task, which says how files are read."""
+
+    @property
+    def columns(self) -> Columns:
+        """The names of the columns."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the predictions depend on."""
+
+    def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        """Yield predictions for rows, in order."""
+
+
+def output_facts(
+    predictor: Predictor | RowPredictor, data: str | Path, columns: Columns, keep: Sequence[str]
+) -> dict[str, Any]:
     """Return what the output depends on: the model's files, the engine, the input and the columns that are read."""
+    found = Path(data).stat() if str(data) != STDIN and Path(data).is_file() else None
+    read = {"text": columns.text, "pair": columns.pair, "keep": list(keep)}
+    written = [found.st_size, found.st_mtime_ns] if found else []
+    facts = _model_facts(predictor) if isinstance(predictor, Predictor) else predictor.facts
+    return {**facts, "input": str(data), "input_file": written, **read, "window": predicting.WINDOW}
+
+
+def _model_facts(predictor: Predictor) -> dict[str, Any]:
     digest = hashlib.sha256()
     folders = [Path(folder) for folder in predictor.folders]
     kinds = (*FILES, "**/*.onnx")
     for path in (path for folder in folders for path in sorted(p for kind in kinds for p in folder.glob(kind))):
         digest.update(path.name.encode() + bytes.fromhex(file_hash(path)))
     digest.update(b"nbest" if predictor.members else b"")
-    found = Path(data).stat() if str(data) != STDIN and Path(data).is_file() else None
-    read = {"text": columns.text, "pair": columns.pair, "keep": list(keep)}
-    written = [found.st_size, found.st_mtime_ns] if found else []
     engines = [repr(member.engine) for member in predictor.members or (predictor,)]
-    facts = {"model": digest.hexdigest(), "engine": engines, "input": str(data), "input_file": written}
-    return {**facts, **read, "window": predicting.WINDOW}
+    return {"model": digest.hexdigest(), "engine": engines}
 
 
 def open_partial(work: Path, facts: dict[str, Any], otherwise: str) -> bool:

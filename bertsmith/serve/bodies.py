@@ -104,6 +104,9 @@ class EmbedBody(Foreign):
         bool | None, Field(description="Scale vectors to length 1; null: as saved in the model's folder")
     ] = True
     truncate: Annotated[bool | None, Field(description="false refuses texts that are longer than the model")] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"], Field(description="base64: the bytes of each vector's float32 numbers")
+    ] = "float"
 
 
 class PredictBody(Foreign):

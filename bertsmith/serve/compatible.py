@@ -20,7 +20,7 @@ from bertsmith.errors import UserError
 from bertsmith.serve import bodies
 from bertsmith.serve.batching import TooLarge
 from bertsmith.serve.models import ServedModel, Work
-from bertsmith.serve.service import Service, json_response, service_of, to_json, vectors_to_json
+from bertsmith.serve.service import Service, json_response, service_of, to_json
 from bertsmith.tasks.sequences import softmax
 
 router = APIRouter()
@@ -82,7 +82,9 @@ async def embed(body: bodies.EmbedBody, request: Request) -> Response:
         return model.embed(texts, body.normalize)
 
     found, _ = await service.run(model, texts, make)
-    return await service.vectors(found, lambda: vectors_to_json(found))
+    return await service.vectors(
+        found, lambda: b"[" + b",".join(_written(vector, body.encoding_format) for vector in found) + b"]"
+    )
 
 
 def _refuse_long(model: ServedModel, texts: list[str]) -> None:
