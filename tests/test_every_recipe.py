@@ -1,6 +1,7 @@
 """Every recipe trains: shrunk to a tiny size, two steps on a CPU, saved, and opened by us and by `transformers`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import transformers
 from runs import needs_teacher, shrunk
 
 from bertsmith.config import load
+from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.hf import load_folder
+from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.settings import PretrainConfig
@@ -45,6 +48,7 @@ def test_two_steps_of_a_recipe(name: str, world: Path, tmp_path: Path) -> None:
 PUBLISHED = {  # layers, width, heads; sequences, steps, warm-up steps, rate, beta2; dropout
     "roberta-base": (12, 768, 12, 8192, 500_000, 24_000, 6e-4, 0.98, 0.1),
     "roberta-large": (24, 1024, 16, 8192, 500_000, 30_000, 4e-4, 0.98, 0.1),
+    "gpt": (12, 768, 12, 64, None, 0, 2.5e-4, 0.999, 0.1),
     "albert-base": (12, 768, 12, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
     "albert-large": (24, 1024, 16, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
     "albert-xlarge": (24, 2048, 16, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
@@ -54,15 +58,22 @@ PUBLISHED = {  # layers, width, heads; sequences, steps, warm-up steps, rate, be
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_values(name: str) -> None:
-    """RoBERTa, section 4 and Table 9; ALBERT, Table 1 and section 4.1, with the released configurations."""
+    """RoBERTa, section 4 and Table 9; ALBERT, Table 1 and section 4.1, with the released configurations; GPT, 4.1."""
     config = recipe(name)
     model, data, train = config.model, config.data, config.train
     shape = model.num_layers, model.hidden_size, model.num_heads
     schedule = train.batch_size, train.steps, round(train.warmup * (train.steps or 0)), train.learning_rate, train.beta2
     assert (*shape, *schedule, model.hidden_dropout) == PUBLISHED[name]
-    assert (data.max_length, train.adam_eps, train.weight_decay) == (512, 1e-6, 0.01)
+    assert (data.max_length, train.weight_decay) == (512, 0.01)
+    assert train.adam_eps == (1e-8 if name == "gpt" else 1e-6)
     assert (model.intermediate_size, model.attention_dropout) == (4 * model.hidden_size, model.hidden_dropout)
-    if model.family == "roberta":
+    if name == "gpt":
+        assert (data.pairs, train.epochs, train.schedule, train.optimizer) == ("contiguous", 100, "cosine", "adamw")
+        assert round(train.warmup * 3_000_000) == 2000
+        assert (model.direction, model.num_segments, model.activation) == ("left-to-right", 0, "gelu_tanh")
+        assert (model.embedding_norm, model.head_transform, model.head_bias, model.pooler) == (False,) * 4
+        assert model == replace(EncoderConfig(**FAMILIES["openai-gpt"].defaults), family="openai-gpt", vocab_size=30522)
+    elif model.family == "roberta":
         assert (data.pairs, data.copies, train.optimizer, train.clip_norm) == ("full", 0, "adamw", 0.0)
         assert (model.num_segments, model.norm_eps, config.objective) == (1, 1e-5, MaskedLMConfig(next_sentence=False))
     else:
