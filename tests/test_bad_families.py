@@ -57,7 +57,7 @@ def test_openai_gpt_without_its_merges_and_with_a_mask(refused, tmp_path: Path) 
     save_folder(tmp_path / "gpt", CausalLM(Encoder(EncoderConfig(**{**config, **sizes}))), pieces, Notes())
     message = refused("fill", tmp_path / "gpt", "the [MASK] fox", "--device", "cpu")
     assert "has no masked-word head (it reads in one direction), so it cannot fill masks" in message
-    message = refused("convert", tmp_path / "gpt", "--out", tmp_path / "tf1", "--to", "tf1")
+    message = refused("convert", tmp_path / "gpt", tmp_path / "tf1", "--to", "tf1")
     assert "reads in one direction, left-to-right, which tf1 has no model for" in message
     for name in ("tokenizer.json", "merges.txt"):
         (tmp_path / "gpt" / name).unlink()
