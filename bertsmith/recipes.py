@@ -202,22 +202,25 @@ def gpt_tiny() -> PretrainConfig:
 
 def roberta_tiny() -> PretrainConfig:
     """RoBERTa to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
-    return _tried(roberta("tiny"))
+    return _tried(roberta("tiny"), 2e-3)
 
 
 def albert_tiny() -> PretrainConfig:
     """ALBERT to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
-    return _tried(albert("tiny"))
+    return _tried(albert("tiny"), 1e-2)
 
 
 def electra_tiny() -> PretrainConfig:
-    """ELECTRA to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
-    return _tried(electra("tiny"))
+    """ELECTRA to try on a CPU: two layers, short sequences, a short run at the published rate of ELECTRA-Small.
+
+    At a higher rate the generator learns faster, but the discriminator calls every token original.
+    """
+    base = electra("tiny")
+    return _tried(base, base.train.learning_rate)
 
 
-def _tried(base: PretrainConfig) -> PretrainConfig:
+def _tried(base: PretrainConfig, rate: float) -> PretrainConfig:
     """A recipe made small: what is learnt from which data and by which optimiser stays."""
-    rate = {"adamw": 2e-3, "lamb": 1e-2}[base.train.optimizer]
     train = replace(
         base.train, epochs=None, steps=2000, batch_size=32, learning_rate=rate, warmup=0.05, evaluate_every=200
     )

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from runs import needs_teacher, shrunk
 
-from bertsmith.config import load
+from bertsmith.config import load, override
 from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
@@ -43,6 +43,18 @@ def test_two_steps_of_a_recipe(name: str, world: Path, tmp_path: Path) -> None:
     if hasattr(transformers, saved["architectures"][0]):
         opened = transformers.AutoConfig.from_pretrained(folder)
         assert opened.model_type == written.model.family
+
+
+@pytest.mark.slow
+def test_the_discriminator_of_electra_tiny_learns_more_than_the_share_of_replaced_tokens(
+    world: Path, tmp_path: Path
+) -> None:
+    """At four times the rate its loss stays that of one probability for all tokens: the entropy of the share."""
+    config = override(recipe("electra-tiny"), ["train.steps=100", "train.batch_size=16", "train.evaluate_every=0"])
+    scores = pretrain(config, world / "shards", tmp_path / "run", device="cpu")
+    wrong = 1 - scores["detection_accuracy"] / 100  # at most the share of replaced tokens, about 15 %
+    entropy = -wrong * np.log(wrong) - (1 - wrong) * np.log(1 - wrong)
+    assert scores["detection_loss"] < entropy - 0.02
 
 
 PUBLISHED = {  # layers, width, heads; sequences, steps, warm-up steps, rate, beta2; dropout

@@ -48,7 +48,7 @@ def evaluate(
     device = next(objective.parameters()).device
     sums, counts = defaultdict[str, float](float), Counter[str]()
     with torch.autocast(device.type, dtype, enabled=dtype is not None):
-        for indices in _batches(loader):
+        for indices in batches(loader):
             batch = loader.batch(np.zeros_like(indices), indices).to(device)
             for name, (total, count) in objective.measures(batch).items():
                 sums[name] += total.item()
@@ -66,7 +66,7 @@ def evaluate(
     return {**result, **({"samples": filled} if filled else {})}
 
 
-def _batches(loader: Loader) -> Iterator[np.ndarray[Any, Any]]:
+def batches(loader: Loader) -> Iterator[np.ndarray[Any, Any]]:
     """The indices of the held-out sequences that are evaluated, batch by batch: the same ones every time."""
     length = loader.source.max_length
     count, at_once = min(len(loader.source), SEQUENCES, max(1, TOKENS // length)), max(1, AT_ONCE // length)
