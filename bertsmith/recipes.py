@@ -202,12 +202,12 @@ def gpt_tiny() -> PretrainConfig:
 
 def roberta_tiny() -> PretrainConfig:
     """RoBERTa to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
-    return _tried(roberta("tiny"), 2e-3)
+    return _tried(roberta("tiny"))
 
 
 def albert_tiny() -> PretrainConfig:
     """ALBERT to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
-    return _tried(albert("tiny"), 1e-2)
+    return _tried(albert("tiny"))
 
 
 def electra_tiny() -> PretrainConfig:
@@ -215,12 +215,14 @@ def electra_tiny() -> PretrainConfig:
 
     At a higher rate the generator learns faster, but the discriminator calls every token original.
     """
-    base = electra("tiny")
-    return _tried(base, base.train.learning_rate)
+    published = electra("tiny")
+    base = _tried(published)
+    return replace(base, train=replace(base.train, learning_rate=published.train.learning_rate))
 
 
-def _tried(base: PretrainConfig, rate: float) -> PretrainConfig:
+def _tried(base: PretrainConfig) -> PretrainConfig:
     """A recipe made small: what is learnt from which data and by which optimiser stays."""
+    rate = {"adamw": 2e-3, "lamb": 1e-2}[base.train.optimizer]
     train = replace(
         base.train, epochs=None, steps=2000, batch_size=32, learning_rate=rate, warmup=0.05, evaluate_every=200
     )
