@@ -45,7 +45,12 @@ def config(dropout: float = 0.0, **changes: object) -> EncoderConfig:
 
 
 ALBERT = {"embedding_size": 128, "shared_layers": "all", "activation": "gelu_tanh"}
+GPT: dict[str, object] = {
+    "direction": "left-to-right", "num_segments": 0, "activation": "gelu_tanh", "embedding_norm": False,
+    "head_transform": False, "head_bias": False,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, object]] = {  # what differs from BERT
+    "gpt": GPT,
     "albert": ALBERT,
     "albert-xlarge": {**ALBERT, "hidden_size": 2048, "num_heads": 16, "intermediate_size": 8192},
     "albert-xxlarge": {**ALBERT, "hidden_size": 4096, "num_heads": 64, "intermediate_size": 16384},
@@ -123,6 +128,7 @@ def weights_after(
         pytest.param("muon", {}, id="muon"),
         pytest.param("lamb", {}, id="lamb"),
         *(pytest.param(name, ALBERT, id=f"albert-{name}") for name in ("adamw", "muon", "lamb")),
+        pytest.param("muon", GPT, id="gpt-muon"),
     ],
 )
 def test_captured_steps_equal_eager_steps(optimizer: str, changes: dict[str, object]) -> None:
