@@ -60,7 +60,7 @@ class Load:
     @property
     def results(self) -> dict[str, Any]:
         """The figures of the measurement."""
-        p50, p99 = np.percentile(self.seconds, [50, 99]) * 1000
+        p50, p99 = (float(value) * 1000 for value in np.percentile(self.seconds, [50, 99]))
         return {
             "requests_per_second": round(len(self.seconds) / self.elapsed, 1),
             "p50_ms": round(p50, 1),
