@@ -224,6 +224,8 @@ def _extend_model(folder: Path, out: Path, old: Tokenizer, new: Sequence[str], s
     from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 
     config = hf.load_folder(folder).model.encoder.config  # a folder that cannot be opened is refused
+    if config.reads_characters:
+        raise UserError(f"{folder} reads every word by its characters, so no words have to be added to it")
     family, old_rows = family_of(config), config.vocab_size
     names, pieces = _vocabulary_names(family), old.encode(new)
     tensors = read_weights(folder)

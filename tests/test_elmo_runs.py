@@ -5,21 +5,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from kind_rows import ROWS as TASK_ROWS
 from runs import cut, on_ranks, shrunk, weights
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import bertsmith
+from bertsmith.batch import Example, Label, collate
 from bertsmith.config import override
 from bertsmith.conversion import Options, convert
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
+from bertsmith.extend import extend
 from bertsmith.formats.families.table import FAMILIES
-from bertsmith.formats.hf import load_folder
+from bertsmith.formats.hf import load_folder, save_folder
+from bertsmith.inference.features import Features, features
+from bertsmith.model.states import hidden_states
 from bertsmith.objectives.bidirectional_lm import BidirectionalLM
+from bertsmith.pages.view import view
 from bertsmith.pretraining.settings import PretrainConfig
-from bertsmith.recipes import recipe
+from bertsmith.recipes import feature_based, recipe
+from bertsmith.tasks.examples import SPELLING
+from bertsmith.text.spelling import spell
 from bertsmith.training import runlog
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,6 +170,120 @@ def test_half_precision_is_written(run: Path, tmp_path: Path) -> None:
 def test_settings_that_do_not_fit_are_refused(change: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         override(recipe("elmo"), [change])
+
+
+# --- the features: vectors of texts and words, and a model of each kind of task on them
+
+
+def test_unknown_words_are_told_apart_by_their_characters(run: Path, tmp_path: Path) -> None:
+    embedder = bertsmith.Embedder.load(run, "cpu", pooling="mean")
+    assert load_folder(run / "model").tokenizer.encode(["xylophone"]) == [[1]]
+    one, other, again = embedder(["the xylophone", "the zygote", "the xylophone"])
+    np.testing.assert_allclose(one, again, atol=1e-6)
+    assert np.abs(one - other).max() > 1e-4
+    (tmp_path / "text.txt").write_text("the xylophone and the zygote\n")
+    features(run, tmp_path / "text.txt", tmp_path / "out", layers="all", dtype="float32", device="cpu")
+    (entry,) = Features.open(tmp_path / "out")
+    assert entry.words == ["the", "xylophone", "and", "the", "zygote"]
+    first = entry.vectors[0]  # without context
+    np.testing.assert_array_equal(first[0], first[3])
+    assert np.abs(first[1] - first[4]).max() > 1e-4
+    np.testing.assert_array_equal(*np.split(first, 2, axis=1))  # both directions begin with one vector
+
+
+def test_features_equal_the_states_of_every_layer(run: Path, tmp_path: Path) -> None:
+    loaded = load_folder(run / "model")
+    (tmp_path / "text.txt").write_text("The xylophone of a list.\n")
+    features(run, tmp_path / "text.txt", tmp_path / "out", layers="all", dtype="float32", device="cpu")
+    (entry,) = Features.open(tmp_path / "out")
+    spelt = spell(["The", "xylophone", "of", "a", "list", "."])
+    ends = loaded.tokenizer.characters(np.array([2, 3]))
+    characters = np.concatenate([ends[:1], spelt, ends[1:]])
+    example = Example(np.ones(8, dtype=np.int64), np.zeros(8), {"characters": Label(characters, SPELLING)})
+    with torch.no_grad():
+        states = hidden_states(loaded.model.encoder.eval(), collate([example], packed=True), (0, 1, 2))
+    np.testing.assert_allclose(entry.vectors, torch.stack([states[i] for i in range(3)])[:, 1:-1], atol=1e-6)
+
+
+TUNED = ["train.steps=4", "train.batch_size=4", "data.max_length=32", "restarts=0", "train.evaluate_every=0"]
+TUNED += ["features.hidden_size=8", "features.num_layers=1"]
+SEVERAL = [{"text": f"it is {i}", "labels": [name for name in "ab" if i % 2 or name == "b"]} for i in range(14)]
+TASKS = {**TASK_ROWS, "several": SEVERAL}
+COLUMNS = {"tag": ["tokens"], "answer": ["question", "context"], "choose": ["text", "endings"]}
+COLUMNS["pair"] = ["text1", "text2"]
+
+
+def inputs_of(task: str) -> list:
+    """Rows as `Predictor` takes them."""
+    rows = [[row[name] for name in COLUMNS.get(task, ["text"])] for row in TASKS[task]]
+    return [row[0] if len(row) == 1 else tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_model_of_every_kind_of_task_is_trained_on_the_features(task: str, run: Path, tmp_path: Path) -> None:
+    rows, name = TASKS[task], "classify" if task == "several" else task
+    more = ["data.stride=8", "data.max_query=8"] if task == "answer" else []
+    config = override(feature_based(name, "mix-all"), [*TUNED, *more])
+    before = load_file(run / "model" / "model.safetensors")
+    scores = bertsmith.finetune(config, run, rows, tmp_path / "run", dev=rows, device="cpu")
+    assert np.isfinite([value for value in scores.values() if isinstance(value, float)]).all()
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(after[name], before[name]) for name in before if name.startswith("elmo."))
+    assert not torch.equal(after["head.mix"], torch.ones(3))
+    assert not torch.equal(after["head.scale"], torch.ones(1))
+    values = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert values["model_type"] == "bertsmith-features-elmo"
+    answers = bertsmith.Predictor.load(tmp_path / "run", device="cpu")(inputs_of(task))
+    loaded = load_folder(tmp_path / "run" / "model")
+    assert (loaded.missing, len(answers)) == ((), len(rows))
+    save_folder(tmp_path / "again", loaded.model, loaded.tokenizer, loaded.notes)
+    assert bertsmith.Predictor.load(tmp_path / "again", device="cpu")(inputs_of(task)) == answers
+
+
+ANIMALS = ["zebra", "gnu", "yak", "okapi", "ibex", "lynx", "tapir", "dingo"]  # words outside the vocabulary
+LEARNT = {
+    "classify": [{"text": f"the {w} is here", "label": "ab"[i % 2]} for i, w in enumerate(ANIMALS)],
+    "pair": [{"text1": f"a {w}", "text2": f"a {v}", "label": str(w == v)} for w in ANIMALS for v in ANIMALS[:3]],
+    "answer": [
+        {"question": "which animal is it", "context": f"the list is a {w} of a file {i}", "answers": [w]}
+        for i, w in enumerate(ANIMALS)
+    ],
+    "choose": [{"text": f"a {w}", "endings": [f"the {w}", "the list", "the class"], "label": 0} for w in ANIMALS],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", LEARNT)
+def test_the_model_on_features_learns(task: str, run: Path, tmp_path: Path) -> None:
+    steps = {"classify": 150, "pair": 250}.get(task, 60)
+    changes = [f"train.steps={steps}", "train.batch_size=8", "train.learning_rate=1e-2", "restarts=0", "dropout=0.0"]
+    changes += ["features.hidden_size=32", "features.num_layers=1", "train.evaluate_every=0", "data.max_length=32"]
+    changes += ["data.stride=8", "data.max_query=8"] if task == "answer" else []
+    config, rows = override(feature_based(task, "mix-all"), changes), LEARNT[task]
+    scores = bertsmith.finetune(config, run, rows, tmp_path / "run", dev=rows, device="cpu")
+    assert scores["f1" if task == "answer" else "accuracy"] > 95
+
+
+def test_resumed_training_on_features_is_identical(run: Path, tmp_path: Path) -> None:
+    config = override(feature_based("pair", "mix-all"), [*TUNED, "train.save_every=2", "train.keep=9"])
+    data = {"dev": TASKS["pair"], "device": "cpu"}
+    bertsmith.finetune(config, run, TASKS["pair"], tmp_path / "whole", **data)
+    bertsmith.finetune(config, run, TASKS["pair"], cut(tmp_path / "whole", tmp_path / "cut", 2), resume=True, **data)
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_an_elmo_is_not_fine_tuned_whole(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is an ELMo, .* add --features mix-all"):
+        bertsmith.finetune("classify", run, TASKS["classify"], tmp_path / "run", device="cpu")
+
+
+def test_what_needs_attention_or_a_table_of_tokens_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has LSTM layers, and the page shows attention"):
+        view(run, "a list", None, tmp_path / "page.html", device="cpu")
+    with pytest.raises(UserError, match="int8 is for Transformer layers"):
+        bertsmith.Predictor.load(run, device="cpu", precision="int8")
+    with pytest.raises(UserError, match="only WordPiece can be extended"):
+        extend(run, tmp_path / "out", words=["xylophone"])
 
 
 def test_masks_cannot_be_filled(run: Path) -> None:

@@ -51,7 +51,9 @@ Jobs = Annotated[
 ]
 FeatureVariant = Annotated[
     str | None,
-    typer.Option("--features", help="Train a BiLSTM on the frozen encoder: last, concat-last-four, … (Table 7)"),
+    typer.Option(
+        "--features", help="Train a BiLSTM on the frozen encoder: last, concat-last-four, … (Table 7); mix-all for ELMo"
+    ),
 ]
 
 

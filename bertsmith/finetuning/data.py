@@ -9,7 +9,6 @@ import numpy as np
 
 from bertsmith.errors import UserError
 from bertsmith.finetuning.dev_split import hold_out
-from bertsmith.finetuning.frozen import check_features
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Columns, Row
@@ -34,7 +33,6 @@ class RunData:
 def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
     """Read all rows of a run; an error about columns shows `command` with the options that are missing."""
     task = find_task(config.task)
-    check_features(config.features, task)
     columns = guessed_columns(task, splits.train[0], config.data.columns, command)
     rows, notes = training_rows(task, splits.train, columns, skip_bad=config.data.skip_bad)
     head = KINDS[task.head].head_for(task, rows)

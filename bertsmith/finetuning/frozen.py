@@ -10,16 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.batch import Batch, Example, Label, LabelKind, collate
-from bertsmith.errors import UserError
 from bertsmith.folders import new_folder
 from bertsmith.formats.feature_store import INDEX, Features, write_index
 from bertsmith.inference.features import PARTS, Extractor, write_parts
 from bertsmith.inference.output import ReadShare
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.heads import HeadConfig
-from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks.description import Task
 from bertsmith.tasks.examples import TAG
 from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.tagging import tag_indices
@@ -43,10 +40,9 @@ class FrozenExamples:
         return collate([self.examples[row] for row in rows], packed=True, indices=rows)
 
 
-def check_features(features: FeatureConfig, task: Task) -> None:
-    """Refuse features for tasks that do not tag words."""
-    if features.variant and not KINDS[task.head].tags_words:
-        raise UserError(f"--features {features.variant} is for tasks that tag words (conll2003, tag), not {task.name}")
+def stores_states(head: HeadConfig) -> bool:
+    """Whether training reads stored states: of words, which are few; other tasks compute the states in every step."""
+    return head.features is not None and KINDS[head.kind].tags_words
 
 
 def frozen_examples(

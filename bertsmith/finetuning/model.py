@@ -26,6 +26,7 @@ VOCABULARY_TENSORS = ("encoder.embeddings.tokens.weight", "causal_lm.decoder.wei
 
 def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loaded:
     """Load the pre-trained encoder and give it a new output layer; the pooler is kept if the folder has one."""
+    _refuse_whole(source, head)
     torch.manual_seed(draws.seed(config.train.seed, HEAD_WEIGHTS))
     loaded = load_folder(source, head, dropout=config.dropout)
     if not loaded.tokenizer.frame.size(1) and head.features is None:
@@ -80,6 +81,12 @@ def _with_task_tokens(loaded: Loaded) -> Loaded:
     larger.load_state_dict(tensors, assign=True)
     larger.tie_weights()
     return replace(loaded, model=larger, tokenizer=tokenizer)
+
+
+def _refuse_whole(source: Path, head: HeadConfig) -> None:
+    """Refuse to fine-tune an encoder of LSTMs: as in its paper, a new model is trained on its states."""
+    if head.features is None and config_in(read_config(source), source).layer_type == "lstm":
+        raise UserError(f"{source} is an ELMo, whose states are features of a new model; add --features mix-all")
 
 
 def _note_generator(source: Path) -> None:

@@ -27,7 +27,7 @@ from bertsmith.model.heads import HeadConfig
 from bertsmith.progress import say
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits
-from bertsmith.tasks.examples import Examples, joined, starts_of
+from bertsmith.tasks.examples import Examples, Spelling, joined, starts_of
 from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.spans import Window
 from bertsmith.text.tokenizer import Tokenizer
@@ -81,6 +81,7 @@ def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     found = hashlib.blake2b(digest_size=16)
     settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.sequences, labelled]
     settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
+    settings += [tokenizer.spells]
     found.update(json.dumps(settings).encode())
     _add_rows(found, rows, labelled)
     return found.hexdigest()
@@ -131,6 +132,9 @@ def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
         **({} if examples.labels is None else {"labels": examples.labels}),
         **({} if examples.tags is None else {"tags": examples.tags}),
         **({} if examples.word_marks is None else {"read": examples.word_marks}),
+        **(
+            {} if examples.spelling is None else {"spelt": examples.spelling.places, "letters": examples.spelling.words}
+        ),
         **(_flat_details(encoded.details) if with_details and encoded.details else {}),
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -150,7 +154,8 @@ def _read(path: Path) -> Encoded | None:
         if facts["checksum"] != _checksum(arrays):
             return None
         flat: Any = [arrays.get(name) for name in ("tokens", "segments", "starts", "labels", "tags")]
-        examples = replace(Examples(*flat), step=facts["step"], word_marks=arrays.get("read"))
+        spelling = Spelling(arrays["spelt"], arrays["letters"]) if "spelt" in arrays else None
+        examples = replace(Examples(*flat), step=facts["step"], word_marks=arrays.get("read"), spelling=spelling)
         found = Encoded(examples, arrays["owners"], _details(arrays), facts["shortened"], arrays.get("sources"))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None

@@ -14,7 +14,7 @@ from bertsmith.config import override, to_dict, with_short
 from bertsmith.finetuning.batches import micro_batches
 from bertsmith.finetuning.collapse import collapse
 from bertsmith.finetuning.data import RunData, class_weights, read_data
-from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples
+from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples, stores_states
 from bertsmith.finetuning.model import freeze, start_model, start_task, with_settings_of_family
 from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
@@ -27,6 +27,7 @@ from bertsmith.formats.hub import find_model, hub_name
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
+from bertsmith.model.matching import MatchingHead
 from bertsmith.pretraining.checks import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.description import Encoded, Limits
@@ -110,9 +111,8 @@ def _finetune(
         predicted = loaded.model.encoder.config.direction
         encoded = replace(encoded, examples=replace(encoded.examples, predicted=predicted))
     counts = {"rows": len(data.rows), "labels": len(data.head.labels), "unknown_percent": _unknowns(encoded, loaded)}
-    steps = seeded.train.num_steps(
-        len(data.rows) if data.head.features else len(encoded.examples) // data.head.sequences
-    )
+    stored = stores_states(data.head)
+    steps = seeded.train.num_steps(len(data.rows) if stored else len(encoded.examples) // data.head.sequences)
     teacher = find_teacher(config, data, loaded.tokenizer, limits, device)
     facts = {**_facts(source, data), **({} if teacher is None else {"teacher": teacher.facts})}
     checkpoint, finished = open_run(run, config, facts, resume, {"start_task": start_task(loaded)})
@@ -204,7 +204,7 @@ def _trainable(
 
 def _examples(encoded: Encoded, predictor: Predictor, data: RunData, run: Path) -> Examples | FrozenExamples:
     """The training examples: encoded rows or, for a frozen encoder, its hidden states."""
-    if data.head.features is None:
+    if not stores_states(data.head):
         return encoded.examples
     return frozen_examples(predictor, data.rows, data.head, predictor.max_length, run / STATES)
 
@@ -242,9 +242,15 @@ def _train(
         evaluate=dev.evaluate if data.dev_rows else None,
         goal=KINDS[data.head.kind].goal(data.task, data.head),
         resume=checkpoint,
-        capturable=choose_for_run(network.encoder.config, device, autocast_dtype(config.train.precision, device)).fused,
+        capturable=_capturable(network, device, autocast_dtype(config.train.precision, device)),
         title=f"fine-tuning {config.task}",
     )
+
+
+def _capturable(network: TaskModel, device: torch.device, dtype: torch.dtype | None) -> bool:
+    """Whether CUDA graphs can capture a step: that of a model with attention on features synchronises with the host."""
+    fused = choose_for_run(network.encoder.config, device, dtype).fused
+    return fused and not isinstance(network.head, MatchingHead)
 
 
 def _save(predictor: Predictor, network: TaskModel, folder: Path, tensors: Any) -> None:

@@ -35,8 +35,8 @@ from bertsmith.formats.saved_config import (
 from bertsmith.formats.storage import Names, Stored, as_stored, expand
 from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.model.config import EncoderConfig, HeadKind
-from bertsmith.model.encoder import SHARED, Encoder, init_parameter
-from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.encoder import SHARED, Encoder
+from bertsmith.model.heads import HeadConfig, TaskModel, init_new
 from bertsmith.objectives.kinds import OBJECTIVES, build_objective
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.replaced_token import Discriminator
@@ -45,7 +45,10 @@ from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 
 NOTES = "bertsmith.json"
-HEAD_NAMES = ("head.output.", "head.lstm.", "head.mix", "head.top.")  # the parameters of an output layer
+HEAD_NAMES = (  # the parameters of an output layer, and of what is trained with it
+    *("head.output.", "head.lstm.", "head.mix", "head.scale", "head.top."),
+    *("head.compare.", "head.compose.", "head.dense."),
+)
 OWN_NAMES = ("head.", "beside.")  # the parameters of a model that `transformers` has no class for
 POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
 NO_CLASS = "transformers has no class for this model: "
@@ -261,7 +264,7 @@ def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Store
             raise UserError(f"{folder}: the weights lack {written.names[0]}")
         else:
             tensors[ours] = torch.empty(parameters[ours].shape)
-            init_parameter(ours, tensors[ours], config.init_std)
+            init_new(model, ours, tensors[ours], config.init_std)
             missing.append(ours)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()

@@ -13,7 +13,7 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.formats.families.factorised import values_today
 from bertsmith.formats.families.table import (
     FAMILIES,
-    FEATURE_TAGGER,
+    FEATURE_CLASSES,
     OWN_CLASS,
     family_named,
     family_of,
@@ -144,19 +144,20 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
     """Return the head that a saved configuration describes; None if it describes none."""
     saved, family = architecture(values), family_named(values, folder / CONFIG)
     kinds = {family.outputs[kind].class_name: kind for kind in get_args(HeadKind) if kind in family.outputs}
-    if saved not in kinds and saved != FEATURE_TAGGER:
+    on_features = {name: kind for kind, name in FEATURE_CLASSES.items()}
+    if saved not in kinds and saved not in on_features:
         return None
-    kind: HeadKind = kinds.get(saved, "tags")
+    kind: HeadKind = kinds.get(saved) or on_features[saved]  # type: ignore[assignment]
     labels = _labels(values, folder / CONFIG)
     if kind == "single":
         problem = str(values.get("problem_type"))
         kind = PROBLEM_TYPES[problem] if problem in PROBLEM_TYPES else "regression" if len(labels) == 1 else "single"
-    if kind not in ("tags", "span") and values.get("pooled") != "last":
+    if kind not in ("tags", "span") and saved in kinds and values.get("pooled") != "last":
         _refuse_first_token(saved, family, values, folder / CONFIG)
     needs_labels = kind in ("single", "multi", "tags")
     choices = _whole(values, "num_choices", 0, folder / CONFIG)
     features = None
-    if saved == FEATURE_TAGGER:
+    if saved in on_features:
         features = from_dict(FeatureConfig, values.get("features", {}), f"{folder / CONFIG}: features")
     own = {
         "features": features,
@@ -227,14 +228,14 @@ def _dropout_of(family: Family, kind: HeadKind) -> HeadDropout:
 def architecture(values: Mapping[str, Any]) -> str:
     """Return the class that a saved configuration names, without the prefix of our own classes."""
     name = str((values.get("architectures") or [""])[0])
-    return name if name == FEATURE_TAGGER else name.removeprefix(OWN_CLASS)
+    return name if name in FEATURE_CLASSES.values() else name.removeprefix(OWN_CLASS)
 
 
 def architecture_of(model: Model) -> str:
     """Return the class of `transformers` that opens a saved model, or our own where it has none."""
     prefix = OWN_CLASS if own_type(model) or family_of(model.encoder.config).is_own else ""
     if isinstance(model, TaskModel) and model.head_config.features is not None:
-        return FEATURE_TAGGER
+        return FEATURE_CLASSES[_kind_of_class(model)]
     return prefix + output_of(model).class_name
 
 
@@ -243,8 +244,13 @@ def output_of(model: Model) -> Output:
     if isinstance(model, Objective):
         kind = model.saved(model.encoder.config, model.config)[0][1]
     else:
-        kind = "single" if model.head_config.kind in PROBLEM_TYPES.values() else model.head_config.kind
+        kind = _kind_of_class(model)
     return output_named(family_of(model.encoder.config), kind)
+
+
+def _kind_of_class(model: TaskModel) -> str:
+    """The kind of a head that its class is listed by: one class serves labels and numbers."""
+    return "single" if model.head_config.kind in PROBLEM_TYPES.values() else model.head_config.kind
 
 
 def own_type(model: Model) -> str:
@@ -260,6 +266,8 @@ def own_type(model: Model) -> str:
 def pools_last(model: Model) -> bool:
     """Whether a head pools the last token, while their class pools the first."""
     config = model.encoder.config
-    sequence = isinstance(model, TaskModel) and model.head_config.kind not in ("tags", "span")
+    if not isinstance(model, TaskModel) or model.head_config.features is not None:
+        return False
+    sequence = model.head_config.kind not in ("tags", "span")
     only_left = family_of(config).default("direction") == "left-to-right"  # then their class pools the last as well
     return sequence and config.direction == "left-to-right" and not only_left

@@ -27,6 +27,7 @@ from bertsmith.inference.writers import VECTOR_FILES, Vectors, vector_writer
 from bertsmith.model.states import hidden_states, layer_number
 from bertsmith.progress import progress_bar
 from bertsmith.rows.columns import Columns, read_rows
+from bertsmith.tasks.spelled import example_of
 from bertsmith.text.safe import safe_text
 
 
@@ -154,10 +155,10 @@ class Embedder:
         if self.pooling.lowercase:
             texts = [text.lower() for text in texts]
         room = self.max_length - self.tokenizer.frame.size(1)
-        encoded = self.tokenizer.encode(texts)
+        opened = self.tokenizer.opened()
+        encoded = opened.encode(texts)
         self.shortened += sum(len(ids) > room for ids in encoded)
-        joined = [self.tokenizer.joiner.join(ids[:room]) for ids in encoded]
-        return [Example(each.tokens, each.segments) for each in joined]
+        return [example_of(opened.joiner.join(ids[:room]), opened) for ids in encoded]
 
     def run(self, examples: Sequence[Example]) -> Vectors:
         """Return a row for each encoded text (n, H), in their order."""

@@ -256,6 +256,8 @@ def quantised(model: Model) -> Model:
     The second matrix of the feed-forward layers is in bfloat16 where the CPU computes it, else in float32: its inputs
     have outliers, which cost half a point on STS-B in 8 bits.
     """
+    if model.encoder.config.layer_type == "lstm":
+        raise UserError("int8 is for Transformer layers, and this encoder has LSTMs; leave the precision out")
     available = [name for name in ("onednn", "x86", "fbgemm") if name in torch.backends.quantized.supported_engines]
     if not available or torch.cpu.get_capabilities()["architecture"] != "x86_64":
         # On ARM, oneDNN gives wrong results once the batch size changes, and QNNPACK is slower than float32.

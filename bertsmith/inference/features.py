@@ -39,6 +39,7 @@ from bertsmith.model.states import hidden_states, parse_layers
 from bertsmith.progress import progress_bar, say
 from bertsmith.rows.columns import NAMES, Columns, Row, read_rows
 from bertsmith.rows.conll import is_conll, read_conll
+from bertsmith.tasks.spelled import example_of
 from bertsmith.tasks.tagging import words_of
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -232,7 +233,7 @@ class Extractor:
     ) -> None:
         engine = predictor.torch_engine
         self.encoder, self.device = engine.model.encoder, engine.device
-        self.tokenizer, config = predictor.tokenizer, self.encoder.config
+        self.tokenizer, config = predictor.tokenizer.opened(), self.encoder.config
         numbers = parse_layers(layers, config.num_layers)
         name = str(predictor.folder)
         self.described = Described(name, numbers, align, dtype, config.hidden_size)  # type: ignore[arg-type]
@@ -291,7 +292,7 @@ class Extractor:
                 joined = self.tokenizer.joiner.join(passage.tokens[begin:end])
                 taken = taken[read[taken]]
                 places = taken - begin + joined.begins[0]
-                yield Window(Example(joined.tokens, joined.segments), places, before + words[taken], weights[taken])
+                yield Window(example_of(joined, self.tokenizer), places, before + words[taken], weights[taken])
             before += len(sizes)
 
     @torch.inference_mode()

@@ -16,8 +16,9 @@ from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.activation import activate
 from bertsmith.model.config import Direction, EncoderConfig, HeadKind
-from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
+from bertsmith.model.encoder import Encoder, init_parameter, init_weights, linear_weights, norm_weights
 from bertsmith.model.fused.weights import Sampling, WordHead
+from bertsmith.model.matching import MatchingHead, init_matching
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 from bertsmith.model.soft_targets import SoftTargets, word_losses
 
@@ -166,9 +167,9 @@ class HeadConfig:
     `single` predicts one label for a text or pair, `multi` any number of them, `regression` a number, `choice` one of
     `num_choices` endings (0: a batch is one question), `tags` a label for every token, `span` the start and the end of
     an answer. `dropout` is applied before the output layer; None: the encoder's `hidden_dropout`, or none for spans.
-    With `features` a BiLSTM on a frozen encoder predicts the tags. With `bilstm_layers` a BiLSTM between the encoder
-    and the output layer is trained with both (Table 5). With `beside` a second encoder has the opposite direction, and
-    the states of both are concatenated (section 5.1).
+    With `features` a BiLSTM on a frozen encoder predicts, with attention unless it tags words. With `bilstm_layers` a
+    BiLSTM between the encoder and the output layer is trained with both (Table 5). With `beside` a second encoder has
+    the opposite direction, and the states of both are concatenated (section 5.1).
 
     With `language_model` the encoder, which reads in one direction, goes on predicting the next tokens of the texts:
     this is the weight of that loss beside the task's (OpenAI GPT, section 3.2). With `both_orders` a pair is two
@@ -256,7 +257,9 @@ def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
     """Make the head of this configuration."""
     dropout = head.rate(config)
     if head.features is not None:
-        return RecurrentHead(config, head.features, len(head.labels), dropout)
+        if head.kind == "tags":
+            return RecurrentHead(config, head.features, len(head.labels), dropout)
+        return MatchingHead(config, head.features, _outputs(head), dropout, of_tokens=head.kind == "span")
     if head.beside:
         config = replace(config, hidden_size=2 * config.hidden_size)
     top = _output_layer(config, head, dropout)
@@ -264,13 +267,16 @@ def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
 
 
 def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn.Module:
-    if head.kind == "tags":
-        return TokenHead(config, len(head.labels), dropout)
-    if head.kind == "span":
-        return TokenHead(config, 2, dropout)
-    outputs = 1 if head.kind in ("regression", "choice") else len(head.labels)
+    if head.kind in ("tags", "span"):
+        return TokenHead(config, _outputs(head), dropout)
     input_dropout = dropout if config.pooler_input_dropout and head.kind != "choice" else 0.0
-    return SequenceHead(config, outputs, dropout, input_dropout, config.pooler or head.kind == "choice")
+    pooled = config.pooler or head.kind == "choice"
+    return SequenceHead(config, _outputs(head), dropout, input_dropout, pooled)
+
+
+def _outputs(head: HeadConfig) -> int:
+    """The number of logits of a sequence or, for tags and spans, of a token."""
+    return {"regression": 1, "choice": 1, "span": 2}.get(head.kind, len(head.labels))
 
 
 def _opposite(config: EncoderConfig) -> EncoderConfig:
@@ -278,6 +284,14 @@ def _opposite(config: EncoderConfig) -> EncoderConfig:
     if config.direction not in OPPOSITE:
         raise UserError("beside needs an encoder of one direction; this one sees both directions")
     return replace(config, direction=OPPOSITE[config.direction])
+
+
+def init_new(model: nn.Module, name: str, parameter: Tensor, std: float) -> None:
+    """Initialise a parameter that a model's folder lacks."""
+    if name.startswith("head.") and isinstance(model.head, MatchingHead):
+        init_matching(name, parameter)
+    else:
+        init_parameter(name, parameter, std)
 
 
 class TaskModel(nn.Module):
@@ -318,7 +332,7 @@ class TaskModel(nn.Module):
 
     def scores(self, batch: Batch) -> Tensor:
         """The output layer's logits: (B, K) for sequences and endings, (…, K) for tokens."""
-        if isinstance(self.head, RecurrentHead):
+        if isinstance(self.head, RecurrentHead | MatchingHead):
             return self.head.scores(self.encoder, batch).float()
         if isinstance(self.head, SequenceHead):
             return self.head(self._pooled(batch)).float()

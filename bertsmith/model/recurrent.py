@@ -21,8 +21,9 @@ from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.lstm import reordered, reversal
 from bertsmith.model.states import hidden_states, parse_layers
 
+How = Literal["concat", "sum", "scaled-sum"]
 # The rows of Table 7: which layers are used, and how their states become one vector per word.
-VARIANTS: dict[str, tuple[str, Literal["concat", "sum"]]] = {
+VARIANTS: dict[str, tuple[str, How]] = {
     "embeddings": ("0", "concat"),
     "second-to-last": ("-2", "concat"),
     "last": ("-1", "concat"),
@@ -30,13 +31,15 @@ VARIANTS: dict[str, tuple[str, Literal["concat", "sum"]]] = {
     "concat-last-four": ("-4..-1", "concat"),
     "sum-all": ("1..-1", "sum"),
 }
+# And ELMo's own (Peters et al. 2018, equation 1): all layers with the embeddings, and a learned factor.
+FEATURES: dict[str, tuple[str, How]] = {**VARIANTS, "mix-all": ("all", "scaled-sum")}
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
     """The BiLSTM between a frozen encoder and the output layer; without a `variant` the whole model is fine-tuned.
 
-    `variant` names a row of Table 7; `hidden_size` is that of each direction.
+    `variant` names a row of Table 7, or `mix-all`, as ELMo is used; `hidden_size` is that of each direction.
     """
 
     variant: str = ""
@@ -45,15 +48,15 @@ class FeatureConfig:
     BOUNDS = {"hidden_size": Bounds(1, 2**17), "num_layers": Bounds(1, 100)}
 
     def __post_init__(self) -> None:
-        if self.variant and self.variant not in VARIANTS:
-            near = suggestion(self.variant, VARIANTS) or "; one of: " + ", ".join(VARIANTS)
+        if self.variant and self.variant not in FEATURES:
+            near = suggestion(self.variant, FEATURES) or "; one of: " + ", ".join(FEATURES)
             raise UserError(f"--features: unknown variant {self.variant!r}{near}")
         check_bounds(self, "features.")
 
     @property
     def layers(self) -> str:
         """The layers whose states are used, in the notation of `--layers`."""
-        return VARIANTS[self.variant][0]
+        return FEATURES[self.variant][0]
 
     def numbers(self, num_layers: int) -> tuple[int, ...]:
         """The indices of these layers in an encoder of `num_layers` layers."""
@@ -68,10 +71,7 @@ class RecurrentHead(nn.Module):
     def __init__(self, config: EncoderConfig, features: FeatureConfig, outputs: int, dropout: float) -> None:
         super().__init__()
         self.layers = features.numbers(config.num_layers)
-        self.sums = VARIANTS[features.variant][1] == "sum"
-        if self.sums:
-            self.mix = nn.Parameter(torch.empty(len(self.layers)))  # before the softmax; equal at the start
-        size = config.hidden_size * (1 if self.sums else len(self.layers))
+        size, self.mix, self.scale = mixing(config, features)
         between = dropout if features.num_layers > 1 else 0.0
         self.lstm = nn.LSTM(size, features.hidden_size, features.num_layers, bidirectional=True, dropout=between)
         self.dropout = nn.Dropout(dropout)
@@ -84,8 +84,7 @@ class RecurrentHead(nn.Module):
         Autocast is off, since not every device has an LSTM in bfloat16.
         """
         with torch.autocast(states.device.type, enabled=False):
-            states = states.to(self.output.weight.dtype)
-            x = torch.einsum("l,wlh->wh", self.mix.softmax(0), states) if self.sums else states.flatten(1)
+            x = combined(states.to(self.output.weight.dtype), self.mix, self.scale)
             return self.output(self.dropout(bilstm(self.lstm, self.dropout(x), layout)))
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
@@ -102,12 +101,37 @@ class RecurrentHead(nn.Module):
         of_words = self(self.states(encoder, batch)[words], sentences)
         return logits.to(of_words.dtype).index_copy(0, words, of_words)
 
-    @torch.no_grad()
     def states(self, encoder: Encoder, batch: Batch) -> Tensor:
-        """The frozen encoder's states of the layers that are used (T, L, H), without dropout."""
-        encoder.eval()
-        by_layer = hidden_states(encoder, batch, self.layers)
-        return torch.stack([by_layer[layer] for layer in self.layers], -2)
+        """The frozen encoder's states of the layers that are used (T, L, H)."""
+        return frozen_states(encoder, batch, self.layers)
+
+
+def mixing(config: EncoderConfig, features: FeatureConfig) -> tuple[int, nn.Parameter | None, nn.Parameter | None]:
+    """The width of a word's features, the weights of the layers before their softmax, and the factor of their sum.
+
+    Layers that are concatenated have no weights; only the variant of ELMo has a factor.
+    """
+    count, how = len(features.numbers(config.num_layers)), FEATURES[features.variant][1]
+    if how == "concat":
+        return config.hidden_size * count, None, None
+    scale = nn.Parameter(torch.empty(1)) if how == "scaled-sum" else None
+    return config.hidden_size, nn.Parameter(torch.empty(count)), scale  # equal at the start, and 1
+
+
+def combined(states: Tensor, mix: Tensor | None, scale: Tensor | None) -> Tensor:
+    """One vector (…, E) from the states of several layers (…, L, H): concatenated, or their weighted sum."""
+    if mix is None:
+        return states.flatten(-2)
+    summed = torch.einsum("l,...lh->...h", mix.softmax(0), states.to(mix.dtype))
+    return summed if scale is None else scale * summed
+
+
+@torch.no_grad()
+def frozen_states(encoder: Encoder, batch: Batch, layers: tuple[int, ...]) -> Tensor:
+    """The states of some layers of a frozen encoder (…, L, H), without dropout."""
+    encoder.eval()
+    by_layer = hidden_states(encoder, batch, layers)
+    return torch.stack([by_layer[layer] for layer in layers], -2)
 
 
 def bilstm(lstm: nn.LSTM, x: Tensor, layout: Layout) -> Tensor:

@@ -63,6 +63,10 @@ def _prediction(predictor: Predictor, text: str, pair: str | None) -> dict[str, 
 
 def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
     """Return the text or the pair as one sequence."""
+    if predictor.config.layer_type == "lstm":
+        raise UserError(
+            f"{predictor.folder} has LSTM layers, and the page shows attention; `bertsmith features` writes states"
+        )
     tokenizer = predictor.tokenizer
     joined = tokenizer.joiner.join(*tokenizer.encode([text] if pair is None else [text, pair]))
     limit = min(MOST_TOKENS, predictor.positions)

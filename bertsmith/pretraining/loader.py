@@ -19,10 +19,9 @@ from bertsmith.objectives.objective import EVERY_TOKEN, ORIGINAL_LABEL, PAIR_LAB
 from bertsmith.objectives.settings import MASKED_LM, ObjectiveConfig
 from bertsmith.pretraining.masking import Masked, MaskPolicy, Vocabulary, mask_tokens
 from bertsmith.pretraining.segments import PairKind, SegmentSource
-from bertsmith.text.spelling import PADDING
+from bertsmith.tasks.examples import SPELLING
 from bertsmith.text.tokenizer import Tokenizer
 
-SPELLING = LabelKind("token", fill=PADDING)  # the characters of every token
 ORIGINAL = LabelKind("token", fill=IGNORE)  # every token before masking
 PAIR = LabelKind("sequence", loss="nsp")  # whether the second segment is a random one
 MASKING, ORDER = 101, 102  # streams of draws

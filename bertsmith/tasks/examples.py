@@ -13,10 +13,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.batch import IGNORE, Batch, Example, Label, LabelKind, lay_out
+from bertsmith.batch import CHARACTERS, IGNORE, Batch, Example, Label, LabelKind, lay_out
 from bertsmith.model.config import Direction
 from bertsmith.objectives.causal_lm import MASKED, next_tokens
 from bertsmith.objectives.causal_lm import TARGET as NEXT
+from bertsmith.text.spelling import PADDING, Characters
 from bertsmith.text.tokenizer import Tokenizer
 
 AT_ONCE = 16384  # texts per call of the tokenizer: its output takes much more memory than the tokens
@@ -27,6 +28,19 @@ SOFT, SOFT_TOKEN = LabelKind("sequence"), LabelKind("token", fill=0)  # `soft`: 
 # `words`: the first token of each word that is predicted, the other tokens being context; `sentences`: those of them
 # that start a sentence.
 WORD = LabelKind("position", index=True)
+SPELLING = LabelKind("token", fill=PADDING)  # the characters of every token
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The characters of words: every distinct word once, and which of them each token is."""
+
+    places: NDArray[np.int32]  # (T,)
+    words: Characters  # (N, C)
+
+    def at(self, tokens: Any) -> dict[str, Label]:
+        """The label with the characters of some tokens (n, C)."""
+        return {CHARACTERS: Label(self.words[self.places[tokens]], SPELLING)}
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class Examples(Sequence[Example]):
     word_marks: NDArray[np.uint8] | None = None  # (T,) 1 at the first token of a word, 2 where it starts a sentence
     soft: Label | None = None  # (n / step, K) or (T, K)
     predicted: Direction | None = None  # the direction of a language model that learns the texts; None: there is none
+    spelling: Spelling | None = None  # for encoders that read characters
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -87,6 +102,8 @@ class Examples(Sequence[Example]):
         if self.word_marks is not None:
             marks = self.word_marks[place]
             labels["words"], labels["sentences"] = (Label(np.flatnonzero(marks >= least), WORD) for least in (1, 2))
+        if self.spelling is not None:
+            labels |= self.spelling.at(place)
         return Example(self.tokens[place], self.segments[place], labels)
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
@@ -107,6 +124,8 @@ class Examples(Sequence[Example]):
         if self.predicted is not None:
             places, targets = next_tokens(self.tokens[source], lengths, self.predicted)
             labels |= {"masked": Label(places, MASKED), "targets": Label(targets, replace(NEXT, loss="lm"))}
+        if self.spelling is not None:
+            labels |= self.spelling.at(source)
         return replace(batch.with_labels(labels), indices=rows)
 
 

@@ -15,6 +15,7 @@ from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks import baseline, by_class, choice, comparison, guessing, official_files, sequences, spans, tagging
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
+from bertsmith.tasks.spelled import encode_spelled
 from bertsmith.text.frame import Frame
 
 
@@ -174,7 +175,7 @@ SPAN = Kind(
     limits_to_save=spans.limits_to_save,
     tune=spans.tune,
 )
-KINDS: dict[HeadKind, Kind] = {
+LISTED: dict[HeadKind, Kind] = {
     "single": SINGLE,
     "multi": MULTI,
     "regression": REGRESSION,
@@ -182,3 +183,4 @@ KINDS: dict[HeadKind, Kind] = {
     "tags": TAGS,
     "span": SPAN,
 }
+KINDS = {name: replace(kind, encode=partial(encode_spelled, kind.encode)) for name, kind in LISTED.items()}

@@ -6,6 +6,7 @@ W words, C characters of a row.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,21 @@ WORD_LENGTH = 50  # characters of a row, with the begin and the end; longer word
 BEGIN_TEXT, END_TEXT, BEGIN_WORD, END_WORD, PADDING = range(256, 261)  # after the 256 bytes
 NUM_CHARACTERS = 261
 Characters = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class NewWords:
+    """Words outside a vocabulary, numbered in the order in which they were met, and their characters."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    rows: list[Characters] = field(default_factory=list)
+
+    def number(self, word: str) -> int:
+        """The number of a word, from 0."""
+        if word not in self.numbers:
+            self.numbers[word] = len(self.rows)
+            self.rows.append(spell([word])[0])
+        return self.numbers[word]
 
 
 def spell(words: Iterable[str]) -> Characters:

@@ -31,7 +31,7 @@ from bertsmith.text.frame import ALBERT, GPT, GPT_TEXT, ROBERTA, WORDPIECE, WORD
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.safe import REPLACEMENT, valid_text
 from bertsmith.text.special_tokens import TOKEN_FIELDS, add_tokens, as_written, frame_of, token_fields
-from bertsmith.text.spelling import Characters, spell, spell_vocabulary
+from bertsmith.text.spelling import Characters, NewWords, spell_vocabulary
 
 Kind = Literal["wordpiece", "bytes", "unigram", "bpe", "words"]
 KINDS: dict[type, Kind] = {
@@ -64,7 +64,7 @@ class Tokenizer:
     settings: Mapping[str, Any] = field(default_factory=dict)  # the tokenizer_config.json that it was opened with
     frame: Frame = WORDPIECE
     spells: bool = False
-    new_words: dict[str, int] | None = None
+    new_words: NewWords | None = None
     pieces: bytes = b""  # the `spiece.model` that it was opened with, which is written back for other programs
 
     @classmethod
@@ -254,7 +254,7 @@ class Tokenizer:
         if not self.spells:
             return self
         opened = copy.copy(self)  # with the tables that were computed
-        object.__setattr__(opened, "new_words", {})
+        object.__setattr__(opened, "new_words", NewWords())
         return opened
 
     def _with_new_words(self, text: str, found: Encoding) -> list[int]:
@@ -265,7 +265,7 @@ class Tokenizer:
         for place, (begin, end) in enumerate(found.offsets):
             word = self.normalized(text[begin:end])
             if ids[place] == self.unknown_id and word not in ("", self.frame.unknown):
-                ids[place] = self.new_words.setdefault(word, self.vocab_size + len(self.new_words))
+                ids[place] = self.vocab_size + self.new_words.number(word)
         return ids
 
     @cached_property
@@ -276,8 +276,8 @@ class Tokenizer:
         """The characters of tokens (T, C), also of new words."""
         is_new = ids >= self.vocab_size
         found = self._characters[np.where(is_new, 0, ids)]
-        if is_new.any():
-            found[is_new] = spell(self.new_words or ())[ids[is_new] - self.vocab_size]
+        if self.new_words is not None and is_new.any():
+            found[is_new] = [self.new_words.rows[number] for number in ids[is_new] - self.vocab_size]
         return found
 
     def known(self, ids: NDArray[Any]) -> NDArray[Any]:

@@ -34,7 +34,7 @@ class Unknowns:
 
     def warning(self, what: str) -> str | None:
         """A sentence with the likely cause if more than 2 % of the tokens of `what` are unknown, else None."""
-        if self.share <= WARN_FROM:
+        if self.share <= WARN_FROM or self.tokenizer.spells:  # the encoder reads the characters of any word
             return None
         share = f"{100 * self.share:.1f} % of the tokens of {what} are {self.tokenizer.frame.unknown}"
         return f"{share}: {likely_cause(self.tokenizer)}"

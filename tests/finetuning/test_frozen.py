@@ -206,8 +206,6 @@ def test_resumed_run_gives_identical_weights(start, tmp_path, monkeypatch):
 def test_bad_settings_are_refused(start, tmp_path):
     with pytest.raises(UserError, match="unknown variant 'lst'; did you mean 'last'"):
         feature_based("conll2003", "lst")
-    with pytest.raises(UserError, match="is for tasks that tag words"):
-        finetune(feature_based("classify", "last"), start, tmp_path / "train.conll", tmp_path / "run", device="cpu")
     with pytest.raises(UserError, match=r"features\.hidden_size must be at least 1"):
         override(feature_based("tag", "last"), ["features.hidden_size=0"])
     with pytest.raises(UserError, match="needs four layers, and the model has 2"):

@@ -18,8 +18,9 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.sizes import elmo_config
 from bertsmith.model.states import hidden_states
 from bertsmith.objectives.bidirectional_lm import BidirectionalLM
-from bertsmith.pretraining.loader import MASKED, SPELLING, TARGET, next_tokens
+from bertsmith.pretraining.loader import MASKED, TARGET, next_tokens
 from bertsmith.recipes import recipe
+from bertsmith.tasks.examples import SPELLING
 
 FILTERS = ((1, 3), (2, 4), (3, 5))
 TINY = replace(

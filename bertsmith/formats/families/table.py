@@ -24,7 +24,13 @@ from bertsmith.model.config import EncoderConfig
 
 # A model that `transformers` has no class for must not be opened as another one: it has a `model_type` and a class of
 # our own.
-FEATURE_TAGGER, OWN_CLASS = "BertsmithFeatureTagger", "Bertsmith"
+OWN_CLASS = "Bertsmith"
+FEATURE_CLASSES = {  # a model on the features of a frozen encoder, by the kind of its head
+    "tags": "BertsmithFeatureTagger",
+    "single": "BertsmithFeatureClassifier",
+    "choice": "BertsmithFeatureChooser",
+    "span": "BertsmithFeatureReader",
+}
 OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left|tokens)-")
 
 VERY_CLOSE = 0.9  # of a misspelt family; other families are often called nearly the same (`ibert`, `bart`)
