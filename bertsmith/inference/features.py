@@ -133,6 +133,7 @@ class Passage:
     firsts: NDArray[np.int64]  # (words + 1,)
     tokens: NDArray[np.int64]
     ends: list[int]  # of each text, in words
+    tokenizer: Tokenizer  # that the tokens belong to; it knows the words outside the vocabulary
 
 
 def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterator[Passage]:
@@ -142,6 +143,7 @@ def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterato
         [row for _, row in g] for _, g in groupby(numbered, lambda e: id(e[1].document) if e[1].document else -e[0])
     )
     while chunk := list(islice(groups, PASSAGES)):
+        tokenizer = tokenizer.opened()
         whole = iter(tokenizer.encode_aligned([group[0].text for group in chunk if not group[0].parts]))
         given = list(dict.fromkeys(word for group in chunk for row in group for word in row.parts))
         spaced = tokenizer.encode_aligned([tokenizer.space + word for word in given])
@@ -150,10 +152,10 @@ def passages(rows: Iterable[Row], tokenizer: Tokenizer, align: Align) -> Iterato
             if group[0].parts:
                 yield _of_words(group, pieces, tokenizer, align)
             else:
-                yield _of_text(group[0].text, next(whole), align)
+                yield _of_text(group[0].text, next(whole), tokenizer, align)
 
 
-def _of_text(text: str, encoding: Any, align: Align) -> Passage:
+def _of_text(text: str, encoding: Any, tokenizer: Tokenizer, align: Align) -> Passage:
     """Return the passage of a text, with the words of the tokenizer: split at spaces and punctuation."""
     owners, offsets = np.array(encoding.word_ids, dtype=np.int64), encoding.offsets
     firsts = np.flatnonzero(np.diff(owners, prepend=-1)) if align != "none" else np.arange(len(owners))
@@ -162,7 +164,7 @@ def _of_text(text: str, encoding: Any, align: Align) -> Passage:
     if align != "none":
         places = [(offsets[a][0], offsets[b - 1][1]) for a, b in pairwise(firsts.tolist())]
     words = encoding.tokens if align == "none" else [text[begin:end] for begin, end in places]
-    return Passage([text], words, places, firsts, np.array(encoding.ids, dtype=np.int64), [len(words)])
+    return Passage([text], words, places, firsts, np.array(encoding.ids, dtype=np.int64), [len(words)], tokenizer)
 
 
 def _of_words(rows: Sequence[Row], pieces: dict[str, Any], tokenizer: Tokenizer, align: Align) -> Passage:
@@ -188,7 +190,8 @@ def _of_words(rows: Sequence[Row], pieces: dict[str, Any], tokenizer: Tokenizer,
                 sizes.append(len(ids))
         ends.append(len(words))
     firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Passage([row.text for row in rows], words, offsets, firsts, np.array(tokens, dtype=np.int64), ends)
+    texts = [row.text for row in rows]
+    return Passage(texts, words, offsets, firsts, np.array(tokens, dtype=np.int64), ends, tokenizer)
 
 
 def windows(passage: Passage, room: int, overlap: int) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
@@ -233,7 +236,7 @@ class Extractor:
     ) -> None:
         engine = predictor.torch_engine
         self.encoder, self.device = engine.model.encoder, engine.device
-        self.tokenizer, config = predictor.tokenizer.opened(), self.encoder.config
+        self.tokenizer, config = predictor.tokenizer, self.encoder.config
         numbers = parse_layers(layers, config.num_layers)
         name = str(predictor.folder)
         self.described = Described(name, numbers, align, dtype, config.hidden_size)  # type: ignore[arg-type]
@@ -289,10 +292,10 @@ class Extractor:
                 read[:], weights[:] = False, 1
                 read[passage.firsts[:-1]] = True
             for begin, end, taken in windows(passage, self.room, self.overlap) if len(words) else ():
-                joined = self.tokenizer.joiner.join(passage.tokens[begin:end])
+                joined = passage.tokenizer.joiner.join(passage.tokens[begin:end])
                 taken = taken[read[taken]]
                 places = taken - begin + joined.begins[0]
-                yield Window(example_of(joined, self.tokenizer), places, before + words[taken], weights[taken])
+                yield Window(example_of(joined, passage.tokenizer), places, before + words[taken], weights[taken])
             before += len(sizes)
 
     @torch.inference_mode()

@@ -270,8 +270,8 @@ def _output_layer(config: EncoderConfig, head: HeadConfig, dropout: float) -> nn
     if head.kind in ("tags", "span"):
         return TokenHead(config, _outputs(head), dropout)
     input_dropout = dropout if config.pooler_input_dropout and head.kind != "choice" else 0.0
-    pooled = config.pooler or head.kind == "choice"
-    return SequenceHead(config, _outputs(head), dropout, input_dropout, pooled)
+    bias = config.pooler or head.kind == "choice"
+    return SequenceHead(config, _outputs(head), dropout, input_dropout, bias)
 
 
 def _outputs(head: HeadConfig) -> int:
