@@ -162,7 +162,8 @@ def elmo(size: str) -> PretrainConfig:
 
 def elmo_tiny() -> PretrainConfig:
     """ELMo to try on a CPU: few filters and cells, short sequences, a short run at a high learning rate."""
-    return _tried(elmo("tiny"))
+    tried = _tried(elmo("tiny"))
+    return replace(tried, train=replace(tried.train, steps=500, evaluate_every=100))
 
 
 def gpt(size: str) -> PretrainConfig:
