@@ -35,8 +35,9 @@ from bertsmith.formats.saved_config import (
 from bertsmith.formats.storage import Names, Stored, as_stored, expand
 from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
 from bertsmith.model.config import EncoderConfig, HeadKind
-from bertsmith.model.encoder import SHARED, Encoder
-from bertsmith.model.heads import HeadConfig, TaskModel, init_new
+from bertsmith.model.encoder import SHARED, Encoder, init_parameter
+from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.matching import MatchingHead, init_matching
 from bertsmith.objectives.kinds import OBJECTIVES, build_objective
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.replaced_token import Discriminator
@@ -264,7 +265,8 @@ def _fill(model: Model, weights: Mapping[str, Tensor], names: Mapping[str, Store
             raise UserError(f"{folder}: the weights lack {written.names[0]}")
         else:
             tensors[ours] = torch.empty(parameters[ours].shape)
-            init_new(model, ours, tensors[ours], config.init_std)
+            matches = ours.startswith("head.") and isinstance(model.head, MatchingHead)
+            init_matching(ours, tensors[ours]) if matches else init_parameter(ours, tensors[ours], config.init_std)
             missing.append(ours)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()

@@ -16,9 +16,9 @@ from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.activation import activate
 from bertsmith.model.config import Direction, EncoderConfig, HeadKind
-from bertsmith.model.encoder import Encoder, init_parameter, init_weights, linear_weights, norm_weights
+from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
 from bertsmith.model.fused.weights import Sampling, WordHead
-from bertsmith.model.matching import MatchingHead, init_matching
+from bertsmith.model.matching import MatchingHead
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 from bertsmith.model.soft_targets import SoftTargets, word_losses
 
@@ -284,14 +284,6 @@ def _opposite(config: EncoderConfig) -> EncoderConfig:
     if config.direction not in OPPOSITE:
         raise UserError("beside needs an encoder of one direction; this one sees both directions")
     return replace(config, direction=OPPOSITE[config.direction])
-
-
-def init_new(model: nn.Module, name: str, parameter: Tensor, std: float) -> None:
-    """Initialise a parameter that a model's folder lacks."""
-    if name.startswith("head.") and isinstance(model.head, MatchingHead):
-        init_matching(name, parameter)
-    else:
-        init_parameter(name, parameter, std)
 
 
 class TaskModel(nn.Module):
