@@ -146,20 +146,6 @@ class NextSentenceHead(nn.Module):
         return self.output(self.pooler(first))  # (B, 2)
 
 
-class ReplacedTokenHead(nn.Module):
-    """One logit for each token: whether the generator replaced it (ELECTRA, section 2)."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, 1)
-        self.activation = config.activation
-        init_weights(self, config.init_std)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.output(activate(self.dense(hidden), self.activation)).squeeze(-1)  # (…)
-
-
 @dataclass(frozen=True)
 class HeadConfig:
     """The head of a fine-tuned model: its kind and the names of its classes.

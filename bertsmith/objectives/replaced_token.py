@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertsmith.batch import IGNORE, Batch
 from bertsmith.errors import UserError
+from bertsmith.model.activation import activate
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops, training_memory
-from bertsmith.model.encoder import Encoder
+from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fused.weights import Sampling
-from bertsmith.model.heads import ReplacedTokenHead, loss_and_correct, sample
+from bertsmith.model.heads import loss_and_correct, sample
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import ORIGINAL_LABEL, Objective
 from bertsmith.objectives.settings import REPLACED_TOKEN, MaskedLMConfig, ReplacedTokenConfig
@@ -42,6 +43,20 @@ def generator_config(model: EncoderConfig, config: ReplacedTokenConfig) -> Encod
         num_layers=max(1, round(model.num_layers * config.generator_layers)),
         embedding_size=None if table == hidden else table,
     )
+
+
+class ReplacedTokenHead(nn.Module):
+    """One logit for each token: whether the generator replaced it (ELECTRA, section 2)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, 1)
+        self.activation = config.activation
+        init_weights(self, config.init_std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.output(activate(self.dense(hidden), self.activation)).squeeze(-1)  # (…)
 
 
 class Discriminator(Objective):
