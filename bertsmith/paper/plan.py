@@ -10,9 +10,10 @@ import torch
 
 from bertsmith.corpus.shards import read_manifest
 from bertsmith.finetuning.settings import FinetuneConfig
-from bertsmith.model.cost import parameter_count, training_flops
+from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective
+from bertsmith.objectives.objective import Objective
 from bertsmith.paper.data import Data
 from bertsmith.paper.tables import Row, Table
 from bertsmith.paper.work import DEMO_WORDS, SCORES, Work
@@ -92,14 +93,12 @@ def _gigabytes(config: PretrainConfig) -> float:
     """Return the disk space of a finished run: its model and those of its checkpoints, in float32."""
     train = config.train
     models = min(train.keep, 1 / train.save_every) if 0 < train.save_every < 1 else train.keep
-    return (1 + models) * 4 * parameter_count(config.model) / 1e9
+    return (1 + models) * 4 * sum(tensor.numel() for tensor in _objective(config).parameters()) / 1e9
 
 
 def pretraining_flops(config: PretrainConfig) -> float:
     """Return the operations of a whole pre-training run with full sequences, of all networks of its objective."""
-    data, steps = config.data, config.train.steps or 0
-    with torch.device("meta"):  # the shapes alone
-        objective = build_objective(Encoder(config.model), config.objective)
+    data, steps, objective = config.data, config.train.steps or 0, _objective(config)
     shares = [(1.0, data.max_length)]
     if data.long_length is not None:
         shares = [(1 - data.long_share, data.max_length), (data.long_share, data.long_length)]
@@ -108,6 +107,12 @@ def pretraining_flops(config: PretrainConfig) -> float:
         share * steps * objective.flops([length] * size, int(config.predicted_share * size * length))
         for share, length in shares
     )
+
+
+def _objective(config: PretrainConfig) -> Objective:
+    """Return the model of a run without weights, the shapes alone."""
+    with torch.device("meta"):
+        return build_objective(Encoder(config.model), config.objective)
 
 
 _LENGTHS: dict[tuple[str, str], list[int]] = {}

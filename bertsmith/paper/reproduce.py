@@ -120,7 +120,10 @@ def _find_rows(rows: Sequence[str], tables: Sequence[Table]) -> frozenset[str] |
 
 
 def _check_corpora(work: Work, tables: Sequence[Table]) -> None:
-    """Refuse a scale without text if anything is to be pre-trained."""
+    """Refuse a scale without text if anything is to be pre-trained, and a chosen row without its vocabulary."""
+    for row in (row for table in tables for row in table.rows if is_chosen(row, work.chosen or ())):
+        if why := work.why_no_text(row):
+            raise UserError(f"--row {row.name!r}: {why}")
     for start in (start for table in tables for start in work.starts(table)):
         if not (work.run_of(start) / SCORES).exists() and work.scale.name != "tiny":
             work.text(start)
@@ -159,7 +162,7 @@ def _check_settings(work: Work, tables: Sequence[Table]) -> None:
     """Refuse a setting that a run of these tables would refuse, before time is spent on the others."""
     for table in tables:
         for row in table.rows:
-            if row.start is None:
+            if row.start is None or not work.runs(row):
                 continue
             train = work.config(row.start).train
             if row.share < 1.0 and train.steps is None and train.hours is None:
@@ -234,7 +237,8 @@ def _run_row(work: Work, table: Table, row: Row, seeds: int, beside: _Facts) -> 
         return {**result, "not_run": row.why_not if row.start is None else "no column has data"}
     runs = work.runs(row)
     ready = work.rows(row) if runs else [each for each in work.rows(row) if work.is_pretrained(each)]
-    absent = {**result, "not_run": "it was not asked for, and its scores are not there"}
+    why = work.why_no_text(row) or "it was not asked for, and its scores are not there"
+    absent = {**result, "not_run": why}
     if not ready:
         return absent
     facts = [work.pretrained(each.start) for each in ready if each.start is not None]

@@ -31,6 +31,7 @@ class Scale:
     `dropout` is that of the encoder in pre-training and, unless `tuning_dropout` is set, in fine-tuning. `long_share`
     is the share of pre-training with sequences of `long_length`, None for one length. `tuning_steps` is the number of
     steps of every fine-tuning, or None for the paper's epochs, which `tuning_epochs` changes for single tasks.
+    `families` changes the training of other families, whose encoders Muon's rate does not suit; the budget is the same.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Scale:
     pre_norm: bool = False
     tuning_dropout: float | None = None
     tuning_epochs: Mapping[str, float] = field(default_factory=dict)
+    families: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def fills_a_device(self) -> bool:
@@ -62,6 +64,8 @@ class Scale:
 
         A narrower layer sums fewer products, so its weights are initialised larger to keep the paper's sums.
         """
+        if model.reads_characters:
+            return self._character_encoder(model)
         wide = max(1, round(model.hidden_size / BASE.hidden_size * self.heads))  # in heads of the usual size
         heads = max(1, round(wide * model.num_heads * BASE.head_size / model.hidden_size))
         hidden = wide * (self.hidden // self.heads)
@@ -79,18 +83,30 @@ class Scale:
             attention_dropout=self.dropout,
         )
 
+    def _character_encoder(self, model: EncoderConfig) -> EncoderConfig:
+        """Return ELMo's encoder at this scale: widths, cells and filters with the same ratios to Base."""
+        ratio = self.hidden / BASE.hidden_size
+        filters = tuple((width, max(1, round(number * ratio))) for width, number in model.character_filters)
+        return replace(
+            model,
+            hidden_size=2 * max(1, round(model.hidden_size * ratio / 2)),
+            intermediate_size=max(1, round(model.intermediate_size * ratio)),
+            character_filters=filters,
+            hidden_dropout=self.dropout,
+        )
+
     def pretraining(self, recipe: PretrainConfig) -> PretrainConfig:
         """Return a recipe of the paper with the size and budget of this scale, and its own seed."""
         short, long, share = self.max_length, self.long_length, self.long_share
         data: DataConfig = replace(recipe.data, max_length=short, long_length=long, long_share=share)
-        train = replace(self.train, seed=recipe.train.seed)
+        train = replace(self.train, seed=recipe.train.seed, **self.families.get(recipe.model.family, {}))
         return replace(recipe, model=self.encoder(recipe.model), data=data, train=train)
 
     def finetuning(self, task: str, features: str = "") -> list[FinetuneConfig]:
         """Return the settings for fine-tuning a task; from several, the best on dev is chosen."""
         if features:
             config = feature_based(task, features)
-            train = replace(config.train, epochs=self.feature_epochs)
+            train = replace(config.train, epochs=self.tuning_epochs.get(task, self.feature_epochs))
             width = replace(config.features, hidden_size=self.hidden)
             return [replace(config, train=train, features=width, restarts=self.restarts, dropout=BASE.hidden_dropout)]
         grid = SINGLE.get(task, GLUE)
@@ -108,6 +124,10 @@ MUON = TrainConfig(  # as in `speedrun`; a checkpoint after every fifth, from wh
     hours=0.1, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, warmup=0.05,
     beta2=0.98, evaluate_every=0.1, save_every=0.2,
 )  # fmt: skip
+POST_NORM: dict[str, Any] = {"learning_rate": 0.01}  # of Muon
+RECURRENT: dict[str, Any] = {  # as in the recipe `elmo`
+    "optimizer": "adamw", "learning_rate": 1e-3, "rest_learning_rate": None, "weight_decay": 0.0, "batch_size": 128,
+}  # fmt: skip
 
 
 def _train(steps: int, batch_size: int, rate: float, **changes: float) -> TrainConfig:
@@ -132,7 +152,8 @@ SCALES = {
         Scale(
             "hour", "12 layers, 768 wide, pre-norm, Muon, equal minutes for every row (6 by default, see --minutes)",
             12, 768, 12, 256, None, MUON, (1e-4,), 1e-4, feature_epochs=5, restarts=0, dropout=0.0, pre_norm=True,
-            tuning_dropout=0.1, tuning_epochs={"sst2": 1, "squad1": 2, **dict.fromkeys(SMALL_TASKS, 5)},
+            families={"openai-gpt": POST_NORM, "elmo": RECURRENT}, tuning_dropout=0.1,
+            tuning_epochs={"sst2": 1, "squad1": 2, **dict.fromkeys(SMALL_TASKS, 5)},
         ),
         Scale(
             "base", "the paper's sizes, a tenth of its budget",

@@ -24,11 +24,12 @@ from bertsmith.errors import Diverged, UserError
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.folders import new_file
+from bertsmith.formats.families.table import family_of
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.inference.files import evaluate
 from bertsmith.model.config import EncoderConfig
 from bertsmith.paper.data import Data, find_data, remarks
-from bertsmith.paper.scales import CHECKPOINTS, Scale
+from bertsmith.paper.scales import BASE, CHECKPOINTS, Scale
 from bertsmith.paper.tables import SHARES, Column, Row, Table, is_chosen, run_name, with_seed
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.settings import PretrainConfig
@@ -37,6 +38,7 @@ from bertsmith.recipes import bert, left_to_right
 from bertsmith.tasks.published import SIZES
 from bertsmith.tasks.reading import find_splits
 from bertsmith.tasks.task import find_task
+from bertsmith.text.tokenizer import Kind, Tokenizer
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import OPTIMIZER, STATE, checkpoints
 from bertsmith.training.run import CONFIG, FACTS, MODEL, final_scores, is_finished, same_settings
@@ -71,7 +73,18 @@ class Work:
 
     def runs(self, row: Row) -> bool:
         """Return whether a row is to be run."""
-        return row.start is not None and (self.chosen is None or is_chosen(row, self.chosen))
+        chosen = row.start is not None and (self.chosen is None or is_chosen(row, self.chosen))
+        return chosen and not self.why_no_text(row)
+
+    def why_no_text(self, row: Row) -> str:
+        """Return the reason why no given corpus has the vocabulary of a row; empty if one has, or none is needed."""
+        starts = [start for start in (row.start, row.beside) if start is not None]
+        if not self.corpora or self.is_pretrained(row):
+            return ""
+        for start in (start for start in starts if self.corpus_of(start) is None):
+            kind, name = _vocabulary(start), start.recipe.split("-")[0]
+            return f"it has another vocabulary: give --corpus {name}=FOLDER, of `tokenizer train --kind {kind}`"
+        return ""
 
     def config(self, recipe: PretrainConfig) -> PretrainConfig:
         """Return a recipe of the paper at the scale, with the user's settings."""
@@ -178,9 +191,16 @@ class Work:
         return {"steps": steps, "tokens": (int(seen[-1]) if seen else 0) + beside}
 
     def corpus_of(self, recipe: PretrainConfig) -> Path | None:
-        """Return the corpus that was given for a recipe: by its name, by the first word of its name, or for all."""
+        """Return the corpus that was given for a recipe: by its name, by the first word of its name, or for all.
+
+        That for all is not for another family than BERT which was published with another kind of vocabulary.
+        """
         name = recipe.recipe
-        return next((self.corpora[key] for key in (name, name.split("-")[0], "") if key in self.corpora), None)
+        found = next((self.corpora[key] for key in (name, name.split("-")[0]) if key in self.corpora), None)
+        if found is not None or "" not in self.corpora:
+            return found
+        fits = recipe.model.family == BASE.family or Tokenizer.load(self.corpora[""]).kind == _vocabulary(recipe)
+        return self.corpora[""] if fits else None
 
     def text(self, recipe: PretrainConfig) -> Path:
         """Return the corpus folder of a recipe: the user's, or the demo's text, which is prepared once."""
@@ -188,13 +208,14 @@ class Work:
             return given
         if self.scale.name != "tiny":
             raise UserError(f"--scale {self.scale.name} needs text: give a corpus folder with --corpus")
-        folder = self.folder / "demo"
+        kind = _vocabulary(recipe) or "wordpiece"
+        folder = self.folder / ("demo" if kind == "wordpiece" else f"demo-{kind}")
         if (folder / "corpus" / MANIFEST).exists():
             return folder / "corpus"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_documents(folder / "text.txt", collect(0, 0).documents)
-        train_tokenizer([folder / "text.txt"], folder / "tokenizer", vocab_size=DEMO_WORDS)
+        train_tokenizer([folder / "text.txt"], folder / "tokenizer", vocab_size=DEMO_WORDS, kind=kind)
         build_corpus([folder / "text.txt"], folder / "tokenizer", folder / "corpus")
         return folder / "corpus"
 
@@ -301,6 +322,11 @@ class Work:
         if self.data is None and self.assumes_data and task in SIZES:
             return Data(Path(task), is_assumed=True)
         return find_data(self.data, task)
+
+
+def _vocabulary(recipe: PretrainConfig) -> Kind | None:
+    """Return the kind of vocabulary that a recipe's family was published with."""
+    return family_of(recipe.model).vocabulary
 
 
 def _pretraining_scores(run: Path) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def test_the_plan_has_minutes_and_disk_space(tasks, tmp_path) -> None:
 
 def test_the_scale_keeps_the_recipe_of_the_speedrun() -> None:
     hour, run = SCALES["hour"], speedrun()
-    made = [hour.pretraining(row.start) for row in table5().rows if row.start is not None]
+    made = [hour.pretraining(row.start) for row in table5().rows[:5] if row.start is not None]
     names = ("family", "norm_first", "bias", "hidden_dropout", "attention_dropout", "num_layers", "hidden_size")
     assert all(getattr(c.model, name) == getattr(run.model, name) for c in made for name in names)
     same = ("optimizer", "learning_rate", "rest_learning_rate", "warmup", "schedule", "beta2")
