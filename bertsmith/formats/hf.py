@@ -127,7 +127,8 @@ def load_folder(
     values = read_config(folder)
     config, saved = config_in(values, folder), head_in(values, folder)
     if dropout is not None:
-        config = replace(config, hidden_dropout=dropout, attention_dropout=dropout)
+        in_attention = dropout if config.layer_type == "transformer" else 0.0
+        config = replace(config, hidden_dropout=dropout, attention_dropout=in_attention)
     weights = _read_weights(folder, family_of(config))
     _refuse_other_layers(config, weights, folder)
     names = _with_copies(dict(expand(_saved_names(family_of(config), values), range(config.num_layers))), config)
