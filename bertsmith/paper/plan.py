@@ -20,6 +20,7 @@ from bertsmith.paper.work import DEMO_WORDS, SCORES, Work
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.rows.columns import Columns
 from bertsmith.rows.columns import Row as TaskRow
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.published import SIZES
 from bertsmith.tasks.reading import training_rows
 from bertsmith.tasks.task import find_task
@@ -142,5 +143,6 @@ def _finetuning_flops(work: Work, row: Row, config: FinetuneConfig, lengths: lis
     longest = min(config.data.max_length or find_task(config.task).max_length, model.max_positions)
     bounded = [min(length, longest) for length in lengths]
     epochs = (config.train.num_steps(len(lengths)) or 0) * config.train.batch_size / max(1, len(lengths))
-    epochs = 1 / 3 if config.features.variant else epochs  # a frozen encoder runs one forward pass
+    if config.features.variant:  # a forward pass of a frozen encoder, once if its states of words are stored
+        epochs = (1 if KINDS[find_task(config.task).head].tags_words else epochs) / 3
     return (2 if row.beside else 1) * epochs * training_flops(model, bounded, 0)
