@@ -51,6 +51,7 @@ TUNINGS = {
     "first": Tuning("classified from [CLS], which sees only itself if read left to right", pooled="first"),
     "last": Tuning("classified from the last token", pooled="last"),
     "bilstm": Tuning("a BiLSTM on top", settings=("bilstm_layers=1",)),
+    "lm": Tuning("with half the language model's loss, as OpenAI GPT", settings=("language_model=0.5",)),
 }
 
 
@@ -77,7 +78,7 @@ EXPERIMENTS = {
     ),
     "left": Experiment(
         "the same, left to right",
-        LEFT, tunings=("usual", "rate-5e-5", "rate-2e-4", "long", "mean", "first", "bilstm"),
+        LEFT, tunings=("usual", "rate-5e-5", "rate-2e-4", "long", "mean", "lm", "bilstm"),
     ),
     "masked-full": Experiment("do pairs of segments decide? here full sentences", MASKED, FULL),
     "left-full": Experiment("the same, left to right", LEFT, FULL),

@@ -26,7 +26,7 @@ def test_an_experiment_runs_and_is_fine_tuned_again(tmp_path: Path) -> None:
     given = ["--data", str(data), "--work", str(tmp_path / "work"), "--results", str(tmp_path), "--smoke"]
     given += ["--seeds", "2", "--jobs", "1", "--device", "cpu"]
     left_to_right.main(["run", "masked-40", "left", "--tasks", "rte", "squad1", "--tunings", "usual", "mean", *given])
-    left_to_right.main(["tune", "left", "--tasks", "rte", "--tunings", "first", "--at", "0.5", *given])
+    left_to_right.main(["tune", "left", "--tasks", "rte", "--tunings", "first", "lm", "--at", "0.5", *given])
     results = json.loads((tmp_path / "left_to_right.json").read_text())["results"]
     masked, left = (results["pretraining"][name] for name in ("masked-40", "left"))
     assert [point["step"] for point in masked["checkpoints"]] == [2, 4, 6, 8]
@@ -36,7 +36,7 @@ def test_an_experiment_runs_and_is_fine_tuned_again(tmp_path: Path) -> None:
     assert [record[0] for record in left["curve"]] == list(range(1, 9))
     assert masked["settings"]["data"]["masking"]["rate"] == 0.4
     expected = {"masked-40 usual", "masked-40 mean", "masked-40 usual at 0.5", "left usual", "left mean"}
-    assert results["tuning"].keys() == {*expected, "left first at 0.5"}
+    assert results["tuning"].keys() == {*expected, "left first at 0.5", "left lm at 0.5"}
     assert results["tuning"]["left mean"]["tasks"].keys() == {"rte"}  # spans are not pooled
     assert all(len(t["values"]) == 2 for found in results["tuning"].values() for t in found["tasks"].values())
     rows = rows_of(results)
