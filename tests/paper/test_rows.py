@@ -8,6 +8,8 @@ import pytest
 from paper_data import write_tasks
 
 from bertsmith.config import read_json
+from bertsmith.corpus.build import build_corpus
+from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.paper import work as works
 from bertsmith.paper.data import find_data
@@ -125,6 +127,46 @@ def test_rows_are_named_as_in_the_table_or_by_their_recipes(tasks, tmp_path) -> 
         planned("No NSP", minutes=-1)
     with pytest.raises(UserError, match="--pretraining-seed must be at least 1, not 0"):
         planned("No NSP", pretraining_seeds=[0])
+
+
+def test_a_row_with_another_vocabulary_needs_a_corpus_of_its_own(tasks, world, tmp_path) -> None:
+    options: dict[str, Any] = {"corpus": world / "shards", "scale": "tiny", "minutes": None, "pretraining": ()}
+    with pytest.raises(UserError, match=r"'OpenAI GPT': .* give --corpus gpt=FOLDER, of `tokenizer train --kind bpe`"):
+        run("table5", tmp_path, tasks, rows=["gpt"], **options)
+    (plan,) = run("table5", tmp_path, tasks, dry_run=True, **options)
+    assert not [r["run"] for r in plan["runs"] if "gpt" in r["run"] or "elmo" in r["run"]]
+    with pytest.raises(UserError, match=r"--corpus other: .*shards is given for all recipes already"):
+        run("table5", tmp_path, tasks, **{**options, "corpus": [world / "shards", "other"]})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_gpt_and_elmo_are_run_beside_bert(tasks, world, tmp_path) -> None:
+    corpora = [str(world / "shards")]
+    for name, kind in (("gpt", "bpe"), ("elmo", "words")):
+        train_tokenizer([world / "text.txt"], tmp_path / kind, vocab_size=500, kind=kind)
+        build_corpus([world / "text.txt"], tmp_path / kind, tmp_path / f"shards-{kind}", workers=1)
+        corpora.append(f"{name}={tmp_path / f'shards-{kind}'}")
+    options: dict[str, Any] = {
+        "scale": "tiny",
+        "minutes": None,
+        "corpus": corpora,
+        "rows": ["bert-base", "gpt", "elmo"],
+    }
+    options |= {
+        "pretraining": ("train.steps=3", "train.batch_size=8"),
+        "finetuning": (*QUICK, "features.hidden_size=8"),
+    }
+    one, five = run("table1 table5", tmp_path / "work", tasks, **options)
+    ours = {row["name"]: row["ours"].keys() for row in one["rows"] if row["ours"]}
+    assert ours == {name: {"SST-2", "MRPC"} for name in ("BiLSTM+ELMo+Attn", "OpenAI GPT", "BERT-Base")}
+    assert [row["name"] for row in five["rows"] if row["ours"]] == ["BERT-Base", "OpenAI GPT", "ELMo"]
+    assert [len(finding["compared"]) for finding in one["findings"]] == [4]
+    elmo = read_json(tmp_path / "work" / "tiny" / "pretrained" / "elmo" / "scores.json")
+    assert elmo["config"]["model"]["layer_type"] == "lstm"
+    assert {"forward_loss", "backward_loss"} <= elmo["scores"].keys()
+    tuned = read_json(next((tmp_path / "work").glob("tiny/tuned/elmo/mrpc-mix-all/*/seed-1/scores.json")))
+    assert tuned["config"]["features"]["variant"] == "mix-all"
 
 
 def test_the_plan_has_minutes_and_disk_space(tasks, tmp_path) -> None:
