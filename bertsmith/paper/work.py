@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,7 @@ class Work:
         found = next((self.corpora[key] for key in (name, name.split("-")[0]) if key in self.corpora), None)
         if found is not None or "" not in self.corpora:
             return found
-        fits = recipe.model.family == BASE.family or Tokenizer.load(self.corpora[""]).kind == _vocabulary(recipe)
+        fits = recipe.model.family == BASE.family or _vocabulary_in(self.corpora[""]) == _vocabulary(recipe)
         return self.corpora[""] if fits else None
 
     def text(self, recipe: PretrainConfig) -> Path:
@@ -322,6 +323,12 @@ class Work:
         if self.data is None and self.assumes_data and task in SIZES:
             return Data(Path(task), is_assumed=True)
         return find_data(self.data, task)
+
+
+@cache
+def _vocabulary_in(corpus: Path) -> Kind:
+    """Return the kind of vocabulary of a corpus."""
+    return Tokenizer.load(corpus).kind
 
 
 def _vocabulary(recipe: PretrainConfig) -> Kind | None:
