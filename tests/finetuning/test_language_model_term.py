@@ -202,15 +202,17 @@ def test_a_resumed_run_gives_identical_bytes(source, task, request, tmp_path: Pa
 
 
 def two_ranks(model: Path, folder: Path) -> None:
-    tuned("mrpc", model, PAIRS, folder / "two", "train.micro_batch_size=2")
+    for parallel in ("ddp", "fsdp"):
+        tuned("mrpc", model, PAIRS, folder / parallel, "train.micro_batch_size=2", f"train.parallel={parallel}")
 
 
 @pytest.mark.slow
 def test_two_ranks_equal_one(gpt: Path, tmp_path: Path) -> None:
     on_ranks(two_ranks, gpt, tmp_path)
     tuned("mrpc", gpt, PAIRS, tmp_path / "one", "train.micro_batch_size=2")
-    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
-    assert_close(one, two, atol=1e-5, rtol=0)
+    one, *others = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "ddp", "fsdp"))
+    for two in others:
+        assert_close(one, two, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
