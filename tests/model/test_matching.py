@@ -61,7 +61,7 @@ def reference(model: TaskModel, features: torch.Tensor, texts: list[int]) -> tor
         shares = softmax(torch.stack([state @ other for other in others]) / len(state) ** 0.5, 0)
         seen = sum(share * other for share, other in zip(shares, others, strict=True))
         compared.append(head.compare(torch.cat([state, seen, state - seen, state * seen])).relu())
-    composed = both_ways(head.compose, compared)
+    composed = [old + new for old, new in zip(states, both_ways(head.compose, compared), strict=True)]
     if head.dense is None:
         return torch.stack([head.output(state) for state in composed])
     pooled = []
