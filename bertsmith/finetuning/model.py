@@ -57,7 +57,7 @@ def with_settings_of_family(head: HeadConfig, task: Task, config: FinetuneConfig
             f"language_model {weight:g} needs an encoder that reads in one direction, and {source} sees what it would "
             "predict; leave it out"
         )
-    if both and (encoder.pooler or head.kind not in ("single", "multi", "regression")):
+    if both and (encoder.pooler or not head.is_of_sequence):
         raise UserError(
             f"both_orders adds the logits of two sequences, which needs a label or a number of a pair and an output "
             f"layer without a bias, as openai-gpt has; {source} is {family.model_type}; leave it out"

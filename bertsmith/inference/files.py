@@ -114,7 +114,7 @@ def predict(
         predictor = model
     columns = replace(predictor.columns, **{k: v for k, v in (("text", text), ("pair", pair)) if v})
     if is_data_set:
-        if isinstance(predictor, RowPredictor):
+        if not isinstance(predictor, Predictor):
             raise UserError(f"{data} is the folder of a data set, which a model on this machine predicts; give a file")
         count = predict_data_set(predictor, Path(data), Path(out))
     elif is_stream:
@@ -124,7 +124,7 @@ def predict(
         if force and not resume:
             shutil.rmtree(partial_folder(Path(out)), ignore_errors=True)
         count = predict_file(predictor, data, Path(out), columns, keep, n_best)
-    if not isinstance(predictor, RowPredictor):
+    if isinstance(predictor, Predictor):
         _say_notes(predictor)
     return count
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from bertsmith.config import read_json, write_json
 from bertsmith.errors import UserError
@@ -70,7 +70,6 @@ def check_partial(out: Path, resume: bool, otherwise: str) -> None:
         raise UserError(f"{partial_folder(out)} is left of a stopped run; add --resume to continue it, or {otherwise}")
 
 
-@runtime_checkable
 class RowPredictor(Protocol):
     """What predicts rows in the place of a `Predictor`: the model of a server, for example."""
 
@@ -97,7 +96,7 @@ def output_facts(
     found = Path(data).stat() if str(data) != STDIN and Path(data).is_file() else None
     read = {"text": columns.text, "pair": columns.pair, "keep": list(keep)}
     written = [found.st_size, found.st_mtime_ns] if found else []
-    facts = predictor.facts if isinstance(predictor, RowPredictor) else _model_facts(predictor)
+    facts = _model_facts(predictor) if isinstance(predictor, Predictor) else predictor.facts
     return {**facts, "input": str(data), "input_file": written, **read, "window": predicting.WINDOW}
 
 

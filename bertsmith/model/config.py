@@ -301,7 +301,7 @@ class EncoderConfig:
             reach=self._reach(self.window if is_local else None),
             rotary_base=self._rotary_base(is_local),
             layer_type=self.layer_type,
-            residual=index > 0,
+            residual=index > 0 or self.layer_type == "transformer",
         )
 
     @cached_property

@@ -178,6 +178,11 @@ class HeadConfig:
         """The number of sequences of a row: one for each ending, two for a pair in both orders, else one."""
         return 2 if self.both_orders else max(1, self.num_choices)
 
+    @property
+    def is_of_sequence(self) -> bool:
+        """Whether it predicts labels or a number for a whole text or pair."""
+        return self.kind in ("single", "multi", "regression")
+
     def rate(self, config: EncoderConfig) -> float:
         """The dropout before the output layer on this encoder."""
         if self.dropout is not None:

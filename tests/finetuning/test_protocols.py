@@ -77,6 +77,7 @@ def test_several_seeds_give_mean_deviation_median_and_a_model_chosen_on_dev(worl
     assert Predictor.load(out).task.name == "classify"
 
 
+@pytest.mark.slow
 def test_parallel_runs_give_the_same_results(world, tmp_path, one_thread) -> None:
     assert many(world, tmp_path / "a", seeds=2) == many(world, tmp_path / "b", seeds=2, jobs=2)
     weights = [(tmp_path / n / "model" / "model.safetensors").read_bytes() for n in ("a", "b")]

@@ -209,6 +209,7 @@ def their_base(source: Path):
     return transformers.AutoModelForSequenceClassification.from_pretrained(source).base_model
 
 
+@pytest.mark.slow
 def test_onnx_reports_how_int8_changes_the_score(world, tmp_path, capsys):
     from bertsmith.finetuning.run import FinetuneConfig, finetune
 

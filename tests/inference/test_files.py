@@ -27,7 +27,7 @@ from bertsmith.text.unknown import Unknowns
 LABELS = ("files", "numbers")
 
 
-class Stub:
+class Stub(predicting.Predictor):
     """A predictor that labels by the length of the text and records how many rows each window had."""
 
     columns, shortened, max_length, task, members = Columns(), 0, 16, find_task("classify"), ()

@@ -278,6 +278,7 @@ def on_two(data: Path, folder: Path) -> None:
         pretrain(settings(f"train.parallel={parallel}"), data, folder / parallel, device="cpu")
 
 
+@pytest.mark.slow
 def test_two_ranks_equal_one(world: Path, whole: Path, tmp_path: Path) -> None:
     on_ranks(on_two, world / "shards", tmp_path)
     for parallel in ("ddp", "fsdp"):

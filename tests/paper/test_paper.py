@@ -202,6 +202,7 @@ def test_table_5(folder, tasks, world) -> None:
     assert bilstm["bilstm_layers"] == 1
 
 
+@pytest.mark.slow
 def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, world, monkeypatch) -> None:
     run("table5", folder, tasks, world)  # reuses the scores of the test above if it has run
     done = []
