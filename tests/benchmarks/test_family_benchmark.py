@@ -21,6 +21,7 @@ def results_in(folder: Path) -> dict:
     return json.loads((folder / "families.json").read_text())["results"]
 
 
+@pytest.mark.slow
 def test_speed_measures_every_family_beside_its_peer(tmp_path: Path) -> None:
     families.main(["speed", "--smoke", "--results", str(tmp_path)])
     measured = results_in(tmp_path)["speed"]  # beside what was measured before

@@ -280,6 +280,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_twice_is_resumed(tmp_path, monkeypatch):
     data, out = write(tmp_path / "in.jsonl", table(1033)), tmp_path / "out.csv"
     (tmp_path / "model").mkdir()

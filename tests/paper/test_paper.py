@@ -279,6 +279,7 @@ def test_a_model_that_fills_a_device_is_pretrained_alone(tasks, world, tmp_path,
         begun.clear()
 
 
+@pytest.mark.slow
 def test_several_jobs_start_the_longest_runs_first(folder, tasks, world, monkeypatch) -> None:
     run("table5", folder, tasks, world)
     for gone in folder.glob("tiny/tuned/bert-base/*/*/seed-1"):
