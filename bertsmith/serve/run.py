@@ -26,6 +26,7 @@ from bertsmith.serve.settings import ServeConfig, read_keys
 OPTIONS = "BERTSMITH_SERVE"  # carries the options to the processes of several workers; it never holds a key
 QUEUED_BATCHES = 64  # by default
 BACKLOG = 2048
+LOCAL = ("127.0.0.1", "localhost", "::1")
 QUIET: dict[str, Any] = {
     "log_level": "warning",
     "access_log": False,
@@ -44,6 +45,8 @@ def run(models: Sequence[str], host: str, port: int, workers: int = 1, **options
     app = build(**given) if workers == 1 else None
     with _listen(host, port) as listener:
         where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        if host not in LOCAL and not read_keys(_path(options.get("api_key_file"))):
+            say(f"note: everyone who reaches {host} may use the server; --api-key-file asks for a key")
         say(f"serving at {where} (the routes: {where}/docs); Ctrl-C stops")
         if app is not None:
             uvicorn.Server(uvicorn.Config(app, **QUIET)).run([listener])
@@ -71,7 +74,7 @@ def build(
         wait_ms=wait_ms,
         max_body_bytes=int(max_body_mb * 2**20),
         max_texts=max_texts,
-        api_keys=read_keys(Path(api_key_file) if api_key_file else None),
+        api_keys=read_keys(_path(api_key_file)),
         cors=tuple(cors),
     )
     opened = open_models(models, device, engine=engine, threads=threads, precision=precision)  # type: ignore[arg-type]
@@ -80,6 +83,10 @@ def build(
     for model in opened.by_name.values():
         say(f"{model.name}: {', '.join(model.routes)} ({model.predictor.engine!r})")
     return create_app(opened, replace(config, max_batch_tokens=tokens, queue_tokens=queue))
+
+
+def _path(given: str | None) -> Path | None:
+    return Path(given) if given else None
 
 
 def _batch_tokens(models: Models) -> int:

@@ -43,10 +43,8 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool, min_count: int 
         initial_alphabet=BYTES,
         show_progress=False,
     )
-    backend.train_from_iterator(short_words(texts), trainer)
-    found = rules(backend)
-    vocab = {**found["vocab"], str(ROBERTA.mask): len(found["vocab"])}
-    model = models.BPE(vocab, [(first, second) for first, second in found["merges"]])
+    vocab, merges = learn(backend, trainer, texts)
+    model = models.BPE({**vocab, str(ROBERTA.mask): len(vocab)}, merges)
     return _framed(_pipeline(model, composed, prefix_space=True), ROBERTA, {"add_prefix_space": True})
 
 
@@ -58,6 +56,13 @@ def read(vocab: Path, settings: Mapping[str, Any]) -> Backend:
         raise UserError(f"{vocab} and {MERGES} are not a byte-level vocabulary: {error}") from None
     backend = _pipeline(model, None, prefix_space=bool(settings.get("add_prefix_space", False)))
     return _framed(backend, named(ROBERTA, settings), settings)
+
+
+def learn(backend: Backend, trainer: Any, texts: Iterable[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Train a BPE; its entries with their ids, and its merges in their order, as `models.BPE` takes them."""
+    backend.train_from_iterator(short_words(texts), trainer)
+    found = rules(backend)
+    return found["vocab"], [(first, second) for first, second in found["merges"]]
 
 
 def rules(backend: Backend) -> dict[str, Any]:

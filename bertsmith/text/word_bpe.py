@@ -16,9 +16,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from bertsmith.errors import UserError
 from bertsmith.text import wordpiece
 from bertsmith.text.alphabet import alphabet, joining
-from bertsmith.text.byte_bpe import MERGES, rules
+from bertsmith.text.byte_bpe import MERGES, learn
 from bertsmith.text.frame import GPT, GPT_TEXT, Frame
-from bertsmith.text.long_words import short_words
 from bertsmith.text.special_tokens import named, place, register
 
 END = GPT.word_marker.text
@@ -49,10 +48,7 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool, min_count: int 
         end_of_word_suffix=END,
         show_progress=False,
     )
-    backend.train_from_iterator(short_words(texts), trainer)
-    found = rules(backend)
-    model = _model(found["vocab"], [(first, second) for first, second in found["merges"]])
-    trained = _pipeline(model, backend.normalizer)
+    trained = _pipeline(_model(*learn(backend, trainer, texts)), backend.normalizer)
     register(trained, GPT_TEXT)
     return trained
 

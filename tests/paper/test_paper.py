@@ -354,7 +354,9 @@ def test_dry_run(tmp_path, folder, tasks, world) -> None:
     epochs = [{"pretraining": (*SHORT, f"train.epochs={n}"), "dry_run": True} for n in (10, 20)]
     ten, twenty = (run("table5", tmp_path / "new", tasks, world, **given)[0]["runs"][0]["flops"] for given in epochs)
     assert twenty == pytest.approx(2 * ten, rel=0.1)
-    (done,) = run("table5", folder, tasks, world, dry_run=True)
+    run("table1", folder, tasks, world)  # reuses the scores of a test above if it has run
+    (done,) = run("table1", folder, tasks, world, dry_run=True)
+    assert done["runs"]
     assert all(r["done"] for r in done["runs"])
     assert done["hours"] == 0
     scale, base = SCALES["paper"], bert("base")

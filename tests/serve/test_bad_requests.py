@@ -6,6 +6,7 @@ import re
 
 import httpx
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 from bertsmith.errors import UserError
@@ -229,3 +230,14 @@ def test_command_refuses_bad_settings_in_one_line(run_command, served, tmp_path,
     monkeypatch.setattr("bertsmith.commands.serve.find_spec", lambda name: None)
     code, _, err = run_command("serve", served["tags"])
     assert (code, "pip install 'bertsmith[serve]'" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("host", "noted"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_an_open_host_without_a_key_is_noted(served, host, noted, tmp_path, monkeypatch, run_command) -> None:
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_: None)
+    monkeypatch.delenv("BERTSMITH_API_KEY", raising=False)
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-some-length\n")
+    options = (served["colours"], "--host", host, "--port", 0, "--device", "cpu")
+    assert ("everyone who reaches 0.0.0.0" in run_command("serve", *options)[2]) is noted
+    assert "everyone" not in run_command("serve", *options, "--api-key-file", keys)[2]
