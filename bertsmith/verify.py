@@ -32,8 +32,8 @@ from bertsmith.formats.hf import Loaded, load_folder
 from bertsmith.formats.onnx import TOLERANCE as GRAPH_TOLERANCE
 from bertsmith.formats.onnx import Exported, open_onnx, session
 from bertsmith.formats.saved_config import CONFIG, pools_last, read_config
+from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Trace
 from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import progress_bar

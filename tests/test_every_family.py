@@ -43,7 +43,7 @@ from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.hf import inner_folders, load_folder, save_folder
 from bertsmith.formats.saved_config import own_type
 from bertsmith.inference.features import Features, features
-from bertsmith.model.encoder import Trace
+from bertsmith.model.attention import Trace
 from bertsmith.pages.view import view
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.text.tokenizer import Tokenizer

@@ -25,7 +25,8 @@ from bertsmith.errors import NotFinite, UserError, suggestion
 from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, graph_file, graph_inputs, score_outputs, state_output
 from bertsmith.formats.onnx import Exported, has_vnni, session
 from bertsmith.formats.saved_config import Model
-from bertsmith.model.encoder import FeedForward, SelfAttention
+from bertsmith.model.attention import SelfAttention
+from bertsmith.model.encoder import FeedForward
 from bertsmith.model.heads import TaskModel
 from bertsmith.training.settings import check_precision, has_bfloat16
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
@@ -16,6 +16,7 @@ Direction = Literal["both", "left-to-right", "right-to-left"]
 Positions = Literal["learned", "rotary", "none"]
 LayerType = Literal["transformer", "lstm"]
 Sharing = Literal["none", "all", "attention", "feed-forward"]
+RelativeTermNames = Literal["none", "both", "content-to-position", "position-to-content"]
 ROTARY_BASE = 10_000.0  # of RoFormer, which introduced rotary positions
 MOST_FILTERS = 16  # widths of character filters
 CHOICES = {
@@ -25,6 +26,8 @@ CHOICES = {
     "shared_layers": Sharing,
     "activation": Activation,
     "pooler_activation": PoolerActivation,
+    "relative_terms": RelativeTermNames,
+    "convolution_activation": PoolerActivation,
 }
 
 
@@ -47,7 +50,8 @@ class LayerConfig:
     """Everything that one layer is built from; `EncoderConfig.layer` returns it.
 
     Without `attention_norm`, a pre-norm layer has no norm before its attention. Without a `rotary_base`, queries and
-    keys are not rotated. An LSTM layer takes only its sizes, its dropout, and whether it adds its input (`residual`).
+    keys are not rotated. `convolution` is the width of one beside the layer, None: there is none. An LSTM layer takes
+    only its sizes, its dropout, and whether it adds its input (`residual`).
     """
 
     hidden_size: int
@@ -65,6 +69,21 @@ class LayerConfig:
     rotary_base: float | None
     layer_type: LayerType
     residual: bool
+    relative_terms: RelativeTermNames
+    relative_projections: bool
+    key_bias: bool
+    convolution: int | None
+    convolution_activation: PoolerActivation
+
+    @property
+    def content_to_position(self) -> bool:
+        """Whether scores have a term of the query and the distance."""
+        return self.relative_terms in ("both", "content-to-position")
+
+    @property
+    def position_to_content(self) -> bool:
+        """Whether scores have a term of the key and the distance."""
+        return self.relative_terms in ("both", "position-to-content")
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,14 @@ class EncoderConfig:
     - `character_filters`: the (width, number) of the filters over the characters of a word, whose vector replaces the
       table of tokens; a character's embedding has `character_size`, and `num_highways` layers follow the filters. The
       tokenizer has `num_characters` and gives `max_characters` of a word.
+    - `relative_terms`: which terms the distance of two tokens adds to their attention score (DeBERTa, section 3.1). A
+      table has a vector for every distance up to `relative_reach`, in both directions (None: `max_positions`); with
+      `relative_buckets` it has that many in each direction, for ranges of distances that grow as logarithms. With
+      `relative_norm` these vectors are normalised. A layer projects them by matrices of its own or, without
+      `relative_projections`, by those of its queries and keys.
+    - `key_bias`: whether keys, those of distances as well, have a bias where the encoder has (the first DeBERTa: no).
+    - `convolution`: the width of a convolution over the embeddings, whose result is added to the output of the first
+      layer and normalised with it (DeBERTa v2); `convolution_activation` follows it.
     - `predicted_words`: so many entries of the vocabulary, from the first, are predicted, and the others as the unknown
       token: an encoder that reads characters learns from many more words than it predicts. None: all are predicted.
     """
@@ -147,6 +174,14 @@ class EncoderConfig:
     max_characters: int = 50
     num_highways: int = 2
     predicted_words: int | None = None
+    relative_terms: RelativeTermNames = "none"
+    relative_reach: int | None = None
+    relative_buckets: int | None = None
+    relative_norm: bool = False
+    relative_projections: bool = True
+    key_bias: bool = True
+    convolution: int | None = None
+    convolution_activation: PoolerActivation = "tanh"
     DECIDED = dict.fromkeys(
         ("vocab_size", "pad_token_id", "num_characters", "max_characters"), "the tokenizer of the corpus decides it"
     )
@@ -173,6 +208,9 @@ class EncoderConfig:
         "max_characters": Bounds(1, 2**15),
         "num_highways": Bounds(0, 16),
         "predicted_words": Bounds(1, 2**26),
+        "relative_reach": Bounds(2, 2**24),
+        "relative_buckets": Bounds(4, 2**20),
+        "convolution": Bounds(1, 2**10),
     }
 
     def __post_init__(self) -> None:
@@ -191,6 +229,7 @@ class EncoderConfig:
         self._check_attention()
         self._check_norms_and_head()
         self._check_lstm()
+        self._check_relative()
         if not self.family:
             self._name_family()
 
@@ -254,6 +293,28 @@ class EncoderConfig:
         if len(self.character_filters) > MOST_FILTERS:
             raise UserError(f"character_filters has {len(self.character_filters)} widths; at most {MOST_FILTERS}")
 
+    def _check_relative(self) -> None:
+        """Refuse relative positions and convolutions that contradict the other settings."""
+        usual = {each.name: each.default for each in fields(self) if each.name.startswith("relative_")}
+        changed = [name for name, value in usual.items() if getattr(self, name) != value]
+        if self.relative_terms == "none" and changed:
+            raise UserError(f"{changed[0]} needs relative positions; set relative_terms, or leave it out")
+        if self.relative_terms != "none" and self.layer_type == "lstm":
+            raise UserError(f"relative_terms={self.relative_terms} needs attention, which layer_type=lstm has not")
+        furthest = self.relative_reach or self.max_positions
+        if self.relative_buckets is not None and self.relative_buckets // 2 >= furthest - 1:
+            raise UserError(
+                f"relative_buckets {self.relative_buckets} is too many for distances under {furthest}: half of them "
+                "have a distance each, and the others share the rest; set it to less, or to null"
+            )
+        if self.convolution is not None and self.convolution % 2 == 0:
+            raise UserError(f"convolution {self.convolution} is even, so it has no middle; set an odd width")
+
+    @property
+    def relative_span(self) -> int:
+        """The number of vectors for the distances in one direction."""
+        return self.relative_buckets or self.relative_reach or self.max_positions
+
     @property
     def reads_characters(self) -> bool:
         """Whether the input is the characters of words."""
@@ -302,6 +363,11 @@ class EncoderConfig:
             rotary_base=self._rotary_base(is_local),
             layer_type=self.layer_type,
             residual=index > 0 or self.layer_type == "transformer",
+            relative_terms=self.relative_terms,
+            relative_projections=self.relative_projections,
+            key_bias=self.key_bias,
+            convolution=self.convolution if index == 0 else None,
+            convolution_activation=self.convolution_activation,
         )
 
     @cached_property

@@ -29,10 +29,24 @@ def forward_flops(config: EncoderConfig, lengths: Sequence[int], masked: int, *,
     layers = config.num_layers * tokens * 2 * (3 * hidden * hidden + after_attention)
     for reach, count in Counter(layer.reach for layer in config.layers).items():
         layers += count * sum(4 * hidden * _token_pairs(length, reach) for length in lengths)
+    layers += _relative_products(config, lengths)
+    if config.convolution is not None:
+        layers += tokens * 2 * config.convolution * hidden * hidden
     unneeded = 0 if every_state else (tokens - masked - len(lengths)) * 2 * after_attention
     head = masked * 2 * table * (hidden * config.head_transform + config.vocab_size)
     projection = 0 if config.embedding_size is None else tokens * 2 * table * hidden
     return projection + layers - max(0, unneeded) + head
+
+
+def _relative_products(config: EncoderConfig, lengths: Sequence[int]) -> int:
+    """The operations of the terms of distances: every token with every distance in its sequence, and their projection.
+
+    A batch projects the table once for each layer.
+    """
+    terms = config.layers[0].content_to_position + config.layers[0].position_to_content
+    rows = [min(2 * config.relative_span, 2 * length - 1) for length in lengths]
+    scores = sum(length * count for length, count in zip(lengths, rows, strict=True))
+    return terms * config.num_layers * 2 * config.hidden_size * (scores + config.hidden_size * max(rows, default=0))
 
 
 def _token_pairs(length: int, reach: Reach) -> int:
@@ -58,7 +72,7 @@ def parameter_count(config: EncoderConfig) -> int:
         return _character_weights(config) + config.num_layers * _lstm_weights(config) + words
     hidden, table = config.hidden_size, config.table_size
     rows = config.vocab_size + config.num_segments + (config.max_positions if config.positions == "learned" else 0)
-    attention = 4 * hidden * (hidden + 1) + 2 * hidden
+    attention = 4 * hidden * (hidden + 1) + 2 * hidden + _relative_weights(config)
     columns = _feed_forward_columns(config)
     feed_forward = hidden * columns + columns - config.intermediate_size + 3 * hidden
     shared = {"none": 0, "attention": attention, "feed-forward": feed_forward, "all": attention + feed_forward}
@@ -66,7 +80,17 @@ def parameter_count(config: EncoderConfig) -> int:
     projection = 0 if config.embedding_size is None else hidden * (table + 1)
     pooler, words = hidden * config.pooler, config.vocab_size * config.head_bias
     heads = (hidden + 1) * (pooler + table * config.head_transform) + words + 8 * hidden
-    return rows * table + projection + layers + heads
+    distances = 0 if config.relative_terms == "none" else 2 * config.relative_span * hidden
+    beside = 0 if config.convolution is None else config.convolution * hidden * hidden + 3 * hidden
+    return rows * table + projection + layers + heads + distances + beside
+
+
+def _relative_weights(config: EncoderConfig) -> int:
+    """The matrices by which a layer projects the table of distances, less the biases that keys do not have."""
+    layer, hidden = config.layers[0], config.hidden_size
+    own = (layer.content_to_position + layer.position_to_content) * layer.relative_projections
+    without = 0 if config.key_bias else hidden * (1 + (layer.content_to_position and layer.relative_projections))
+    return own * hidden * (hidden + 1) - without
 
 
 def training_memory(
@@ -105,6 +129,8 @@ def _kept_by_layer(config: EncoderConfig, length: int, half: bool) -> int:
     if config.positions == "rotary":
         widths += 2 * hidden  # queries and keys once more, rotated
     kept = size * widths + 8 * hidden + masks * hidden  # norms keep float32 inputs
+    if config.relative_terms != "none":  # the terms as a bias of the scores, and the weights
+        return kept + 3 * size * config.num_heads * length
     if config.attention_dropout and not half:  # scores and their mask, which every kernel in float32 keeps
         kept += (size + 1) * config.num_heads * length
     return kept

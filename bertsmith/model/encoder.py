@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,22 +17,15 @@ from torch.utils.checkpoint import checkpoint
 from bertsmith.batch import CHARACTERS, Batch, Layout, Packed
 from bertsmith.errors import UserError
 from bertsmith.model.activation import activate
+from bertsmith.model.attention import Asking, SelfAttention, Trace
 from bertsmith.model.characters import CharacterEmbeddings, init_characters
-from bertsmith.model.config import EncoderConfig, LayerConfig, Reach, Sharing
+from bertsmith.model.config import EncoderConfig, LayerConfig, Sharing
+from bertsmith.model.convolution import Convolution
 from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights
 from bertsmith.model.fused_choice import Choice, choose_now
-from bertsmith.model.kernels import attend, attend_explicit
 from bertsmith.model.lstm import LSTMBlock, init_lstm
-from bertsmith.model.rotary import Rotation, rotate, rotation
-
-
-@dataclass
-class Trace:
-    """The hidden states (embeddings first) and attention weights of a forward pass, layer by layer."""
-
-    hidden: list[Tensor] = field(default_factory=list)  # each (…, H)
-    attention: list[Tensor] = field(default_factory=list)  # each (B, A, L, L)
-
+from bertsmith.model.relative import Relative, RelativeTable
+from bertsmith.model.rotary import Rotation, rotation
 
 Rotations = Mapping[float | None, Rotation]  # by rotary base
 NO_ROTATIONS: Rotations = {}
@@ -99,31 +91,6 @@ class Embeddings(nn.Module):
         return embeddings_forward(tokens, segments, positions, tables, norm, dropout, projection)
 
 
-class SelfAttention(nn.Module):
-    """Multi-head self-attention; the layer applies the projection `output` itself, to the states that it needs."""
-
-    def __init__(self, layer: LayerConfig) -> None:
-        super().__init__()
-        self.num_heads = layer.num_heads
-        self.attention_dropout = layer.attention_dropout
-        self.qkv = nn.Linear(layer.hidden_size, 3 * layer.hidden_size, bias=layer.bias)
-        self.output = nn.Linear(layer.hidden_size, layer.hidden_size, bias=layer.bias)
-
-    def forward(
-        self, x: Tensor, layout: Layout, reach: Reach, angles: Rotation | None = None, trace: Trace | None = None
-    ) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(-3)  # each (…, A, D)
-        if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
-        dropout = self.attention_dropout if self.training else 0.0
-        if trace is None:
-            mixed = attend(q, k, v, layout, dropout, reach)
-        else:
-            mixed, weights = attend_explicit(q, k, v, layout, dropout, reach)
-            trace.attention.append(weights)
-        return mixed.flatten(-2)
-
-
 class FeedForward(nn.Module):
     """Two linear layers with the activation between them; a gate multiplies the activation by a second projection."""
 
@@ -152,6 +119,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(layer)
         self.feed_forward_norm = make_norm(layer.hidden_size, layer)
         self.dropout = nn.Dropout(layer.hidden_dropout)
+        self.convolution = None if layer.convolution is None else Convolution(layer)
         self.layer = layer
 
     def share(self, owner: Block, parts: Iterable[str]) -> None:
@@ -162,21 +130,32 @@ class Block(nn.Module):
 
     def forward(
         self, x: Tensor, layout: Layout, trace: Trace | None = None, rows: Tensor | None = None, fused: bool = False,
-        angles: Rotations = NO_ROTATIONS,
+        angles: Rotations = NO_ROTATIONS, relative: Relative | None = None, asking: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The states after this layer (…, H), or those of the given `rows` (R,) of the flat form: (R, H)."""
+        """The states after this layer (…, H), or those of the given `rows` (R,) of the flat form: (R, H).
+
+        With `asking` (R, H) these states ask at the rows, in place of the layer's input, whose tokens they read.
+        """
         if fused:
             from bertsmith.model.fused.layer import layer_forward
 
             assert isinstance(layout, Packed)
             return layer_forward(self._weights(), x, layout, rows)
         own = angles.get(self.layer.rotary_base)
-        mixed = self.attention(self._before(x, self.attention_norm), layout, self.layer.reach, own, trace)
+        before, queries = self._before(x, self.attention_norm), None
+        if asking is not None and rows is not None:
+            queries = Asking(self._before(asking, self.attention_norm), rows)
+        mixed = self.attention(before, layout, self.layer.reach, own, trace, relative, queries)
+        beside = None if self.convolution is None or asking is not None else self.convolution(x, layout)
         if rows is not None:
             mixed, x = (layout.flat(states).index_select(0, rows) for states in (mixed, x))
+            beside = None if beside is None else layout.flat(beside).index_select(0, rows)
+        if asking is not None:
+            x = asking
         x = self._after(x + self.dropout(self.attention.output(mixed)), self.attention_norm)
         inner = self.feed_forward(self._before(x, self.feed_forward_norm))
-        return self._after(x + self.dropout(inner), self.feed_forward_norm)
+        x = self._after(x + self.dropout(inner), self.feed_forward_norm)
+        return self.convolution.norm(x + beside) if self.convolution is not None and beside is not None else x
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
         return norm(x) if self.layer.norm_first else x
@@ -217,6 +196,7 @@ class Encoder(nn.Module):
         for block in blocks[1:] if self.shares_layers else ():
             block.share(blocks[0], SHARED[config.shared_layers])
         self.layers = nn.ModuleList(blocks)
+        self.relative = None if config.relative_terms == "none" else RelativeTable(config)
         self.final_norm = make_norm(config.hidden_size, config) if config.norm_first else nn.Identity()
         init_weights(self, config.init_std)
 
@@ -230,13 +210,14 @@ class Encoder(nn.Module):
             inputs = (batch.labels[CHARACTERS],)
         x = self.embeddings(*inputs)
         angles = self._angles(batch.positions)
+        relative = None if self.relative is None else self.relative(batch.layout.max_length, x.device)
         checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and trace is None
         with self._conversion(fused):
             for block in self.layers:
                 wanted = rows if block is self.layers[-1] else None
                 if trace is not None:
                     trace.hidden.append(x)
-                inputs = x, batch.layout, trace, wanted, fused, angles
+                inputs = x, batch.layout, trace, wanted, fused, angles, relative
                 x = checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
         x = self._normalise(x, fused)
         if trace is not None:
@@ -310,7 +291,7 @@ def init_weights(module: nn.Module, std: float) -> None:
 
 def init_parameter(name: str, parameter: Tensor, std: float) -> None:
     """Initialise matrices by a truncated normal, biases with zeros (as in the released code), norms as the identity."""
-    if name.rsplit(".", 1)[-1].startswith("bias"):
+    if "bias" in name.rsplit(".", 1)[-1]:
         nn.init.zeros_(parameter)
     elif parameter.dim() == 1:  # a norm's scale
         nn.init.ones_(parameter)

@@ -23,6 +23,9 @@ UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
     (lambda c: c.layer_type == "lstm", "LSTM layers run on cuDNN"),
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
     (lambda c: c.positions != "learned", "positions are {c.positions}, not learned"),
+    (lambda c: c.relative_terms != "none", "attention has terms of distances"),
+    (lambda c: not c.key_bias, "keys have no bias"),
+    (lambda c: c.convolution is not None, "a convolution is beside the first layer"),
     (lambda c: c.gated, "the feed-forward layers are gated"),
     (lambda c: not c.first_attention_norm, "the first layer has no norm before its attention"),
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bertsmith.batch import Layout, Packed, Padded
 from bertsmith.model.config import Reach
+from bertsmith.model.relative import RelativeTerms
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -23,16 +24,22 @@ except ImportError:  # a build of torch without it: packed batches take the dens
 BOTH_WAYS, LEFT_TO_RIGHT = Reach(None, None), Reach(None, 0)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, reach: Reach = BOTH_WAYS) -> Tensor:
-    """Softmax attention of every token to the tokens of its own sequence that are within its reach."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, reach: Reach = BOTH_WAYS,
+    relative: RelativeTerms | None = None,
+) -> Tensor:  # fmt: skip
+    """Softmax attention of every token to the tokens of its own sequence that are within its reach.
+
+    `relative` are the terms that distances add to the scores; see `RelativeTerms` for what a kernel computes of them.
+    """
     if isinstance(layout, Padded):
-        return dense(q, k, v, layout.mask, dropout, reach)
-    if has_varlen(q) and dropout == 0.0:
+        return dense(q, k, v, layout.mask, dropout, reach, relative)
+    if relative is None and has_varlen(q) and dropout == 0.0:
         return varlen(q, k, v, layout, reach)
     if q.device.type == "cpu":
-        return grouped(q, k, v, layout, dropout, reach)
+        return grouped(q, k, v, layout, dropout, reach, relative)
     _, mask = layout.rectangle
-    return layout.unpad(dense(layout.pad(q), layout.pad(k), layout.pad(v), mask, dropout, reach))
+    return layout.unpad(dense(layout.pad(q), layout.pad(k), layout.pad(v), mask, dropout, reach, relative))
 
 
 def has_varlen(q: Tensor) -> bool:
@@ -46,13 +53,29 @@ def has_varlen(q: Tensor) -> bool:
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0, reach: Reach = BOTH_WAYS
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0, reach: Reach = BOTH_WAYS,
+    relative: RelativeTerms | None = None,
+) -> Tensor:  # fmt: skip
     """Scaled dot-product attention on rectangles (B, L, A, D); `mask` (B, L) is true at tokens, false at padding."""
+    if relative is not None:
+        return _dense_relative(q, k, v, mask, dropout, reach, relative)
     causal = reach == LEFT_TO_RIGHT  # padding comes after all tokens, so they do not see it anyway
     seen = None if causal else visible(mask, q.shape[1], q.device, reach)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=dropout, is_causal=causal).transpose(1, 2)
+
+
+def _dense_relative(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, reach: Reach, relative: RelativeTerms
+) -> Tensor:
+    """What `dense` computes, with the terms of distances as a bias of the scores."""
+    seen = visible(mask, q.shape[1], q.device, reach)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
+    scale = relative.scale(q.shape[-1])
+    bias = relative.scores(q, k) * scale
+    if seen is not None:
+        bias = bias.masked_fill(~seen, float("-inf"))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale).transpose(1, 2)
 
 
 def visible(mask: Tensor | None, length: int, device: torch.device, reach: Reach) -> Tensor | None:
@@ -84,18 +107,21 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, layout: Packed, reach: Reach = BOTH_
     return output
 
 
-def grouped(q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.0, reach: Reach = BOTH_WAYS) -> Tensor:
+def grouped(
+    q: Tensor, k: Tensor, v: Tensor, layout: Packed, dropout: float = 0.0, reach: Reach = BOTH_WAYS,
+    relative: RelativeTerms | None = None,
+) -> Tensor:  # fmt: skip
     """The packed kernel of a CPU: a dense call for each group of similar lengths, never a T × T mask."""
     groups = layout.groups
     if groups is None:  # all of one length: the rectangle is a view
         q, k, v = (x.unflatten(0, (-1, layout.max_length)) for x in (q, k, v))
-        return dense(q, k, v, None, dropout, reach).flatten(0, 1)
+        return dense(q, k, v, None, dropout, reach, relative).flatten(0, 1)
     sizes = [rows * length for rows, length in groups.shapes]
     spread = (_Spread.apply(x, groups.source, groups.places).split(sizes) for x in (q, k, v))
     outputs = []
     for *rectangle, shape, mask in zip(*spread, groups.shapes, groups.masks, strict=True):
         q, k, v = (x.unflatten(0, shape) for x in rectangle)
-        outputs.append(dense(q, k, v, mask, dropout, reach).flatten(0, 1))
+        outputs.append(dense(q, k, v, mask, dropout, reach, relative).flatten(0, 1))
     return _Collect.apply(torch.cat(outputs), groups.source, groups.places)  # type: ignore[no-any-return]
 
 
@@ -127,12 +153,16 @@ class _Collect(torch.autograd.Function):
 
 
 def attend_explicit(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, reach: Reach = BOTH_WAYS
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, dropout: float = 0.0, reach: Reach = BOTH_WAYS,
+    relative: RelativeTerms | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention in explicit steps; also returns the weights (B, A, L, L), which are zero at padding."""
     mask = layout.mask if isinstance(layout, Padded) else layout.rectangle[1]
     q, k, v = (layout.pad(x).transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if relative is None:
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    else:
+        scores = (q @ k.transpose(-1, -2) + relative.scores(q, k)) * relative.scale(q.shape[-1])
     seen = visible(mask, mask.shape[1], q.device, reach)
     assert seen is not None
     weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)

@@ -19,7 +19,8 @@ from bertsmith.batch import Example, collate
 from bertsmith.errors import UserError
 from bertsmith.inference.engines import batch_tokens, batches
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.attention import Trace
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import TaskModel
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.replaced_token import Discriminator

@@ -21,8 +21,9 @@ from bertsmith.batch import IGNORE, Batch, Example, collate
 from bertsmith.errors import UserError
 from bertsmith.formats.families.table import FAMILIES
 from bertsmith.formats.hf import Notes, load_folder, names_of, save_folder
+from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.settings import CausalLMConfig

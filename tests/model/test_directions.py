@@ -17,8 +17,9 @@ from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.inference.files import evaluate
 from bertsmith.inference.predictor import Predictor
+from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM, next_tokens
 from bertsmith.objectives.settings import CausalLMConfig

@@ -10,8 +10,9 @@ from variants import their_model
 
 from bertsmith.batch import Batch, Example, collate
 from bertsmith.formats.hf import load_folder
+from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
 

@@ -23,8 +23,9 @@ from bertsmith.batch import IGNORE, Batch, Example, Packed, bucketed, collate, l
 from bertsmith.model import encoder as encoders
 from bertsmith.model import fused_choice
 from bertsmith.model.activation import activate
+from bertsmith.model.attention import Trace
 from bertsmith.model.config import REACHES, Activation, Direction, EncoderConfig, Reach
-from bertsmith.model.encoder import Encoder, Trace, norm_weights
+from bertsmith.model.encoder import Encoder, norm_weights
 from bertsmith.model.fused.weights import NormWeights, Sampling
 from bertsmith.model.fused_choice import Choice, choose, choose_for_run, choose_now, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel

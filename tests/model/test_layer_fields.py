@@ -13,9 +13,10 @@ from variants import randomise
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.inference.engines import quantised
+from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import parameter_count
-from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, MaskedLMHead, TaskModel
 from bertsmith.objectives.causal_lm import CausalLM
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -37,6 +38,16 @@ MODERN = {
     "norm_eps": 1e-5,
     **LOCAL,
 }
+DEBERTA = {"relative_terms": "both", "positions": "none", "num_segments": 0, "norm_eps": 1e-7}
+DEBERTA_V1 = {**DEBERTA, "key_bias": False}
+DEBERTA_V2 = {
+    **DEBERTA,
+    "relative_buckets": 8,
+    "relative_norm": True,
+    "relative_projections": False,
+    "convolution": 3,
+    "convolution_activation": "gelu",
+}
 FIELDS = {
     "embedding_size": {"embedding_size": 16},
     "embedding_size of the hidden size": {"embedding_size": 32},
@@ -54,6 +65,12 @@ FIELDS = {
     "head_activation": {"head_activation": "relu"},
     "albert": ALBERT,
     "modern": MODERN,
+    "content-to-position": {"relative_terms": "content-to-position", "relative_reach": 9, **LOCAL},
+    "position-to-content": {"relative_terms": "position-to-content", "shared_layers": "all", "norm_first": True},
+    "convolution": {"convolution": 5},
+    "no key_bias": {"key_bias": False},
+    "deberta": DEBERTA_V1,
+    "deberta v2": DEBERTA_V2,
 }
 fields = pytest.mark.parametrize("changes", FIELDS.values(), ids=FIELDS)
 

@@ -13,8 +13,9 @@ from variants import VARIANTS
 
 from bertsmith.errors import UserError
 from bertsmith.model import kernels
+from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
-from bertsmith.model.encoder import Encoder, Trace
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import Pooler
 from bertsmith.model.sizes import SIZES, encoder_config
 
