@@ -32,6 +32,7 @@ SAME_LAYER = {
     ("paper", "pages"),
     ("cli", "__init__"),
     ("serve", "__init__"),  # the version
+    ("serve", "pages"),
     ("cli", "commands"),
     ("__main__", "cli"),
 }

@@ -10,7 +10,7 @@ import typer
 from bertsmith.commands.options import Device, Engine, Precision, Threads
 from bertsmith.errors import UserError
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "httptools")
 
 
 def serve(

@@ -62,12 +62,18 @@ class Mark:
 
 def write_page(path: str | Path, title: str, lead: str, parts: Iterable[str]) -> None:
     """Write a page from parts that are HTML already (`table`, `plot`, `section`, `paragraph`)."""
+    page = page_text(title, lead, parts)
+    with locked(path), new_file(path) as work:
+        work.write_text(page, encoding="utf-8")
+
+
+def page_text(title: str, lead: str, parts: Iterable[str]) -> str:
+    """Return the text of a page from parts that are HTML already."""
     body = f"<h1>{html.escape(title)}</h1>\n<p class=lead>{html.escape(lead)}</p>\n" + "\n".join(parts)
     view = "<meta name=viewport content='width=device-width, initial-scale=1'>"
     head = f"<meta charset=utf-8>{view}<title>{html.escape(title)}</title>"
-    with locked(path), new_file(path) as work:
-        top = f"<!doctype html>\n<html lang=en><head>{head}<style>\n{asset('page.css')}</style></head>\n"
-        work.write_text(f"{top}<body>\n{body}\n</body></html>\n", encoding="utf-8")
+    top = f"<!doctype html>\n<html lang=en><head>{head}<style>\n{asset('page.css')}</style></head>\n"
+    return f"{top}<body>\n{body}\n</body></html>\n"
 
 
 def asset(name: str) -> str:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from bertsmith import __version__
-from bertsmith.serve import compatible, routes
+from bertsmith.serve import compatible, documentation, routes
 from bertsmith.serve.errors import add_handlers
 from bertsmith.serve.guard import Guard
 from bertsmith.serve.models import Models
@@ -29,11 +29,17 @@ def create_app(models: Models, config: ServeConfig | None = None) -> FastAPI:
         await asyncio.to_thread(service.close)
 
     app = FastAPI(
-        title="bertsmith", version=__version__, lifespan=lifespan, redoc_url=None, description="Predictions over HTTP."
+        title="bertsmith",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        description="Predictions over HTTP.",
     )
     app.state.service = service
     app.include_router(routes.router)
     app.include_router(compatible.router)
+    app.include_router(documentation.router)
     add_handlers(app)
     app.add_middleware(Guard, config=config, metrics=service.metrics)  # type: ignore[arg-type]
     if config.cors:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from bertsmith.rows.columns import Row
 from bertsmith.text.safe import safe_text
 
 Text = Annotated[str, AfterValidator(safe_text)]
@@ -34,10 +35,36 @@ class Pairs(Body):
     n_best: Annotated[int | None, Field(ge=1)] = None
 
 
-class Sentences(Body):
-    """A sentence or several, each as a text or as a list of its words."""
+class Document(BaseModel):
+    """The words of a document, and its sentences as numbers of words: where each begins and ends."""
 
-    inputs: Text | list[Text | list[Text]] = Field(examples=["Ada Lovelace was born in London."])
+    model_config = ConfigDict(extra="forbid")
+    document: list[Text]
+    sentences: list[tuple[Annotated[int, Field(ge=0)], int]]
+
+    @model_validator(mode="after")
+    def _are_in_order(self) -> Document:
+        bounds = [bound for sentence in self.sentences for bound in sentence]
+        if bounds != sorted(bounds) or (bounds and bounds[-1] > len(self.document)):
+            raise ValueError("sentences are [begin, end] in the document's words, in order, and do not overlap")
+        if any(begin == end for begin, end in self.sentences):
+            raise ValueError("a sentence has at least one word")
+        return self
+
+    @property
+    def rows(self) -> list[Row]:
+        """The sentences, each with the words of the document around it."""
+        words = tuple(self.document)
+        return [
+            Row(" ".join(words[begin:end]), None, None, "", parts=words[begin:end], document=words, begin=begin)
+            for begin, end in self.sentences
+        ]
+
+
+class Sentences(Body):
+    """A sentence or several, each as a text or as a list of its words, or the sentences of documents."""
+
+    inputs: Text | Document | list[Text | list[Text] | Document] = Field(examples=["Ada Lovelace was born in London."])
 
 
 class Question(BaseModel):
@@ -120,8 +147,8 @@ class PredictBody(Foreign):
 class RerankBody(Foreign):
     """A query and the texts to rank for it, as text-embeddings-inference takes them."""
 
-    query: Text
-    texts: list[Text] = Field(min_length=1)
+    query: Text = Field(examples=["Who wrote it?"])
+    texts: list[Text] = Field(min_length=1, examples=[["It was written by Ada.", "It rains."]])
     raw_scores: bool = False
     return_text: bool = False
     truncate: bool | None = None

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.errors import UserError, suggestion
-from bertsmith.serve.settings import KEY_VARIABLE
+from bertsmith.serve.settings import KEY_VARIABLE, characters
 
 BUSY = (429, 503)
 LONGEST_WAIT = 60.0  # seconds
 AT_ONCE = 64  # texts of a request
+CHARACTERS = 2**16  # of a request with several texts
 IN_FLIGHT = 4  # requests
 
 
@@ -77,14 +77,14 @@ class Client:
         if isinstance(texts, str):
             return self._predict(self.head, [texts])[0]
         listed = list(texts)
-        return self._predict(self.head, listed) if len(listed) <= AT_ONCE else list(self.predict_each(listed))
+        return list(self.predict_each(listed)) if len(listed) > 1 else self._predict(self.head, listed)
 
     def predict_each(self, items: Iterable[Any]) -> Iterator[dict[str, Any]]:
         """Yield predictions in the order of items; some requests are under way at a time."""
         head = self.head
-        items, waiting = iter(items), deque[Future[list[dict[str, Any]]]]()
+        waiting = deque[Future[list[dict[str, Any]]]]()
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
-            while chunk := list(islice(items, AT_ONCE)):
+            for chunk in _chunks(items):
                 waiting.append(pool.submit(self._predict, head, chunk))
                 if len(waiting) > IN_FLIGHT:
                     yield from waiting.popleft().result()
@@ -125,8 +125,8 @@ class Client:
         """Return the vector of a text (H,), or a row for each text (n, H); normalize=None is as the folder says."""
         listed = [texts] if isinstance(texts, str) else list(texts)
         rows: list[Any] = []
-        for begin in range(0, len(listed), AT_ONCE):
-            body = {"inputs": listed[begin : begin + AT_ONCE], "normalize": normalize, "model": self.model}
+        for chunk in _chunks(listed):
+            body = {"inputs": chunk, "normalize": normalize, "model": self.model}
             rows += self.post("/embed", body | {"encoding_format": "base64"})
         vectors = np.array([np.frombuffer(base64.b64decode(row), "<f4") for row in rows], dtype=np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
@@ -203,6 +203,21 @@ def _route(head: str, item: Any) -> str:
     return {"tags": "tag", "span": "answer", "choice": "choose"}[head]
 
 
+def _chunks(items: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield items in lists that are small enough for one request."""
+    chunk: list[Any] = []
+    size = 0
+    for item in items:
+        length = characters(item)
+        if chunk and (len(chunk) == AT_ONCE or size + length > CHARACTERS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(item)
+        size += length
+    if chunk:
+        yield chunk
+
+
 def _input(head: str, item: Any) -> Any:
     """Return an item as its route takes it."""
     if head in ("span", "choice"):
@@ -210,7 +225,7 @@ def _input(head: str, item: Any) -> Any:
         if not isinstance(item, (list, tuple)) or len(item) != 2:
             raise UserError(f"cannot answer {str(item)[:80]!r}; each item has to be a tuple ({', '.join(names)})")
         return dict(zip(names, item, strict=True))
-    return item if isinstance(item, str) else list(item)
+    return item if isinstance(item, (str, dict)) else list(item)
 
 
 def _json(content: bytes, url: str) -> Any:

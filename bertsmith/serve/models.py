@@ -79,7 +79,7 @@ class ServedModel:
         return bool({"classify", "tag", "answer", "choose"} & set(self.routes))
 
     def predict(self, items: Sequence[Any], place: str = "inputs") -> Work:
-        """Predict items as `Predictor.predict` takes them."""
+        """Predict items as `Predictor.predict` takes them, or rows."""
         rows = self._rows(items, place)
         encoded = self.predictor.encode_rows(rows) if rows else None
         if encoded is None:
@@ -96,7 +96,8 @@ class ServedModel:
         rows = []
         for number, item in enumerate(items):
             try:
-                rows.append(replace(row_of_input(item, kind), place=f"{place}[{number}]"))
+                row = item if isinstance(item, Row) else row_of_input(item, kind)
+                rows.append(replace(row, place=f"{place}[{number}]"))
             except UserError as error:
                 raise UserError(f"{place}[{number}]: {error}") from None
         return rows

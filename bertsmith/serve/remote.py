@@ -12,6 +12,8 @@ from bertsmith.serve.client import Client
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.task import find_task
 
+SENTENCES = 64  # of a document that are sent together
+
 
 class Remote:
     """A model on a server that predicts rows."""
@@ -36,6 +38,9 @@ class Remote:
 
     def predict_rows(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         """Yield predictions for rows, in order."""
+        if self._head["head"] == "tags":
+            yield from self._tag(rows)
+            return
         head, waiting = self._head["head"], deque[Row]()
 
         def items() -> Iterator[Any]:
@@ -46,6 +51,35 @@ class Remote:
         for prediction in self.client.predict_each(items()):
             row = waiting.popleft()
             yield {**prediction, "text": row.parts[prediction["choice"]]} if head == "choice" else prediction
+
+    def _tag(self, rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+        """Yield predictions for sentences; those of one document are sent together, with the words around them."""
+        for prediction in self.client.predict_each(_passages(rows, self._head["max_length"])):
+            yield from prediction if isinstance(prediction, list) else [prediction]
+
+
+def _passages(rows: Iterable[Row], around: int) -> Iterator[Any]:
+    """Yield sentences, and runs of sentences of one document with `around` words of it before and after them."""
+    for run in _runs(rows):
+        if len(run[0].parts) == len(run[0].document) or not run[0].document:
+            yield from (item_of(row, "tags") for row in run)
+            continue
+        first, last = max(0, run[0].begin - around), run[-1].begin + len(run[-1].parts) + around
+        bounds = [(row.begin - first, row.begin - first + len(row.parts)) for row in run]
+        yield {"document": list(run[0].document[first:last]), "sentences": bounds}
+
+
+def _runs(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield rows in lists of sentences that follow one another in a document."""
+    run: list[Row] = []
+    for row in rows:
+        follows = run and row.document == run[-1].document and row.begin >= run[-1].begin + len(run[-1].parts)
+        if run and (not follows or len(run) == SENTENCES):
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run
 
 
 def item_of(row: Row, head: str) -> Any:

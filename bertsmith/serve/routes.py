@@ -48,7 +48,18 @@ async def pair(body: bodies.Pairs, request: Request) -> Response:
 
 @router.post("/tag", tags=["heads"], summary="Words with tags, and entities with character offsets")
 async def tag(body: bodies.Sentences, request: Request) -> Response:
-    return await _predict(request, "tag", body, *_listed(body.inputs))
+    service = service_of(request)
+    model = service.models.find("tag", body.model)
+    inputs, is_one = _listed(body.inputs)
+    texts = [each.document if isinstance(each, bodies.Document) else each for each in inputs]
+    items = [each.rows if isinstance(each, bodies.Document) else [each] for each in inputs]
+    found, _ = await service.run(model, texts, lambda: model.predict([item for each in items for item in each]))
+    left = iter(found)
+    predicted = [
+        [next(left) for _ in rows] if isinstance(each, bodies.Document) else next(left)
+        for each, rows in zip(inputs, items, strict=True)
+    ]
+    return json_response(predicted[0] if is_one else predicted)
 
 
 @router.post("/answer", tags=["heads"], summary="The answer to a question in its context, or that there is none")

@@ -19,6 +19,7 @@ from bertsmith.errors import UserError
 from bertsmith.inference.engines import TorchEngine, batch_tokens
 from bertsmith.progress import say
 from bertsmith.serve.app import create_app
+from bertsmith.serve.connections import Connection, allow_connections
 from bertsmith.serve.metrics import SHARED_FOLDER
 from bertsmith.serve.models import Models, open_models
 from bertsmith.serve.settings import ServeConfig, read_keys
@@ -32,6 +33,8 @@ QUIET: dict[str, Any] = {
     "access_log": False,
     "server_header": False,
     "timeout_graceful_shutdown": 60,
+    "http": Connection,
+    "ws": "none",
 }
 
 
@@ -49,6 +52,7 @@ def run(models: Sequence[str], host: str, port: int, workers: int = 1, **options
             say(f"note: everyone who reaches {host} may use the server; --api-key-file asks for a key")
         say(f"serving at {where} (the routes: {where}/docs); Ctrl-C stops")
         if app is not None:
+            allow_connections()
             uvicorn.Server(uvicorn.Config(app, **QUIET)).run([listener])
             return
         _run_workers(given, workers, listener)
@@ -97,6 +101,7 @@ def _batch_tokens(models: Models) -> int:
 
 def build_from_environment() -> FastAPI:
     """Return the application of one of several workers, which get their options through the environment."""
+    allow_connections()
     return build(**json.loads(os.environ[OPTIONS]))
 
 

@@ -15,7 +15,7 @@ from bertsmith.errors import UserError
 from bertsmith.serve.batching import Batcher, TooLarge
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Models, ServedModel, Work
-from bertsmith.serve.settings import ServeConfig
+from bertsmith.serve.settings import ServeConfig, characters
 
 SMALL = 8192  # characters or tokens that are encoded and decoded at once; more is done in another thread
 SMALL_NUMBERS = 16384  # of vectors
@@ -68,13 +68,6 @@ def service_of(request: Request) -> Service:
     """Return the service of the application that a request has reached."""
     found: Service = request.app.state.service
     return found
-
-
-def characters(texts: Any) -> int:
-    """Return the number of characters in all texts of a value."""
-    if isinstance(texts, str):
-        return len(texts)
-    return sum(map(characters, texts.values() if isinstance(texts, dict) else texts))
 
 
 def json_response(value: Any) -> Response:

@@ -6,6 +6,7 @@ import hmac
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bertsmith.errors import UserError
 
@@ -56,6 +57,15 @@ class ServeConfig:
         for known in self.api_keys:
             found |= hmac.compare_digest(key, known.encode())
         return found
+
+
+def characters(texts: Any) -> int:
+    """Return the number of characters in all texts of a value, which `max_characters` limits."""
+    if isinstance(texts, str):
+        return len(texts)
+    if isinstance(texts, (int, float)):
+        return 0
+    return sum(map(characters, texts.values() if isinstance(texts, dict) else texts))
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:

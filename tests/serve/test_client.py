@@ -90,6 +90,42 @@ def test_predict_by_a_server_writes_the_same_file(url, key, served, name, tmp_pa
     assert [json.loads(line) for line in there] == [rounded(json.loads(line)) for line in here]
 
 
+def test_sentences_keep_the_context_of_their_document(url, key, served, tmp_path, run_command, monkeypatch) -> None:
+    """The server gets runs of sentences with the words around them, and tags each as the local command does."""
+    monkeypatch.setattr("bertsmith.serve.remote.SENTENCES", 3)
+    sentences = [text.split() for text in TEXTS * 4]  # more than the 48 tokens of the model
+    lines = ["-DOCSTART- O", "", *("\n".join(f"{word} O" for word in words) + "\n" for words in sentences)]
+    document = "\n".join(lines)
+    (tmp_path / "in.conll").write_text(f"{document}\n{document}\n-DOCSTART- O\n\nfoxes O\n")
+    found = {}
+    for out, model, options in (("here", served["tags"], ["--device", "cpu"]), ("there", "tags", ["--url", url])):
+        code, _, err = run_command(
+            "predict", model, tmp_path / "in.conll", "--out", tmp_path / f"{out}.jsonl", *options
+        )
+        assert code == 0, err
+        found[out] = [json.loads(line) for line in (tmp_path / f"{out}.jsonl").read_text().splitlines()]
+    assert [each["words"] for each in found["here"]] == [*sentences, *sentences, ["foxes"]]
+    assert found["there"] == rounded(found["here"])
+    alone = bertsmith.Client(url, model="tags").predict(sentences)
+    assert [each["scores"] for each in alone] != rounded([each["scores"] for each in found["here"][: len(alone)]])
+
+
+@pytest.mark.parametrize("sentences", [[[0, 2], [1, 3]], [[2, 4]], [[1, 1]], [[-1, 1]], [[2, 1]], [[0]]])
+def test_sentences_outside_their_document_are_refused(client, sentences) -> None:
+    body = {"inputs": {"document": ["the", "quick", "fox"], "sentences": sentences}}
+    response = client.post("/tag", json=body)
+    assert response.status_code == 422, response.text
+
+
+def test_long_items_are_sent_in_several_requests(url, key, served) -> None:
+    long = "the quick brown fox jumps over the lazy dog. " * 1000  # 45,000 characters, of which a request has 65,536
+    client = bertsmith.Client(url, model="colours")
+    sent = []
+    client.post = lambda path, body, post=client.post: sent.append(len(body["inputs"])) or post(path, body)
+    assert len(client.predict([long, "fox", long, long])) == 4
+    assert sorted(sent) == [1, 1, 2]
+
+
 def test_predict_by_a_server_answers_one_text(url, key, run_command) -> None:
     code, out, _ = run_command("predict", "colours", "the quick fox", "--url", url, "--n-best", "2", "--json")
     assert (code, len(json.loads(out)["scores"])) == (0, 2)

@@ -1,13 +1,20 @@
 """Every route gives what `Predictor`, `Embedder` and `features` give, and other servers' clients get their forms."""
 
 import base64
+import hashlib
+import html
 import json
+import re
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 
 from bertsmith import Embedder, Features, Predictor
+from bertsmith.formats.hf import load_folder
+from bertsmith.formats.onnx import export_onnx
 from bertsmith.inference.features import features
+from bertsmith.serve.run import build
 
 TEXTS = ["the quick brown fox", "dogs bark", "the lazy dog jumps over the quick brown foxes " * 8]
 CONTEXT = "the quick brown fox jumps over the lazy dog. " * 12  # several windows of 48 tokens
@@ -149,3 +156,47 @@ def test_facts_of_the_server(client, served) -> None:
     counted = client.get("/metrics").text
     assert 'bertsmith_requests_total{route="/classify",status="200"}' in counted
     assert 'bertsmith_tokens_total{model="colours"}' in counted
+
+
+def test_docs_list_every_route_with_an_example_that_works_and_load_nothing(client) -> None:
+    found = client.get("/docs")
+    assert found.headers["Content-Security-Policy"].startswith("default-src 'self';")
+    assert not re.search(r"https?:|<script|<link|<img|@import|url\(", found.text)
+    text = html.unescape(found.text)
+    schema = client.get("/openapi.json").json()
+    for path, methods in schema["paths"].items():
+        assert all(f"{method.upper()} {path}</h3>" in text for method in methods)
+    examples = dict(re.findall(r"curl localhost:8000(/\S+) .* -d '(.*)'</code>", text))
+    assert examples.keys() == {path for path, methods in schema["paths"].items() if "post" in methods}
+    for path, body in examples.items():
+        response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert response.status_code == 200, (path, response.text)
+
+
+def test_style_of_the_docs_is_the_one_that_its_policy_allows(client) -> None:
+    found = client.get("/docs")
+    (style,) = re.findall("<style>(.*?)</style>", found.text, re.S)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in found.headers["Content-Security-Policy"]
+
+
+@pytest.mark.slow
+def test_an_onnx_model_answers_as_torch_does(client, served, tmp_path) -> None:
+    """The application of `bertsmith serve … --engine onnxruntime`, beside that of the folders it was exported from."""
+    names = ("colours", "words")
+    for name in names:
+        export_onnx(load_folder(served[name]), tmp_path / name)
+    app = build([str(tmp_path / name) for name in names], device="cpu", engine="onnxruntime", wait_ms=0)
+    bodies = {
+        "classify": {"inputs": TEXTS, "model": "colours"},
+        "pair": {"inputs": ["the fox", "a dog"], "model": "colours"},
+        "fill-mask": {"inputs": ["the [MASK] fox", "[MASK] dogs [MASK]"]},
+    }
+    with TestClient(app) as onnx:
+        for route, body in bodies.items():
+            found = onnx.post(f"/{route}", json=body)
+            assert found.status_code == 200, found.text
+            assert close(found.json(), client.post(f"/{route}", json=body).json()), route
+        described = {model["name"]: model["engine"] for model in onnx.get("/models").json()}
+        assert all("onnxruntime" in engine for engine in described.values())
+        assert onnx.post("/features", json={"inputs": "the fox"}).status_code == 422
