@@ -18,8 +18,9 @@ from bertsmith.errors import UserError
 from bertsmith.folders import new_folder, writes
 from bertsmith.formats.hub import find_model
 from bertsmith.progress import progress_bar, say
+from bertsmith.text.opening import RELEASED, WHOLE
 from bertsmith.text.safe import SafeTexts
-from bertsmith.text.tokenizer import RELEASED, WHOLE, Tokenizer
+from bertsmith.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

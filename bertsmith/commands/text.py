@@ -33,6 +33,15 @@ def tokenizer_train(
     jamo: Annotated[
         bool, typer.Option("--jamo", help="Decompose Hangul into jamo, as the original uncased BERT does")
     ] = False,
+    normalise: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--normalise",
+            help="nfc or nfkc (Unicode form; default: nfc, and nfkc for unigram), width (full-width and half-width "
+            "characters), repeats=N (at most N of a repeated mark: ㅋㅋㅋㅋ, !!!!), numbers (each digit becomes 0); "
+            "may be given several times",
+        ),
+    ] = None,
     field: Field = "text",
     encoding: Encoding = "",
     as_json: Json = False,
@@ -45,6 +54,7 @@ def tokenizer_train(
     For ALBERT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 30000 --kind unigram
     For ELMo: bertsmith tokenizer train corpus.txt --out tok --vocab-size 100000 --kind words
     For OpenAI GPT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 40478 --kind bpe
+    For chat: bertsmith tokenizer train chat.txt --out tok --normalise width --normalise repeats=2
     """
     from bertsmith.corpus.vocabulary import train_tokenizer
 
@@ -55,6 +65,7 @@ def tokenizer_train(
         kind=kind,  # type: ignore[arg-type]
         cased=cased,
         jamo=jamo,
+        normalise=normalise or [],
         field=field,
         encoding=encoding,
     )

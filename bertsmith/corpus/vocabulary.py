@@ -11,6 +11,7 @@ from bertsmith.corpus.readers import Document, ReadErrors, parse
 from bertsmith.corpus.sources import RECORD_ENDS, Block, Reading, Source, find_sources, read_blocks
 from bertsmith.folders import new_folder, writes
 from bertsmith.progress import Advance, progress_bar, say
+from bertsmith.text.normalisation import Normalisation
 from bertsmith.text.tokenizer import Kind, Tokenizer, train
 
 SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, which takes less than 1 GiB
@@ -38,6 +39,7 @@ def train_tokenizer(
     kind: Kind = "wordpiece",
     cased: bool | None = None,
     jamo: bool = False,
+    normalise: Sequence[str] = (),
     field: str = "text",
     encoding: str = "",
 ) -> TrainedTokenizer:
@@ -45,9 +47,12 @@ def train_tokenizer(
 
     `kind` is WordPiece (BERT), byte-level BPE (RoBERTa), Unigram (ALBERT), BPE with marked ends (OpenAI GPT) or whole
     words (ELMo). `cased` keeps capitals and accents, by default with byte-level BPE and words; `jamo` decomposes Hangul
-    into jamo, as the released uncased models do. Of more than 100 MB of text an evenly spread sample of that size is
+    into jamo, as the released uncased models do. `normalise` is a list of "nfc", "nfkc", "width" (full-width and
+    half-width characters), "repeats=N" (repeated marks, ㅋㅋㅋㅋ) and "numbers" (each digit is 0); see
+    `bertsmith.text.normalisation`. Of more than 100 MB of text an evenly spread sample of that size is
     used. `encoding` is the encoding of the files, by default UTF-8.
     """
+    chosen = Normalisation.parse(normalise)
     sources = find_sources(inputs, encoding)
     with new_folder(out) as folder, progress_bar("training the vocabulary", 100) as advance:
         text = _Text(sources, field, advance)
@@ -55,7 +60,7 @@ def train_tokenizer(
         sampled = text.sampled
         if sampled:
             say(f"note: the vocabulary is trained on {sampled}, spread evenly over all inputs")
-        tokenizer = train(text, vocab_size, kind, cased=cased, jamo=jamo)
+        tokenizer = train(text, vocab_size, kind, cased=cased, jamo=jamo, normalise=chosen)
         tokenizer.save(folder)
         found = coverage(tokenizer, text.held_out) if text.held_out else None
     for warning in text.read_errors.warnings():

@@ -37,7 +37,7 @@ from bertsmith.formats.tf1_names import (
 )
 from bertsmith.formats.tf1_releases import BERT, release_of
 from bertsmith.formats.tf1_settings import DEFAULTS, LABELS, SIZES, head_settings, settings_in, settings_out
-from bertsmith.text.tokenizer import PIECES
+from bertsmith.text.opening import PIECES
 
 CHECKPOINT, SETTINGS, VOCAB = BERT.checkpoint, BERT.settings, "vocab.txt"
 ALBERT_SETTINGS = "albert_config*.json"

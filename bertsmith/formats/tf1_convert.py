@@ -31,9 +31,10 @@ from bertsmith.formats.tf1_names import Release
 from bertsmith.formats.tf1_releases import ALBERT, WRITTEN
 from bertsmith.formats.weights import WEIGHTS, current_name, write_safetensors
 from bertsmith.text.frame import WORDPIECE
+from bertsmith.text.opening import PIECES
 from bertsmith.text.spiece import read_spiece
-from bertsmith.text.tokenizer import PIECES, Tokenizer
 from bertsmith.text.tokenizer import SETTINGS as TOKENIZER_SETTINGS
+from bertsmith.text.tokenizer import Tokenizer
 
 CAPITALS = 1 / 100  # a vocabulary with at least this share of capitalised entries is cased
 

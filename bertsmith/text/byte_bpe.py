@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bertsmith.errors import UserError
 from bertsmith.text.frame import ROBERTA, Frame
 from bertsmith.text.long_words import short_words
+from bertsmith.text.normalisation import OWN, Normalisation
 from bertsmith.text.special_tokens import named, register
 
 VOCAB, MERGES = "vocab.json", "merges.txt"
@@ -23,7 +24,9 @@ BYTES = pre_tokenizers.ByteLevel.alphabet()
 FIRST = (ROBERTA.first[0], str(ROBERTA.pad), ROBERTA.last[0], ROBERTA.unknown)  # RoBERTa's order; the mask is last
 
 
-def train(texts: Iterable[str], vocab_size: int, *, cased: bool, min_count: int = 2) -> Backend:
+def train(
+    texts: Iterable[str], vocab_size: int, *, cased: bool, normalise: Normalisation = OWN, min_count: int = 2
+) -> Backend:
     """Train a byte-level BPE vocabulary.
 
     Text is composed first (NFC), so that a letter has the same bytes however it was typed. A space is put before every
@@ -34,7 +37,7 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool, min_count: int 
         raise UserError(f"--vocab-size {vocab_size} is too small: bytes and special tokens alone are {least} entries")
     if not any(text.strip() for text in texts):
         raise UserError("the text has no words, so there is nothing to train a vocabulary on")
-    composed = normalizers.NFC() if cased else normalizers.Sequence([normalizers.Lowercase(), normalizers.NFC()])
+    composed = normalise.around([] if cased else [normalizers.Lowercase()])
     backend = _pipeline(models.BPE(), composed, prefix_space=True)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,

@@ -19,6 +19,7 @@ from tokenizers import Encoding
 
 JOINERS = "\u200c\u200d"  # zero-width (non-)joiners: inside Persian and Indic words, and inside emoji
 SKIN_TONES = "\U0001f3fb-\U0001f3ff"
+HALF_WIDTH_MARKS = "\uff9e\uff9f"  # of half-width katakana: voiced, half-voiced
 FLAG = "[\U0001f1e6-\U0001f1ff]"  # two regional indicators are one flag
 PICTURE = "[\u2190-\u2bff\U0001f000-\U0001faff]"
 Offsets = Sequence[tuple[int, int]]
@@ -31,6 +32,7 @@ class Aligned:
     text: str
     encoding: Encoding
     ids: list[int]
+    folds_repeats: bool = False  # whether the tokenizer drops repeated marks: ㅋㅋㅋㅋ
 
     @property
     def tokens(self) -> list[str]:
@@ -42,8 +44,9 @@ class Aligned:
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        """The first and the end character of each token, extended to whole letters."""
-        return whole_letters(self.text, self.encoding.offsets)
+        """The first and the end character of each token, extended to whole letters and to repeated marks."""
+        offsets = whole_letters(self.text, self.encoding.offsets)
+        return with_repeats(self.text, offsets) if self.folds_repeats else offsets
 
 
 def whole_letters(text: str, offsets: Offsets) -> list[tuple[int, int]]:
@@ -57,10 +60,21 @@ def whole_letters(text: str, offsets: Offsets) -> list[tuple[int, int]]:
     return [(int(begins[a]), int(ends[b - 1])) if a < b else (a, b) for a, b in offsets]
 
 
+def with_repeats(text: str, offsets: Offsets) -> list[tuple[int, int]]:
+    """Extend tokens to the dropped marks before them: of a repeated mark, the last ones were kept."""
+    found, covered = [], 0
+    for begin, end in offsets:
+        while covered < begin < len(text) and text[begin - 1] == text[begin]:
+            begin -= 1
+        found.append((begin, end))
+        covered = max(covered, end)
+    return found
+
+
 @cache
 def letter_pattern() -> re.Pattern[str]:
     """A pattern for letters of several characters."""
-    joined = f"\u200d{PICTURE}|[{marks()}{SKIN_TONES}\u1160-\u11ff\ud7b0-\ud7ff]"
+    joined = f"\u200d{PICTURE}|[{marks()}{SKIN_TONES}{HALF_WIDTH_MARKS}\u1160-\u11ff\ud7b0-\ud7ff]"
     return re.compile(rf"{FLAG}{{2}}|\S(?:{joined})+")
 
 

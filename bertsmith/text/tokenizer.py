@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,12 +25,13 @@ from tokenizers import Tokenizer as Backend
 
 from bertsmith.config import read_json
 from bertsmith.errors import UserError
-from bertsmith.folders import regular_file
 from bertsmith.text import byte_bpe, unigram, word_bpe, wordpiece, words
 from bertsmith.text.frame import ALBERT, GPT, GPT_TEXT, ROBERTA, WORDPIECE, WORDS, Frame, Joiner, stands_alone
+from bertsmith.text.normalisation import OWN, Normalisation, folds_repeats
 from bertsmith.text.offsets import Aligned
+from bertsmith.text.opening import PIECES, WHOLE, lowercases, open_backend
 from bertsmith.text.safe import REPLACEMENT, valid_text
-from bertsmith.text.special_tokens import TOKEN_FIELDS, add_tokens, as_written, frame_of, token_fields
+from bertsmith.text.special_tokens import TOKEN_FIELDS, as_written, frame_of, token_fields
 from bertsmith.text.spelling import Characters, NewWords, spell_vocabulary
 
 Kind = Literal["wordpiece", "bytes", "unigram", "bpe", "words"]
@@ -40,9 +41,7 @@ KINDS: dict[type, Kind] = {
     models.Unigram: "unigram",
     models.WordLevel: "words",
 }
-WHOLE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
-PIECES = "spiece.model"
-RELEASED = ("vocab.txt", byte_bpe.VOCAB, PIECES)
+SETTINGS = "tokenizer_config.json"
 KEPT = (  # fields of tokenizer_config.json that are written back as they were read, for `transformers`
     *TOKEN_FIELDS,
     *("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"),
@@ -76,13 +75,13 @@ class Tokenizer:
         settings: dict[str, Any] = {}
         for name in ("special_tokens_map.json", SETTINGS):  # older releases name special tokens in a file of their own
             settings |= read_json(folder / name) if (folder / name).exists() else {}
-        backend = _open(folder, settings)
+        backend = open_backend(folder, settings)
         backend.no_padding()
         backend.no_truncation()
         frame = frame_of(backend, settings)
         if missing := [name for name in frame.special_tokens if backend.token_to_id(name) is None]:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
-        tokenizer = cls(backend, _lowercases(backend), settings, frame)
+        tokenizer = cls(backend, lowercases(backend), settings, frame)
         has_pieces = tokenizer.kind == "unigram" and (folder / PIECES).is_file()
         return replace(tokenizer, pieces=(folder / PIECES).read_bytes()) if has_pieces else tokenizer
 
@@ -247,7 +246,12 @@ class Tokenizer:
         """Tokens with their character offsets, without special tokens."""
         texts = [valid_text(text) for text in texts]
         found = self.backend.encode_batch(texts, add_special_tokens=False)
-        return [Aligned(text, e, self._with_new_words(text, e)) for text, e in zip(texts, found, strict=True)]
+        folds = self._folds_repeats
+        return [Aligned(text, e, self._with_new_words(text, e), folds) for text, e in zip(texts, found, strict=True)]
+
+    @cached_property
+    def _folds_repeats(self) -> bool:
+        return folds_repeats(self.backend.normalizer)
 
     def opened(self) -> Tokenizer:
         """This tokenizer with an open vocabulary where its encoder reads characters, else as it is."""
@@ -301,51 +305,70 @@ class Tokenizer:
 
 
 def train_wordpiece(
-    texts: Iterable[str], vocab_size: int, *, cased: bool = False, jamo: bool = False, min_count: int = 2
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    cased: bool = False,
+    jamo: bool = False,
+    normalise: Normalisation = OWN,
+    min_count: int = 2,
 ) -> Tokenizer:
     """Train a WordPiece vocabulary (BERT)."""
-    backend = wordpiece.train(_repeatable(texts), vocab_size, cased=cased, jamo=jamo, min_count=min_count)
+    backend = wordpiece.train(
+        _repeatable(texts), vocab_size, cased=cased, jamo=jamo, normalise=normalise, min_count=min_count
+    )
     return Tokenizer(backend, lowercase=not cased, frame=WORDPIECE)
 
 
-def train_byte_bpe(texts: Iterable[str], vocab_size: int, *, cased: bool = True) -> Tokenizer:
+def train_byte_bpe(
+    texts: Iterable[str], vocab_size: int, *, cased: bool = True, normalise: Normalisation = OWN
+) -> Tokenizer:
     """Train a byte-level BPE vocabulary (RoBERTa)."""
-    backend = byte_bpe.train(_repeatable(texts), vocab_size, cased=cased)
+    backend = byte_bpe.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
     return Tokenizer(backend, lowercase=not cased, settings={"add_prefix_space": True}, frame=ROBERTA)
 
 
-def train_unigram(texts: Iterable[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+def train_unigram(
+    texts: Iterable[str], vocab_size: int, *, cased: bool = False, normalise: Normalisation = OWN
+) -> Tokenizer:
     """Train a Unigram vocabulary (ALBERT)."""
-    backend = unigram.train(_repeatable(texts), vocab_size, cased=cased)
+    backend = unigram.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
     return Tokenizer(backend, lowercase=not cased, settings={"keep_accents": cased}, frame=ALBERT)
 
 
-def train_words(texts: Iterable[str], vocab_size: int, *, cased: bool = True) -> Tokenizer:
+def train_words(
+    texts: Iterable[str], vocab_size: int, *, cased: bool = True, normalise: Normalisation = OWN
+) -> Tokenizer:
     """Train a vocabulary of whole words (ELMo)."""
-    return Tokenizer(words.train(_repeatable(texts), vocab_size, cased=cased), lowercase=not cased, frame=WORDS)
+    backend = words.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
+    return Tokenizer(backend, lowercase=not cased, frame=WORDS)
 
 
-def train_word_bpe(texts: Iterable[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+def train_word_bpe(
+    texts: Iterable[str], vocab_size: int, *, cased: bool = False, normalise: Normalisation = OWN
+) -> Tokenizer:
     """Train a BPE vocabulary with marked ends of words (OpenAI GPT)."""
-    backend = word_bpe.train(_repeatable(texts), vocab_size, cased=cased)
+    backend = word_bpe.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
     return Tokenizer(backend, lowercase=not cased, frame=GPT_TEXT)
 
 
-def train(texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | None, jamo: bool) -> Tokenizer:
+def train(
+    texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | None, jamo: bool, normalise: Normalisation = OWN
+) -> Tokenizer:
     """Train a vocabulary of a kind; `cased` is by default as in the model that the kind is known from."""
     if kind not in get_args(Kind):
         raise UserError(f"--kind {kind!r} is not one of {', '.join(get_args(Kind))}")
     if jamo and kind != "wordpiece":
         raise UserError(f"--jamo is for --kind wordpiece, not {kind}: the others never decompose Hangul")
     if kind == "bytes":
-        return train_byte_bpe(texts, vocab_size, cased=cased is not False)
+        return train_byte_bpe(texts, vocab_size, cased=cased is not False, normalise=normalise)
     if kind == "words":
-        return train_words(texts, vocab_size, cased=cased is not False)
+        return train_words(texts, vocab_size, cased=cased is not False, normalise=normalise)
     if kind == "unigram":
-        return train_unigram(texts, vocab_size, cased=bool(cased))
+        return train_unigram(texts, vocab_size, cased=bool(cased), normalise=normalise)
     if kind == "bpe":
-        return train_word_bpe(texts, vocab_size, cased=bool(cased))
-    return train_wordpiece(texts, vocab_size, cased=bool(cased), jamo=jamo)
+        return train_word_bpe(texts, vocab_size, cased=bool(cased), normalise=normalise)
+    return train_wordpiece(texts, vocab_size, cased=bool(cased), jamo=jamo, normalise=normalise)
 
 
 def _repeatable(texts: Iterable[str]) -> Iterable[str]:
@@ -353,46 +376,3 @@ def _repeatable(texts: Iterable[str]) -> Iterable[str]:
     if iter(texts) is texts:
         raise TypeError("a vocabulary is trained in several passes over the texts: give a list, not an iterator")
     return texts
-
-
-def _open(folder: Path, settings: Mapping[str, Any]) -> Backend:
-    """Open `tokenizer.json`, or else the vocabulary in the form of the released models."""
-    if (folder / WHOLE).exists():
-        return _read_backend(regular_file(folder / WHOLE))
-    for name in RELEASED:
-        if (folder / name).exists():
-            path = regular_file(folder / name)
-            backend = _reader(path)(path, settings)
-            add_tokens(backend, _added_tokens(folder, settings), folder)
-            return backend
-    raise UserError(f"{folder} holds no {WHOLE} and no {', '.join(RELEASED)}")
-
-
-def _reader(path: Path) -> Callable[[Path, Mapping[str, Any]], Backend]:
-    """The function that reads a file of the released models; two kinds of BPE have files of the same names."""
-    if path.name != byte_bpe.VOCAB:
-        return wordpiece.read if path.name == "vocab.txt" else unigram.read
-    if not path.with_name(byte_bpe.MERGES).exists():
-        raise UserError(f"{path} needs {byte_bpe.MERGES} beside it: a BPE vocabulary is used through its merges")
-    return word_bpe.read if word_bpe.marks_ends(read_json(path)) else byte_bpe.read
-
-
-def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """The tokens beyond the released vocabulary by their ids; older releases have them in a file of their own."""
-    if isinstance(found := settings.get("added_tokens_decoder"), dict):
-        return {int(number): token for number, token in found.items()}
-    path = folder / "added_tokens.json"
-    older = read_json(path) if path.exists() else {}
-    return {int(number): {"content": token} for token, number in older.items()}
-
-
-def _read_backend(path: Path) -> Backend:
-    try:
-        return Backend.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path} is not a tokenizer file: {error}") from None
-
-
-def _lowercases(backend: Backend) -> bool:
-    """Whether the normaliser lower-cases, whatever `tokenizer_config.json` says."""
-    return backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"

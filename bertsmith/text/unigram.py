@@ -18,6 +18,7 @@ from bertsmith.errors import UserError
 from bertsmith.text.alphabet import alphabet
 from bertsmith.text.frame import ALBERT
 from bertsmith.text.long_words import short_words
+from bertsmith.text.normalisation import OWN, Form, Normalisation
 from bertsmith.text.offsets import marks
 from bertsmith.text.special_tokens import named, place, register
 from bertsmith.text.spiece import read_spiece
@@ -28,20 +29,20 @@ CONTROL = Regex(r"[\p{C}&&[^\s]]|\x{FFFD}")  # invisible characters, which BERT'
 QUOTES = ("``", "''")  # both become one straight quotation mark
 
 
-def normalizer(cased: bool) -> normalizers.Normalizer:
+def normalizer(cased: bool, chosen: Normalisation = OWN) -> normalizers.Normalizer:
     """ALBERT's clean-up: quotes, control characters, compatibility forms (NFKC); uncased: no capitals, no accents.
 
     NFKC composes Hangul again after accents were stripped, as the table inside ALBERT's `spiece.model` does.
     """
-    steps = _steps(lowercase=not cased, accents=cased)
-    return normalizers.Sequence([*steps, normalizers.Replace(CONTROL, ""), normalizers.NFKC()])
+    steps = _steps(lowercase=not cased, accents=cased, form=chosen.form)
+    return chosen.around([*steps, normalizers.Replace(CONTROL, "")], own="nfkc")
 
 
-def _steps(lowercase: bool, accents: bool) -> list[normalizers.Normalizer]:
+def _steps(lowercase: bool, accents: bool, form: Form | None = None) -> list[normalizers.Normalizer]:
     """The steps before SentencePiece's own normalisation."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace(quote, '"') for quote in QUOTES]
     if not accents:
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+        steps += [normalizers.NFD() if form == "nfc" else normalizers.NFKD(), normalizers.StripAccents()]
     return [*steps, normalizers.Lowercase()] if lowercase else steps
 
 
@@ -67,7 +68,7 @@ def read(path: Path, settings: Mapping[str, Any]) -> Backend:
     return backend
 
 
-def train(texts: Iterable[str], vocab_size: int, *, cased: bool) -> Backend:
+def train(texts: Iterable[str], vocab_size: int, *, cased: bool, normalise: Normalisation = OWN) -> Backend:
     """Train a Unigram vocabulary; `texts` is iterated twice, first to count characters, then to count words.
 
     As with WordPiece, the alphabet is at most half of the vocabulary.
@@ -75,7 +76,7 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool) -> Backend:
     special = ALBERT.special_tokens
     if vocab_size < 2 * len(special):
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 30000 many")
-    backend = _pipeline(models.Unigram(), normalizer(cased))
+    backend = _pipeline(models.Unigram(), normalizer(cased, normalise))
     room = max(vocab_size, 2 * min(128, vocab_size - len(special) - 1))
     characters = alphabet(texts, backend, vocab_size, room)  # counted twice: `alphabet` leaves room for `##c`
     if not characters:

@@ -18,12 +18,15 @@ from bertsmith.text import wordpiece
 from bertsmith.text.alphabet import alphabet, joining
 from bertsmith.text.byte_bpe import MERGES, learn
 from bertsmith.text.frame import GPT, GPT_TEXT, Frame
+from bertsmith.text.normalisation import OWN, Normalisation
 from bertsmith.text.special_tokens import named, place, register
 
 END = GPT.word_marker.text
 
 
-def train(texts: Iterable[str], vocab_size: int, *, cased: bool, min_count: int = 2) -> Backend:
+def train(
+    texts: Iterable[str], vocab_size: int, *, cased: bool, normalise: Normalisation = OWN, min_count: int = 2
+) -> Backend:
     """Train a BPE vocabulary; `texts` is iterated twice, first to count characters, then to count words.
 
     As with WordPiece, the entries of the alphabet are at most half of the vocabulary and get their ids before training,
@@ -33,7 +36,7 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool, min_count: int 
     special = GPT_TEXT.special_tokens
     if vocab_size < 2 * len(special) + 8:
         raise UserError(f"--vocab-size {vocab_size} is too small; 8000 suits a few megabytes of text, 40000 many")
-    backend = _pipeline(_model(), wordpiece.normalizer(cased))
+    backend = _pipeline(_model(), wordpiece.normalizer(cased, chosen=normalise))
     room = max(vocab_size // 2, min(128, vocab_size - len(special)))
     characters = alphabet(texts, backend, vocab_size, room)
     if not characters:

@@ -13,10 +13,11 @@ from bertsmith.errors import UserError
 from bertsmith.text.alphabet import alphabet, inner_pieces
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.long_words import MAX_WORD, short_words
+from bertsmith.text.normalisation import OWN, Normalisation
 from bertsmith.text.special_tokens import named, place, register
 
 
-def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalizer:
+def normalizer(cased: bool = False, jamo: bool = False, chosen: Normalisation = OWN) -> normalizers.Normalizer:
     """BERT's clean-up: drop control characters, put spaces around CJK, and if uncased, lower-case and strip accents.
 
     Stripping accents decomposes every character, and the released code leaves Hangul decomposed, as jamo. Here it is
@@ -25,10 +26,18 @@ def normalizer(cased: bool = False, jamo: bool = False) -> normalizers.Normalize
     bert = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=not cased, lowercase=not cased
     )
-    return bert if jamo and not cased else normalizers.Sequence([bert, normalizers.NFC()])
+    return chosen.around([bert], composed=cased or not jamo)
 
 
-def train(texts: Iterable[str], vocab_size: int, *, cased: bool, jamo: bool, min_count: int = 2) -> Backend:
+def train(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    cased: bool,
+    jamo: bool = False,
+    normalise: Normalisation = OWN,
+    min_count: int = 2,
+) -> Backend:
     """Train a WordPiece vocabulary; `texts` is iterated twice, first to count characters, then to count words.
 
     The entries of the alphabet (see `alphabet`) are at most half of the vocabulary. They get their ids before training,
@@ -41,7 +50,9 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool, jamo: bool, min
         raise UserError(
             "--jamo is for uncased vocabularies: with --cased Hangul is never decomposed; give only one of them"
         )
-    backend = _pipeline(_model(), normalizer(cased, jamo))
+    if jamo and normalise != OWN:
+        raise UserError("--jamo is the normalisation of the released models; give only one of --jamo and --normalise")
+    backend = _pipeline(_model(), normalizer(cased, jamo, normalise))
     room = max(vocab_size // 2, min(128, vocab_size - len(WORDPIECE.special_tokens)))
     characters = alphabet(texts, backend, vocab_size, room)
     if not characters:
