@@ -16,14 +16,14 @@ from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import MANIFEST, Corpus
 from bertsmith.corpus.sources import Reading, find_sources, read_blocks
 from bertsmith.corpus.vocabulary import train_tokenizer
-from bertsmith.errors import Diverged, UserError
+from bertsmith.errors import UserError
 from bertsmith.finetuning.protocols import figures_of
-from bertsmith.finetuning.run import finetune
+from bertsmith.finetuning.scored import SCORES, scored
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
+from bertsmith.finetuning.task_data import find_data
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.settings import MaskedLMConfig
-from bertsmith.paper.data import find_data
 from bertsmith.pretraining import held_out
 from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
 from bertsmith.pretraining.run import pretrain
@@ -41,7 +41,7 @@ from bertsmith.training.speed import release_memory
 VOCABULARY = 32_000
 EPOCHS = {"cola": 5.0, "sst2": 1.0, "mrpc": 5.0, "stsb": 5.0, "rte": 5.0}
 RATES = (5e-5, 1e-4)  # of fine-tuning, the same two for every family; the better mean on dev counts
-FACTS, SCORES = "facts.json", "scores.json"
+FACTS = "facts.json"
 Results = dict[str, Any]
 
 
@@ -177,17 +177,8 @@ def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneCon
 
 def tune(config: FinetuneConfig, model: Path, data: Path | Splits, run: Path, device: str | None) -> None:
     """One fine-tuning run, which leaves its scores and no weights."""
-    if (run / SCORES).exists():
-        return
-    shutil.rmtree(run, ignore_errors=True)
-    try:
-        finetune(config, model, data, run, device=device)
-        found: Results = {"scores": {k: v for k, v in final_scores(run).items() if isinstance(v, float)}}
-    except Diverged as error:
-        found = {"scores": {}, "failed": str(error)}
-    shutil.rmtree(run, ignore_errors=True)
-    run.mkdir(parents=True)
-    (run / SCORES).write_text(json.dumps(found), encoding="utf-8")
+    if not (run / SCORES).exists():
+        scored(config, model, data, run, device=device)
 
 
 def finetuned(name: str, arguments: Any) -> Results:

@@ -32,14 +32,15 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.family_pages import NAMES, put_tables
-from benchmarks.family_quality import SCORES, corpus_folder, figures, masked_words, run_all, run_facts, tune
+from benchmarks.family_quality import corpus_folder, figures, masked_words, run_all, run_facts, tune
 from benchmarks.left_to_right_table import EXPERIMENTS, TASKS, TUNINGS, Experiment, pretraining_config, tuning_config
 from benchmarks.record import RESULTS, earlier, keep, merge_files
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
+from bertsmith.finetuning.scored import SCORES
+from bertsmith.finetuning.task_data import find_data
 from bertsmith.inference.embedder import pool
 from bertsmith.model.heads import TaskModel
-from bertsmith.paper.data import find_data
 from bertsmith.pretraining.run import pretrain
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog

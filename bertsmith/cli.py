@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from bertsmith import __version__
-from bertsmith.commands import convert, inference, pages, paper, push, serve, text, train
+from bertsmith.commands import benchmark, convert, inference, pages, paper, push, serve, text, train
 from bertsmith.errors import Interrupted, UserError
 
 LOST = (
@@ -39,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "verify resume": train.verify_resume,
     "glue": train.glue,
+    "benchmark": benchmark.benchmark,
     "report": pages.report,
     "view": pages.view,
     "reproduce": paper.reproduce,
@@ -56,7 +57,7 @@ SECTIONS = {
     "Text": "tokenizer corpus",
     "Train": "pretrain finetune",
     "Use a model": "predict fill embed features serve",
-    "Score and look inside": "evaluate glue report view",
+    "Score and look inside": "evaluate glue benchmark report view",
     "Other formats": "convert push",
     "The paper, and checks": "reproduce verify",
 }

@@ -67,15 +67,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step takes a twenty-fifth of a second, however busy the machine is."""
-    from bertsmith.training.schedule import Budget
-    from bertsmith.training.speed import Meter
+    from runs import step_clock
 
-    def elapsed(budget: Budget) -> float:
-        first = budget.__dict__.setdefault("first", budget.step)  # the first step of this process
-        return budget.before + (budget.step - first) / 25
-
-    monkeypatch.setattr(Budget, "elapsed", property(elapsed))
-    monkeypatch.setattr(Meter, "seconds", property(lambda meter: meter.steps / 25))
+    step_clock(monkeypatch)
 
 
 # The class of `transformers` and its settings for every kind of head.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import TINY
 
@@ -18,6 +19,8 @@ from bertsmith.objectives.settings import DistillationConfig
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.training import checkpoint
+from bertsmith.training.schedule import Budget
+from bertsmith.training.speed import Meter
 
 ROOT = Path(__file__).parent.parent
 SMALL = [*TINY, "train.batch_size=8", "data.max_length=32", "train.learning_rate=1e-3", "train.warmup=0.1"]
@@ -130,3 +133,14 @@ def finish(*processes: subprocess.Popen[str]) -> None:
     for process in processes:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
+
+
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every step of training take a twenty-fifth of a second, however busy the machine is."""
+
+    def elapsed(budget: Budget) -> float:
+        first = budget.__dict__.setdefault("first", budget.step)  # the first step of this process
+        return budget.before + (budget.step - first) / 25
+
+    monkeypatch.setattr(Budget, "elapsed", property(elapsed))
+    monkeypatch.setattr(Meter, "seconds", property(lambda meter: meter.steps / 25))

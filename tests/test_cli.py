@@ -35,6 +35,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "farewell"), [("1", "farewell\n"), ("2", "")])
 def test_command_under_torchrun_skips_the_cleanup_of_the_interpreter(world: str, farewell: str) -> None:
     """The cleanup of the interpreter and its threads could abort a process whose work is done."""

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from bertsmith.corpus.shards import read_manifest
+from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.finetuning.task_data import Data
 from bertsmith.model.cost import training_flops
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective
 from bertsmith.objectives.objective import Objective
-from bertsmith.paper.data import Data
 from bertsmith.paper.tables import Row, Table
-from bertsmith.paper.work import DEMO_WORDS, SCORES, Work
+from bertsmith.paper.work import DEMO_WORDS, Work
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.rows.columns import Columns
 from bertsmith.rows.columns import Row as TaskRow

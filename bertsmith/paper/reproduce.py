@@ -11,15 +11,16 @@ from typing import Any
 from bertsmith.config import write_json
 from bertsmith.errors import Interrupted, UserError, suggestion
 from bertsmith.finetuning.protocols import figures_of
+from bertsmith.finetuning.scored import SCORES
+from bertsmith.finetuning.task_data import Data
 from bertsmith.folders import locked, new_file
 from bertsmith.formats.hub import find_model
-from bertsmith.paper.data import Data
 from bertsmith.paper.findings import judged, standard_error
 from bertsmith.paper.pages import write_table
 from bertsmith.paper.plan import estimate, row_lengths
 from bertsmith.paper.scales import find_scale
 from bertsmith.paper.tables import TABLES, Column, Row, Table, is_chosen, only_of, run_name
-from bertsmith.paper.work import SCORES, Work
+from bertsmith.paper.work import Work
 from bertsmith.pretraining.checks import unlearnt_positions
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.rows.columns import Columns

@@ -21,15 +21,15 @@ from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import MANIFEST, read_manifest
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.demo.text import collect, write_documents
-from bertsmith.errors import Diverged, UserError
-from bertsmith.finetuning.run import finetune
+from bertsmith.errors import UserError
+from bertsmith.finetuning.scored import SCORES, scored
 from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.finetuning.task_data import Data, find_data, remarks
 from bertsmith.folders import new_file
 from bertsmith.formats.families.table import family_of
 from bertsmith.formats.saved_config import config_in, read_config
 from bertsmith.inference.files import evaluate
 from bertsmith.model.config import EncoderConfig
-from bertsmith.paper.data import Data, find_data, remarks
 from bertsmith.paper.scales import BASE, CHECKPOINTS, Scale
 from bertsmith.paper.tables import SHARES, Column, Row, Table, is_chosen, run_name, with_seed
 from bertsmith.pretraining.run import pretrain
@@ -44,7 +44,6 @@ from bertsmith.training import runlog
 from bertsmith.training.checkpoint import OPTIMIZER, STATE, checkpoints
 from bertsmith.training.run import CONFIG, FACTS, MODEL, final_scores, is_finished, same_settings
 
-SCORES = "scores.json"
 DEMO_WORDS = 2000  # entries of the vocabulary for the demo's text
 STOPS = 3  # how often a run may be stopped before a checkpoint that figure 5 evaluates is removed for a newer one
 WATCHED = (bert("base").recipe, left_to_right("base").recipe)  # runs whose checkpoints figure 5 evaluates
@@ -250,19 +249,14 @@ class Work:
         if (run / SCORES).exists():
             return self._known_scores(row, run, config)
         say(f"fine-tuning {row.name} on {column.run}, seed {seed}: {run}")
-        try:
-            finetune(config, self.model(row), data.splits(column.task), run, device=self.device, resume=True)
-        except Diverged as error:
-            say(f"warning: {run} failed: {error}")
-            found: dict[str, Any] = {"config": to_dict(config), "scores": {}, "remarks": [], "failed": str(error)}
-        else:
+
+        def judge(run: Path) -> dict[str, Any]:
             scores = {**final_scores(run), **self._test_scores(run, column, data)}
-            found = {"config": to_dict(config), "scores": scores, "remarks": remarks(run, column.task, data)}
-        with new_file(run / SCORES) as work:
-            write_json(work, {**found, "scale": runlog.SCALE, **({"model": given} if given else {})})
-        for heavy in (MODEL, "checkpoints"):
-            shutil.rmtree(run / heavy, ignore_errors=True)
-        return found
+            return {"scores": scores, "remarks": remarks(run, column.task, data)}
+
+        facts = {"model": given} if given else {}
+        rows = data.splits(column.task)
+        return scored(config, self.model(row), rows, run, device=self.device, facts=facts, judge=judge)
 
     def _known_scores(self, row: Row, run: Path, config: FinetuneConfig) -> dict[str, Any]:
         """Return the scores of a finished fine-tuning run, which must have had the same settings and model."""

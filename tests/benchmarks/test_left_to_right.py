@@ -20,6 +20,7 @@ from bertsmith.model.heads import TaskModel
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_and_is_fine_tuned_again(tmp_path: Path) -> None:
     data = write_toy_questions(write_toy_data(tmp_path / "data"))
     train_tokenizers(data, ["wordpiece"], 150)

@@ -42,6 +42,7 @@ def tune(model: Path, folder: Path, settings: list[str]) -> None:
         finetune(config, model, data, folder / "two" / task, dev=data, device="cpu")
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_scores_of_one_and_encode_once(world: Path, tmp_path: Path, monkeypatch) -> None:
     settings = [*SETTINGS, "train.evaluate_every=2", "train.keep_best=true"]
     monkeypatch.setenv("BERTSMITH_CACHE", str(tmp_path / "cache"))

@@ -199,6 +199,7 @@ def tune_on_ranks(world: Path, folder: Path, changes: list[str]) -> None:
     tuned("tag", world, folder / "two", *changes)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_weights_of_one(world: Path, tmp_path: Path) -> None:
     teacher = make_teacher(tmp_path / "teacher", "tags", Tokenizer.load(world / "tok"))
     changes = [f"distillation.teacher={teacher}", "train.steps=4", "train.micro_batch_size=3"]

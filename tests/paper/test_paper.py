@@ -14,12 +14,13 @@ from paper_data import write_tasks
 from bertsmith.config import override, read_json
 from bertsmith.corpus.build import build_corpus
 from bertsmith.errors import UserError
+from bertsmith.finetuning import scored as scoring
 from bertsmith.finetuning.run import finetune as real_finetune
+from bertsmith.finetuning.task_data import Data, find_data
 from bertsmith.pages import page
 from bertsmith.paper import pages
 from bertsmith.paper import reproduce as reproducing
 from bertsmith.paper import work as works
-from bertsmith.paper.data import Data, find_data
 from bertsmith.paper.findings import HOLDS, NOISE, REVERSED, judged
 from bertsmith.paper.plan import estimate as real_estimate
 from bertsmith.paper.plan import pretraining_flops
@@ -216,12 +217,12 @@ def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, w
     def never(*arguments, **options):
         raise AssertionError("it is there already")
 
-    monkeypatch.setattr(works, "finetune", stops)
+    monkeypatch.setattr(scoring, "finetune", stops)
     with pytest.raises(KeyboardInterrupt):
         run("table1", folder, tasks, world)
     assert done == ["mnli", "sst2"]  # of Large; the tasks of Base are in table 5
     monkeypatch.setattr(
-        works, "finetune", lambda config, *a, **o: done.append(config.task) or real_finetune(config, *a, **o)
+        scoring, "finetune", lambda config, *a, **o: done.append(config.task) or real_finetune(config, *a, **o)
     )
     (result,) = run("table1", folder, tasks, world)
     base = next(row for row in result["rows"] if row["name"] == "BERT-Base")
@@ -232,7 +233,7 @@ def test_finished_runs_are_reused_and_a_stopped_command_resumes(folder, tasks, w
     (result,) = run("table1", folder, tasks, world)
     assert [note.split(":")[0] for note in result["notes"] if "not learnt" in note] == ["bert-base", "bert-large"]
     assert done == ["mnli", "sst2", "cola", "stsb", "mrpc", "rte"]
-    monkeypatch.setattr(works, "finetune", never)
+    monkeypatch.setattr(scoring, "finetune", never)
     monkeypatch.setattr(works, "pretrain", never)
     (again,) = run("table1", folder, tasks, world)
     assert again["rows"] == result["rows"]
@@ -377,7 +378,8 @@ def test_the_command_on_the_demos_text(tmp_path, tasks, capsys) -> None:
     assert "88.5" in shown
     assert "Missing: test EM" in shown
     command(**arguments, settings=[*SHORT], tune=[*QUICK], as_json=True)
-    assert json.loads(capsys.readouterr().out)["corpus"] == str(tmp_path / "work" / "demo" / "corpus")
+    corpora = {str(tmp_path / "work" / name / "corpus") for name in ("demo", "demo-words")}  # the latter is ELMo's
+    assert {*json.loads(capsys.readouterr().out)["corpus"].split(", ")} == corpora
     command(**{**arguments, "tables": ["table3"]}, as_json=True)  # without data nothing is written
     assert json.loads(capsys.readouterr().out)["corpus"] == ""
     command(**{**arguments, "tables": ["table3"]}, dry_run=True)
@@ -430,7 +432,7 @@ def test_given_models_are_not_pre_trained(tmp_path, tasks, world, monkeypatch, c
     shown = capsys.readouterr().out
     assert f"bert-base is {world / 'run' / 'model'}." in shown
     assert "Fine-tuned as at scale paper." in shown
-    monkeypatch.setattr(works, "finetune", None)
+    monkeypatch.setattr(scoring, "finetune", None)
     assert given(["table2"], work, tasks, base)[0]["rows"] == two["rows"]
     shutil.copytree(world / "run", tmp_path / "other")
     with pytest.raises(UserError, match=r"was fine-tuned from .*run/model, not from .*other/model; give another --out"):

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 from paper_data import write_tasks
+from runs import step_clock
 
 from bertsmith.config import read_json
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
+from bertsmith.finetuning import scored as scoring
+from bertsmith.finetuning.task_data import find_data
 from bertsmith.paper import work as works
-from bertsmith.paper.data import find_data
 from bertsmith.paper.findings import noise, standard_error
 from bertsmith.paper.reproduce import reproduce
 from bertsmith.paper.scales import SCALES
@@ -47,8 +49,10 @@ def rows(tmp_path_factory, tasks, world) -> list[Path]:
     """Two work folders, as of two machines: one row with two seeds of pre-training, and another row with one."""
     first, second = (tmp_path_factory.mktemp(name) for name in ("first", "second"))
     corpus = world / "shards"
-    run("table5", first, tasks, corpus=corpus, rows=["LTR & No NSP"], seeds=2, pretraining_seeds=[1, 2])
-    run("table5", second, tasks, corpus=corpus, rows=["bert-base-no-nsp"], seeds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        step_clock(patch)
+        run("table5", first, tasks, corpus=corpus, rows=["LTR & No NSP"], seeds=2, pretraining_seeds=[1, 2])
+        run("table5", second, tasks, corpus=corpus, rows=["bert-base-no-nsp"], seeds=2)
     return [first, second]
 
 
@@ -66,7 +70,7 @@ def test_scores_of_several_machines_make_one_table(rows, tasks, world, tmp_path,
     ]  # fmt: skip
     folder = copied_scores(rows, tmp_path / "work")
     monkeypatch.setattr(works, "pretrain", None)
-    monkeypatch.setattr(works, "finetune", None)
+    monkeypatch.setattr(scoring, "finetune", None)
     (result,) = run("table5", folder, tasks, seeds=2, pretraining_seeds=[1, 2], show=True)
     ours = {row["name"]: row for row in result["rows"] if "not_run" not in row}
     assert list(ours) == ["No NSP", "LTR & No NSP"]

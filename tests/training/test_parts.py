@@ -167,6 +167,7 @@ def on_two_ranks(folder: str) -> None:
                 save_file(found, Path(folder) / f"{parallel}.safetensors")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_same_weights_as_one(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
