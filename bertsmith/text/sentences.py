@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Set
 from itertools import pairwise
 from typing import NamedTuple
 
+from bertsmith.text.unmarked import ENDED_VERB, UNMARKED, may_end_unmarked, unmarked_end
+
 # Abbreviations after which the sentence continues, whatever follows.
 _NEVER = """mr mrs ms dr drs prof profs rev capt lt sgt cmdr cdre messrs mme mlle supt ste vs cf eg ie e.g i.e p.s n.b
     viz ca c v rel approx feat incl resp Gen Gens Col Maj Gov Sen Sens Rep Reps Pres Hon Fr Cpl Pvt Adm Insp Det Atty"""
@@ -48,7 +50,7 @@ _ABBREVIATIONS |= dict.fromkeys(_cased(_NEVER), "never")
 _STARTER = frozenset(_cased(_STARTERS)) | {"A", "I"}
 
 _MARKS = ".!?…。！？｡।؟۔"
-_MOOD = "~^ㅋㅎㅠㅜ"  # used instead of a full stop after a Korean sentence ending
+_MOOD = "~^ㅋㅎㅠㅜㅡ♥♡"  # used instead of a full stop after a Korean sentence ending
 _OPENING = "\"'“‘«‹(\\[「『《〈（【¿¡"
 _CLOSING = "\"'”’»›)\\]」』》〉）】"
 # A whole run of end marks, then closing quotation marks, brackets and footnote marks.
@@ -57,11 +59,18 @@ _CLOSED = rf"([{_MARKS}{_MOOD}](?<![{_MARKS}{_MOOD}]{{2}})[{_MARKS}{_MOOD}]*+)((
 _BEGINS = rf"(?=[-–—•·*]?\s*+[{_OPENING}]*+\s?(%s[^\s,;:=+/~|%%*}}–—{_MARKS}{_OPENING}{_CLOSING}-]))"
 # A lower-case letter begins a sentence only after Korean text, in words such as iPhone, and in a list: b) second.
 _NOT_SMALL = r"(?:(?![a-z])|(?=[a-z][A-Z)])|(?<=[가-힣][.!?]\s))"
-# Without white space a sentence may end only before East Asian text, or before a word such as The.
-_GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s))"
-_PLAIN = 3  # the group that matches a long word, a full stop, white space and a capital, which needs no check
-_END = re.compile(rf"{_CLOSED}(?:(?<=[a-z]{{6}}\.)(\s)(?=[A-Z])|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
-_END_LOWER_CASE = re.compile(rf"{_CLOSED}(?:(?!)()|(\s++){_BEGINS % ''}|{_GLUED})")  # for text without a capital
+# Without white space a sentence may end only before East Asian text, before a word such as The, and after Korean also
+# before a digit, a capital and the number of a list: 별로다.1점, 좋다.CG는, 연다.②
+_GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s|[\dA-Z](?<=[가-힣][.!?…][\dA-Z])|[①-⑳](?<=[가-힣][.!?…][①-⑳])))"
+# A long word, a full stop, white space and a capital need no check, nor does a Korean verb before Hangul.
+_KNOWN = r"(?<=[a-z]{6}\.)(\s)(?=[A-Z])"
+_KNOWN_KOREAN = r"(?<=[가-힣]다\.)(\s)(?=[가-힣])"
+_LAST_KNOWN = 4  # the number of the last of these groups
+_END = re.compile(rf"{_CLOSED}(?:{_KNOWN}|{_KNOWN_KOREAN}|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
+_END_LOWER_CASE = re.compile(rf"{_CLOSED}(?:(?!)()()|(\s++){_BEGINS % ''}|{_GLUED})")  # for text without a capital
+_END_ASCII = re.compile(  # finds the same as `_END` in ASCII text, faster
+    rf"{_CLOSED.replace(_MARKS + _MOOD, '.!?~^')}(?:{_KNOWN}|(?!)()|(\s++){_BEGINS % _NOT_SMALL}|(?=([A-Z][a-z]*\s)))"
+)
 _BLANK_LINE = re.compile(r"\n\s*\n|\f")
 
 _SEPARATOR = re.compile(r"[\s—–(\[\"“«/·~:,;]|--|(?<!\w)['‘’]")
@@ -69,6 +78,10 @@ _DOTTED = re.compile(r"(?:[A-Za-zÀ-ɏ]{1,2}\.)+[A-Za-zÀ-ɏ]{1,2}")
 _LIST_NUMBER = re.compile(
     r"\(?(?:\d{1,3}(?:\.\d{1,2})*|[A-Za-z]|[IVXLC]+|[ivx]+|[Ⅰ-ⅿ]|[ㄱ-ㅎ가나다라마바사아자차카타파하])"
 )
+_CAPTION = re.compile(  # what begins the text below a figure: 그림 4. 실험 장치
+    r"[\s<〈\[(]*(?:그림|표|사진|도표|도판|지도|부록|보기|예제?|문제|정리|정의|보조정리)\s?(?:[A-Z][.-]?)?\d{1,3}(?:[.-]\d{1,2})*"
+)
+_LONGEST_CAPTION = 20  # characters before its number
 _NUMERAL = re.compile(r"\(?(?:\d|[IVXLC]{2,}\b|[IVX]+\.)")
 _DATE_CONTINUES = re.compile(r"\d{1,2}\s?\.")
 _DATE_BEFORE = re.compile(r".*\b\d{4}\s?\.\s?\d{1,2}\s?\.\s?\d{1,2}", re.DOTALL)
@@ -94,31 +107,41 @@ def split_sentences(paragraph: str) -> list[str]:
 
 def _split(text: str) -> list[str]:
     sentences, start = [], 0
-    pairs = [pair for pair in (_ASCII_PAIRS if text.isascii() else _PAIRS) if pair[0] in text]
-    for match in (_END_LOWER_CASE if text.islower() else _END).finditer(text):
-        if match.lastindex == _PLAIN or _ends_sentence(text, start, match):
+    is_ascii = text.isascii()
+    pairs = [pair for pair in (_ASCII_PAIRS if is_ascii else _PAIRS) if pair[0] in text]
+    for match in (_END_LOWER_CASE if text.islower() else _END_ASCII if is_ascii else _END).finditer(text):
+        if (match.lastindex or 0) <= _LAST_KNOWN or _ends_sentence(text, start, match):
             stop = match.end(2)
             if not (pairs and _inside(text, start, stop, pairs)):
                 sentences.append(text[start:stop].strip())
                 start = match.end()
     if rest := text[start:].strip():
         sentences.append(rest)
-    return sentences
+    if is_ascii or not may_end_unmarked(text):
+        return sentences
+    return [part for sentence in sentences for part in _split_unmarked(sentence, pairs)]
 
 
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
-    marks, closing, _, space, first, glued = match.groups()
+    marks, closing, _, _, space, first, glued = match.groups()
     if marks[0] in _MOOD:
-        return not closing and bool(space) and text[match.start() - 1 : match.start()] in _KOREAN_ENDINGS
+        return not closing and _mood_ends(text, match, space)
     if space is None:
         return _ends_unspaced(text, match, glued)
     if closing:
         return text[match.start() - 1 : match.start()] not in ("[", "(") and not _speaker_follows(text, match, first)
-    if first > "\x7f" and first.islower() and match.re is _END:
+    if first > "\x7f" and first.islower() and match.re is not _END_LOWER_CASE:
         return False
     if marks == ".":
         return _full_stop_ends(text, start, match)
     return marks.strip(".…") != "" or _ellipsis_ends(text, match, first)
+
+
+def _mood_ends(text: str, match: re.Match[str], space: str | None) -> bool:
+    """Whether a sentence ends with ~, ^^, ㅋㅋ or ㅠㅠ after its last word."""
+    if text[match.start() - 1 : match.start()] not in _KOREAN_ENDINGS:
+        return False
+    return bool(space) or ("~" not in match[1] and _GLUED_PARTICLE.match(text, match.end()) is None)
 
 
 def _full_stop_ends(text: str, start: int, match: re.Match[str]) -> bool:
@@ -160,6 +183,14 @@ def _number_continues(text: str, start: int, begin: int, match: re.Match[str]) -
     stop, after = match.start(), match.end()
     if begin == start and _LIST_NUMBER.fullmatch(text, begin, stop):
         return True
+    if (
+        text[begin - 2 : begin - 1] in "다요죠음함임"
+        and begin - 2 > start
+        and _LIST_NUMBER.fullmatch(text, begin, stop)
+    ):
+        return True  # the next item of a list after a sentence without a mark
+    if begin - start < _LONGEST_CAPTION and _CAPTION.fullmatch(text, start, stop):
+        return True
     if stop - begin <= 4 and _DATE_CONTINUES.match(text, after):
         return True
     return text[after] > "\x7f" and _DATE_BEFORE.fullmatch(text, max(start, stop - 14), stop) is not None
@@ -178,7 +209,7 @@ def _speaker_follows(text: str, match: re.Match[str], first: str) -> bool:
 
 def _ellipsis_ends(text: str, match: re.Match[str], first: str) -> bool:
     if first < "가":
-        return match.re is _END
+        return match.re is not _END_LOWER_CASE
     ended = text[match.start() - 1 : match.start()] in _KOREAN_ENDINGS or match[1].endswith("….")
     return ended or text.startswith(_KOREAN_STARTERS, match.end())
 
@@ -190,9 +221,11 @@ def _ends_unspaced(text: str, match: re.Match[str], following: str) -> bool:
     if match[2]:
         return False
     before = text[match.start() - 1 : match.start()]
-    if following.isascii():
+    if following.isascii() and (before.isascii() or before not in _KOREAN_ENDINGS):
         return match[1] == "." and before.islower() and following.strip() in _STARTER
-    return before in _KOREAN_ENDINGS and _GLUED_PARTICLE.match(text, match.end()) is None
+    asked = match[1][0] == "?" and before in "냐니지"
+    ended = asked or before in _KOREAN_ENDINGS or _is_noun_ending(text, match.start())
+    return ended and _GLUED_PARTICLE.match(text, match.end()) is None
 
 
 def _inside(text: str, start: int, stop: int, pairs: list[tuple[str, ...]]) -> bool:
@@ -213,6 +246,25 @@ def _inside(text: str, start: int, stop: int, pairs: list[tuple[str, ...]]) -> b
 
 def _is_part(text: str, close: int) -> bool:
     return close > 0 and not text[close - 1].isspace() and _PARTICLE.match(text, close + 1) is not None
+
+
+# Korean without marks
+
+
+def _split_unmarked(sentence: str, pairs: list[tuple[str, ...]]) -> list[str]:
+    """Split what informal writers put no mark between: 재미있어요 또 볼게요."""
+    parts, start = [], 0
+    for match in UNMARKED.finditer(sentence):
+        stop = unmarked_end(sentence, match)
+        if stop > start and not (pairs and _inside(sentence, start, stop, pairs)):
+            parts.append(sentence[start:stop].strip())
+            start = stop
+    return [*parts, sentence[start:].strip()] if parts else [sentence]
+
+
+def _is_noun_ending(text: str, stop: int) -> bool:
+    """Whether a note ends before this place: 했음, 없음."""
+    return text[stop - 1 : stop] == "음" and text[stop - 2 : stop - 1] in ENDED_VERB
 
 
 # Hard-wrapped lines

@@ -47,9 +47,30 @@ def score(language):
 
 @pytest.mark.parametrize("language", ["english", "korean"])
 def test_f1_of_sentence_boundaries(language):
-    assert len(read_cases(language)) >= 110
+    assert len(read_cases(language)) >= 190
     precision, recall, f1 = score(language)
     assert f1 >= 0.95, f"precision {precision:.3f}, recall {recall:.3f}, F1 {f1:.3f}"
+
+
+def test_there_are_400_cases():
+    assert sum(len(read_cases(language)) for language in ("english", "korean")) >= 400
+    assert len(read_cases("korean")) >= 330
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("별로다.100점 만점에 1점", ["별로다.", "100점 만점에 1점"]),
+        ("높이는 12.5m이다.3층이다.", ["높이는 12.5m이다.", "3층이다."]),
+        ("좋아요 또 올게요 ㅋㅋ 안녕", ["좋아요", "또 올게요 ㅋㅋ", "안녕"]),
+        ("그림 4. 장치의 구조. 왼쪽이 앞이다.", ["그림 4. 장치의 구조.", "왼쪽이 앞이다."]),
+        ("연다 ② 닫는다 ③ 끈다", ["연다", "② 닫는다", "③ 끈다"]),
+        ("값은 ① 10 ② 20이다", ["값은 ① 10 ② 20이다"]),
+        ("www.다.com과 3.14와 1,000.5", ["www.다.com과 3.14와 1,000.5"]),
+    ],
+)
+def test_informal_korean(text, expected):
+    assert split_sentences(text) == expected
 
 
 @pytest.mark.parametrize("language", ["english", "korean"])
@@ -71,6 +92,7 @@ def test_no_text_is_lost(seed):
         "\n\n",
         "e.g. ",
         '." ',
+        *["다 ", "요 ", "습니다 ", ";; ", "ㅠㅠ ", "① ", "했음.", "2) ", "그림 4. ", "♥"],
     ]
     for _ in range(200):
         paragraph = "".join(rng.choices(pieces, k=rng.randint(0, 40)))
@@ -80,7 +102,27 @@ def test_no_text_is_lost(seed):
 
 
 @pytest.mark.parametrize(
-    "text", [". ", "A. ", "(A. ", '다. "', "다.”라 ", "… 가", "'. A", "“A! ", "1. 2. ", "。", "요~ ", "[.", "\n"]
+    "text",
+    [
+        ". ",
+        "A. ",
+        "(A. ",
+        '다. "',
+        "다.”라 ",
+        "… 가",
+        "'. A",
+        "“A! ",
+        "1. 2. ",
+        "。",
+        "요~ ",
+        "[.",
+        "\n",
+        "했다 ",
+        "요;; ",
+        "다 ① ",
+        "(했다 ",
+        ";;",
+    ],
 )
 def test_time_is_linear(text):
     # Quadratic time would exceed the time limit of a test.
