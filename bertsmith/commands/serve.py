@@ -40,6 +40,21 @@ def serve(
         str | None,
         typer.Option("--api-key-file", help="A file with API keys, one per line; or set BERTSMITH_API_KEY to one"),
     ] = None,
+    ray: Annotated[
+        bool,
+        typer.Option("--ray", help="Serve on Ray: replicas in processes of their own, on one machine or a cluster"),
+    ] = False,
+    replicas: Annotated[
+        str | None,
+        typer.Option("--replicas", help="With --ray: the number of replicas, or LEAST:MOST to scale by load"),
+    ] = None,
+    target_requests: Annotated[
+        float, typer.Option("--target-requests", help="With --ray: the requests under way in each replica to scale for")
+    ] = 32.0,
+    ray_address: Annotated[
+        str | None,
+        typer.Option("--ray-address", help="With --ray: a running cluster, such as auto; default: a new one"),
+    ] = None,
     cors: Annotated[
         list[str] | None, typer.Option("--cors", help="A web origin whose pages may call the server; repeatable")
     ] = None,
@@ -55,13 +70,26 @@ def serve(
     Ask it: curl localhost:8000/classify -H 'Content-Type: application/json' -d '{"inputs": "I was charged twice."}'
     Several models: bertsmith serve reviews=runs/reviews entities=runs/ner --port 9000
     With keys, for other machines: bertsmith serve classifier --host 0.0.0.0 --api-key-file keys.txt
+    Replicas on Ray, by load: bertsmith serve classifier --ray --replicas 1:4
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise UserError(f"bertsmith serve needs {', '.join(missing)}; install them with pip install 'bertsmith[serve]'")
     from bertsmith.serve.run import run
 
-    run(
-        models, host, port, workers, max_batch_tokens=max_batch_tokens, queue_tokens=queue, wait_ms=wait_ms,
-        max_body_mb=max_body_mb, max_texts=max_texts, api_key_file=api_key_file, cors=cors or [],
-        device=device, engine=engine, threads=threads, precision=precision,
-    )  # fmt: skip
+    options = {
+        "max_batch_tokens": max_batch_tokens, "queue_tokens": queue, "wait_ms": wait_ms, "max_body_mb": max_body_mb,
+        "max_texts": max_texts, "api_key_file": api_key_file, "cors": cors or [],
+        "device": device, "engine": engine, "threads": threads, "precision": precision,
+    }  # fmt: skip
+    if not ray:
+        if replicas or ray_address:
+            raise UserError(f"{'--replicas' if replicas else '--ray-address'} is for --ray; --workers starts processes")
+        run(models, host, port, workers, **options)
+        return
+    if workers != 1:
+        raise UserError(f"--workers {workers} is for a server without --ray; write --replicas {workers}")
+    if find_spec("ray") is None or find_spec("aiohttp") is None:
+        raise UserError("--ray needs Ray Serve; install it with pip install 'bertsmith[serve,ray]'")
+    from bertsmith.serve.ray import run_on_ray
+
+    run_on_ray(models, host, port, replicas or "1", target_requests, ray_address, **options)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bertsmith.errors import UserError, suggestion
 from bertsmith.serve.settings import KEY_VARIABLE, characters
 
-BUSY = (429, 503)
+BUSY = 429
 LONGEST_WAIT = 60.0  # seconds
 AT_ONCE = 64  # texts of a request
 CHARACTERS = 2**16  # of a request with several texts
@@ -32,8 +32,8 @@ class Client:
     """A client of `bertsmith serve`.
 
     The methods take and return what `Predictor`, `Embedder` and `fill` do. `model` is the name of a model on the
-    server; by default each request goes to the first one that can answer it. A server that is busy (429), not there yet
-    (503) or unreachable is asked again, at most `retries` times; the API key is that of the environment variable
+    server; by default each request goes to the first one that can answer it. A server that is busy (429), fails (5xx)
+    or is unreachable is asked again, at most `retries` times; the API key is that of the environment variable
     BERTSMITH_API_KEY unless it is given. One client may be used by several threads.
 
     >>> import bertsmith
@@ -164,7 +164,7 @@ class Client:
             else:
                 if status == 200:
                     return _json(content, self.url)
-                if status not in BUSY:
+                if status != BUSY and status < 500:
                     raise UserError(f"{self.url}{path}: {_message(content, status)}")
                 failed = f"{self.url}: {_message(content, status)}"
                 wait = max(wait, _seconds(headers.get("Retry-After")))

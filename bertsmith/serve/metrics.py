@@ -15,8 +15,8 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from bertsmith.serve.batching import Batcher, Lane
+from bertsmith.serve.settings import SHARED_FOLDER
 
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where several processes keep their counters
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SIZES = tuple(2**power for power in range(0, 18, 2))
 CONTENT_TYPE = CONTENT_TYPE_LATEST

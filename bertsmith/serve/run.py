@@ -20,19 +20,17 @@ from bertsmith.inference.engines import TorchEngine, batch_tokens
 from bertsmith.progress import say
 from bertsmith.serve.app import create_app
 from bertsmith.serve.connections import Connection, allow_connections
-from bertsmith.serve.metrics import SHARED_FOLDER
 from bertsmith.serve.models import Models, open_models
-from bertsmith.serve.settings import ServeConfig, read_keys
+from bertsmith.serve.settings import DRAIN_SECONDS, LOCAL, SHARED_FOLDER, ServeConfig, read_keys
 
 OPTIONS = "BERTSMITH_SERVE"  # carries the options to the processes of several workers; it never holds a key
 QUEUED_BATCHES = 64  # by default
 BACKLOG = 2048
-LOCAL = ("127.0.0.1", "localhost", "::1")
 QUIET: dict[str, Any] = {
     "log_level": "warning",
     "access_log": False,
     "server_header": False,
-    "timeout_graceful_shutdown": 60,
+    "timeout_graceful_shutdown": DRAIN_SECONDS,
     "http": Connection,
     "ws": "none",
 }
@@ -46,7 +44,7 @@ def run(models: Sequence[str], host: str, port: int, workers: int = 1, **options
         raise UserError(f"--port {port} is not between 0 and 65535")
     given = {"models": list(models), **options}
     app = build(**given) if workers == 1 else None
-    with _listen(host, port) as listener:
+    with listen(host, port) as listener:
         where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if host not in LOCAL and not read_keys(_path(options.get("api_key_file"))):
             say(f"note: everyone who reaches {host} may use the server; --api-key-file asks for a key")
@@ -105,7 +103,7 @@ def build_from_environment() -> FastAPI:
     return build(**json.loads(os.environ[OPTIONS]))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -11,6 +11,9 @@ from typing import Any
 from bertsmith.errors import UserError
 
 KEY_VARIABLE = "BERTSMITH_API_KEY"
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # where several processes keep their counters
+LOCAL = ("127.0.0.1", "localhost", "::1")
+DRAIN_SECONDS = 60  # in which a server that ends answers what it has accepted
 LEAST_KEY = 8  # characters
 
 

@@ -182,9 +182,9 @@ def test_client_waits_and_tries_again(monkeypatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr("bertsmith.serve.client.time.sleep", waited.append)
     url = f"http://127.0.0.1:{server.server_port}"
-    Busy.statuses = [429, 503, 0, 200]
+    Busy.statuses = [429, 503, 0, 500, 200]
     assert bertsmith.Client(url).models()[0]["name"] == "m"
-    assert len(waited) == 3
+    assert len(waited) == 4
     assert waited[0] >= 7  # as the server asked
     assert waited[1] < 2
     Busy.statuses = [503] * 3
