@@ -210,6 +210,25 @@ def client(served_models):
         yield client
 
 
+SWITCHES = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
+
+
+@pytest.fixture(scope="module")  # Playwright keeps an event loop running, which tests of other modules start themselves
+def browser():
+    """Chromium, driven by Playwright; what needs it is skipped where one of them is missing."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("there is no chromium to open the page with")
+    playwright = pytest.importorskip("playwright.sync_api", reason="there is no playwright to drive a browser with")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=found, args=SWITCHES)
+        yield opened
+        opened.close()
+
+
 @pytest.fixture
 def run_command(monkeypatch, capfd):
     """Run the command line in this process; return the exit code, standard output and standard error."""

@@ -32,7 +32,7 @@ SAME_LAYER = {
     ("paper", "pages"),
     ("cli", "__init__"),
     ("serve", "__init__"),  # the version
-    ("serve", "pages"),
+    ("serve", "pages"),  # their look, and what `view` shows
     ("cli", "commands"),
     ("__main__", "cli"),
 }

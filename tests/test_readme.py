@@ -107,7 +107,8 @@ def test_wheel_installs_in_a_clean_environment_and_runs_from_another_folder(tmp_
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
     (wheel,) = (tmp_path / "dist").glob("bertsmith-*.whl")
-    assets = {f"bertsmith/pages/assets/{path.name}" for path in (ROOT / "bertsmith/pages/assets").iterdir()}
+    folders = (ROOT / "bertsmith/pages/assets", ROOT / "bertsmith/serve/assets")
+    assets = {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
     assert assets <= set(zipfile.ZipFile(wheel).namelist())
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean" / "bin"

@@ -6,21 +6,23 @@ n tokens, L layers, A heads, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.batch import Example, collate
 from bertsmith.errors import UserError
-from bertsmith.inference.engines import batch_tokens, batches
+from bertsmith.inference.engines import batch_tokens, batches, threads_of
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.attention import Trace
-from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import TaskModel
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.replaced_token import Discriminator
@@ -39,7 +41,7 @@ def view(
     """Write a self-contained page on what a model does with a text or a pair."""
     predictor = Predictor.load(model, device)
     config = predictor.torch_engine.model.encoder.config
-    example = _example(predictor, text, pair)
+    example = sequence_of(predictor, text, pair)
     found = look(predictor, example)
     size = f"{config.num_layers} layers with {config.num_heads} heads, {config.hidden_size} wide"
     name = predictor.folder.parent.name if predictor.folder.name == "model" else predictor.folder.name
@@ -62,7 +64,7 @@ def _prediction(predictor: Predictor, text: str, pair: str | None) -> dict[str, 
     return next(predictor.predict([text if pair is None else (text, pair)]))
 
 
-def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
+def sequence_of(predictor: Predictor, text: str, pair: str | None = None) -> Example:
     """Return the text or the pair as one sequence."""
     if predictor.config.layer_type == "lstm":
         raise UserError(
@@ -76,80 +78,125 @@ def _example(predictor: Predictor, text: str, pair: str | None) -> Example:
     return Example(joined.tokens, joined.segments)
 
 
-@torch.inference_mode()
-def look(predictor: Predictor, example: Example) -> dict[str, Any]:
-    """Return the data of the page as JSON values; attention weights are bytes (L, A, n, n), 255 for 1."""
-    model, device, tokenizer = predictor.torch_engine.model.eval(), predictor.torch_engine.device, predictor.tokenizer
-    trace = Trace()
-    model.encoder(collate([example], packed=True).to(device), trace)
-    attention = torch.cat(trace.attention).float()  # (L, A, n, n)
-    weights = (attention * 255).round().to(torch.uint8).cpu().numpy()
-    special = tokenizer.frames(example.tokens)
-    names = [tokenizer.shown(number) for number in example.tokens.tolist()]
-    continues = tokenizer.continues(example.tokens)
-    why = ""
+@dataclass(frozen=True)
+class Step:
+    """A part of what is computed for a page: its size as a number of tokens in a forward pass, and its function."""
+
+    tokens: int
+    run: Callable[[], None]
+
+
+class Look:
+    """What a model computes for one sequence, in steps, between which a server can answer other requests."""
+
+    def __init__(self, predictor: Predictor, example: Example) -> None:
+        self.predictor, self.example = predictor, example
+        self.engine, self.model = predictor.torch_engine, predictor.torch_engine.model.eval()
+        self.why_not = _why_not(predictor)
+        self.attention: NDArray[np.uint8] = np.zeros((0, 0, 0, 0), np.uint8)  # weights (L, A, n, n), 255 for 1
+        self.hidden: list[Tensor] = []  # of each layer, the embeddings first: (n, H)
+        self.nearest: list[list[Words]] = [[] for _ in range(predictor.config.num_layers + 1)]
+        self.masked: list[dict[str, Any] | None] = [None] * len(example.tokens)
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps in their order: the forward pass, the nearest words of each layer, batches of masked tokens."""
+        count, config = len(self.example.tokens), self.predictor.config
+        cosines = count * config.vocab_size // (12 * config.num_layers * config.hidden_size)  # a layer costs 12 H²
+        found = [Step(count, self._trace)]
+        found += [Step(max(1, cosines), partial(self._find_nearest, layer)) for layer in range(len(self.nearest))]
+        if self.why_not:
+            return found
+        places = np.flatnonzero(~self.predictor.tokenizer.frames(self.example.tokens))
+        examples = [self._with_mask(place) for place in places.tolist()]
+        groups = batches(examples, batch_tokens(self.engine.device)) if examples else ()
+        for chosen in groups:
+            run = partial(self._fill, [examples[i] for i in chosen], places[chosen])
+            found.append(Step(count * len(chosen), run))
+        return found
+
+    def _with_mask(self, place: int) -> Example:
+        tokens = self.example.tokens.copy()
+        tokens[place] = self.predictor.tokenizer.mask_id
+        return Example(tokens, self.example.segments)
+
+    def run(self, step: Step) -> None:
+        """Compute one step; those before it have to be done."""
+        with torch.inference_mode(), threads_of(self.engine.threads):
+            step.run()
+
+    def _trace(self) -> None:
+        trace = Trace()
+        self.model.encoder(collate([self.example], packed=True).to(self.engine.device), trace)
+        attention = torch.cat(trace.attention).float()  # (L, A, n, n)
+        self.attention = (attention * 255).round().to(torch.uint8).cpu().numpy()
+        self.hidden = trace.hidden
+
+    def _find_nearest(self, layer: int) -> None:
+        """Find the words with the most similar embeddings (cosine) for every token of a layer."""
+        embeddings = self.model.encoder.embeddings
+        projected = embeddings.projection(embeddings.tokens.weight)  # where embeddings are factorised
+        table = F.normalize(projected.float(), dim=-1)  # (V, H)
+        cosines = F.normalize(self.hidden[layer].float(), dim=-1) @ table.T  # (n, V)
+        self.nearest[layer] = [_top(row, self.predictor, NEIGHBOURS) for row in cosines]
+
+    def _fill(self, examples: Sequence[Example], places: NDArray[np.int64]) -> None:
+        """Find, for tokens if they were masked: the likeliest words, the token's own probability, and its rank."""
+        assert isinstance(self.model, Objective)
+        batch = collate(examples, packed=True)
+        batch.labels["masked"] = torch.from_numpy(np.arange(len(places)) * len(self.example.tokens) + places)
+        chances = self.model.logits(batch.to(self.engine.device))[self.model.token_loss].float().softmax(-1)  # (_, V)
+        for row, place in zip(chances, places.tolist(), strict=True):
+            own = row[int(self.example.tokens[place])]
+            self.masked[place] = {
+                "words": _top(row, self.predictor, CANDIDATES),
+                "own": round(float(own), 8),
+                "rank": int((row > own).sum()) + 1,
+            }
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the page shows, as JSON values."""
+        tokenizer, tokens = self.predictor.tokenizer, self.example.tokens
+        names = [tokenizer.shown(number) for number in tokens.tolist()]
+        return {
+            "tokens": names,
+            "shown": [tokenizer.frame.word_marker.strip(name) or name for name in names],
+            "continues": tokenizer.continues(tokens).tolist(),
+            "segments": self.example.segments.tolist(),
+            "special": tokenizer.frames(tokens).tolist(),
+            "layers": self.attention.shape[0],
+            "heads": self.attention.shape[1],
+            "attention": base64.b64encode(self.attention.tobytes()).decode(),
+            "masked": [] if self.why_not else self.masked,
+            "why_not": self.why_not,
+            "nearest": self.nearest,
+        }
+
+
+def _why_not(predictor: Predictor) -> str:
+    """Return why a model cannot fill masks, or nothing if it can."""
+    model = predictor.torch_engine.model
     if not isinstance(model, Objective):
-        why = "The model was fine-tuned and has no masked-word head any more; take the model it was started from."
-    elif isinstance(model, Discriminator):
-        why = "The model detects replaced tokens; the model in its folder generator fills masks."
-    elif not model.fills_masks:
-        why = "The model reads in one direction and was not trained to fill masks."
-    elif model.lacks_token_head(predictor.missing):
-        why = "The folder has no weights for a masked-word head."
-    return {
-        "tokens": names,
-        "shown": [tokenizer.frame.word_marker.strip(name) or name for name in names],
-        "continues": continues.tolist(),
-        "segments": example.segments.tolist(),
-        "special": special.tolist(),
-        "layers": attention.shape[0],
-        "heads": attention.shape[1],
-        "attention": base64.b64encode(weights.tobytes()).decode(),
-        "masked": [] if why else _masked(predictor, example, np.flatnonzero(~special).tolist()),
-        "why_not": why,
-        "nearest": nearest(model.encoder, trace.hidden, predictor),
-    }
+        return "The model was fine-tuned and has no masked-word head any more; take the model it was started from."
+    if isinstance(model, Discriminator):
+        return "The model detects replaced tokens; the model in its folder generator fills masks."
+    if not model.fills_masks:
+        return "The model reads in one direction and was not trained to fill masks."
+    if model.lacks_token_head(predictor.missing):
+        return "The folder has no weights for a masked-word head."
+    return ""
 
 
-def _masked(predictor: Predictor, example: Example, places: Sequence[int]) -> list[dict[str, Any] | None]:
-    """Return, for each token if it were masked: the likeliest words, its own probability, and its rank."""
-    model, device, tokenizer = predictor.torch_engine.model, predictor.torch_engine.device, predictor.tokenizer
-    assert isinstance(model, Objective)
-    examples = []
-    for place in places:
-        tokens = example.tokens.copy()
-        tokens[place] = tokenizer.mask_id
-        examples.append(Example(tokens, example.segments))
-    found: list[dict[str, Any] | None] = [None] * len(example.tokens)
-    with progress_bar("masking", len(places)) as advance:
-        done = 0
-        for chosen in batches(examples, batch_tokens(device)) if examples else ():
-            batch = collate([examples[i] for i in chosen], packed=True)
-            starts = np.arange(len(chosen)) * len(example.tokens)
-            batch.labels["masked"] = torch.from_numpy(starts + np.array(places)[chosen])
-            chances = model.logits(batch.to(device))[model.token_loss].float().softmax(-1)  # (chosen, V)
-            for row, i in zip(chances, chosen, strict=True):
-                own = row[int(example.tokens[places[i]])]
-                rank = int((row > own).sum()) + 1
-                found[places[i]] = {
-                    "words": _top(row, predictor, CANDIDATES),
-                    "own": round(float(own), 8),
-                    "rank": rank,
-                }
-            done += len(chosen)
+def look(predictor: Predictor, example: Example) -> dict[str, Any]:
+    """Return the data of the page of a sequence."""
+    found = Look(predictor, example)
+    steps = found.steps
+    with progress_bar("looking", len(steps)) as advance:
+        for done, step in enumerate(steps, 1):
+            found.run(step)
             advance(done, "")
-    return found
-
-
-def nearest(encoder: Encoder, hidden: Sequence[Tensor], predictor: Predictor) -> list[list[Words]]:
-    """Return, for each layer (the embeddings first) and token, the words with the most similar embeddings (cosine)."""
-    projected = encoder.embeddings.projection(encoder.embeddings.tokens.weight)  # where embeddings are factorised
-    table = F.normalize(projected.float(), dim=-1)  # (V, H)
-    found = []
-    for states in hidden:
-        cosines = F.normalize(states.float(), dim=-1) @ table.T  # (n, V)
-        found.append([_top(row, predictor, NEIGHBOURS) for row in cosines])
-    return found
+    return found.data
 
 
 def _top(values: Tensor, predictor: Predictor, count: int) -> Words:

@@ -39,7 +39,8 @@ def body(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"<style>\n{asset('view.css')}</style>"
     yield section("The text")
     yield paragraph("Point at a token to see what the model does with it; a click keeps it.", "note")
-    yield asset("view.html").rstrip()
+    yield f"<div id=view>\n{asset('view.html')}</div>"
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     yield f"<script type=application/json id=data>{text}</script>"
-    yield f"<script>\n{asset('view.js')}</script>"
+    call = 'showView(document.getElementById("view"), JSON.parse(document.getElementById("data").textContent));'
+    yield f"<script type=module>\n{asset('view.js')}{call}\n</script>"

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from bertsmith import __version__
-from bertsmith.serve import compatible, documentation, routes
+from bertsmith.serve import compatible, documentation, page, routes
 from bertsmith.serve.errors import add_handlers
 from bertsmith.serve.guard import Guard
 from bertsmith.serve.models import Models
@@ -40,6 +40,7 @@ def create_app(models: Models, config: ServeConfig | None = None) -> FastAPI:
     app.include_router(routes.router)
     app.include_router(compatible.router)
     app.include_router(documentation.router)
+    app.include_router(page.router)
     add_handlers(app)
     app.add_middleware(Guard, config=config, metrics=service.metrics)  # type: ignore[arg-type]
     if config.cors:

@@ -116,6 +116,12 @@ class FeatureTexts(Body):
     ] = "first"
 
 
+class ViewText(Body):
+    """A text or a pair whose attention is looked at."""
+
+    inputs: Text | Pair = Field(examples=["Ada Lovelace was born in London."])
+
+
 class Foreign(BaseModel):
     """A body in the form of another server, whose clients may send fields that change nothing here."""
 

@@ -13,13 +13,15 @@ from typing import Any
 
 from bertsmith.serve.errors import error_response
 from bertsmith.serve.metrics import Metrics
+from bertsmith.serve.page import FILES
 from bertsmith.serve.settings import ServeConfig
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
-OPEN = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})  # without a key
+# Without a key; the files of the page say nothing about the models.
+OPEN = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json", *(f"/page/{name}" for name in FILES)})
 BODIES = frozenset({"POST", "PUT", "PATCH"})
 
 

@@ -22,6 +22,7 @@ from bertsmith.inference.embedder import Embedder
 from bertsmith.inference.engines import EngineName, Precision, TorchEngine
 from bertsmith.inference.features import Extractor, passages
 from bertsmith.inference.predictor import Predictor
+from bertsmith.pages.view import Look, sequence_of
 from bertsmith.rows.columns import Row
 from bertsmith.serve.batching import Lane, TooLarge
 from bertsmith.tasks.inputs import row_of_input
@@ -167,6 +168,21 @@ class ServedModel:
         lane = Lane(self.name, "features", (described.layers, align), compute=extractor.states)
         return Work(lane, items, [len(window.example.tokens) for window in items], decode)
 
+    def view(self, text: str | tuple[str, str], most: int) -> Work:
+        """Compute the data of the view of a text or a pair: attention, masked words and nearest words."""
+        texts = (text, None) if isinstance(text, str) else text
+        try:
+            example = sequence_of(self.predictor, *texts)
+        except UserError as error:
+            raise TooLarge(str(error)) from None
+        config, count = self.predictor.config, len(example.tokens)
+        if config.num_layers * config.num_heads * count**2 > most:
+            raise TooLarge(f"the attention of {count} tokens has more than {most:,} numbers; shorten the text")
+        look = Look(self.predictor, example)
+        steps = look.steps
+        lane = Lane(self.name, "view", compute=lambda items: [each.run(step) for each, step in items])
+        return Work(lane, [(look, step) for step in steps], [step.tokens for step in steps], lambda _: look.data)
+
     def _new_extractor(self, layers: str, align: str) -> Extractor:
         return Extractor(self.predictor, layers, align, "float32")
 
@@ -203,7 +219,9 @@ def _routes(predictor: Predictor, embedder: Embedder | None) -> tuple[str, ...]:
         predictor.check_fills()
         found += ("fill-mask",)
     found += ("embed",) if embedder is not None else ()
-    return found + (("features",) if isinstance(predictor.engine, TorchEngine) else ())
+    if not isinstance(predictor.engine, TorchEngine):
+        return found
+    return (*found, "features", *(("view",) if predictor.config.layer_type != "lstm" else ()))
 
 
 class Models:

@@ -3,8 +3,6 @@
 import base64
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +17,6 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.pages.view import MOST_TOKENS, view
 
 TEXT, PAIR = "the quick brown foxes jump over dogs", "lazy dogs bark"
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 def save(model, tokenizer, folder: Path) -> Path:
@@ -133,21 +129,27 @@ def test_an_empty_text_is_shown_and_a_too_long_one_refused(folder, tmp_path):
     assert "view" in COMMANDS
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
-def test_a_browser_draws_the_page(folder, tmp_path):
+@pytest.mark.slow
+def test_a_browser_draws_the_page(folder, tmp_path, browser):
     view(folder, TEXT, PAIR, tmp_path / "page.html", device="cpu")
-    switches = (
-        "headless no-sandbox disable-gpu no-first-run disable-background-networking disable-sync dump-dom".split()
-    )
-    command = [BROWSER, *(f"--{name}" for name in switches), f"--user-data-dir={tmp_path / 'chromium'}"]
-    done = subprocess.run([*command, f"file://{tmp_path / 'page.html'}"], capture_output=True, text=True, timeout=120)
     data = data_of(tmp_path / "page.html")
-    drawn = done.stdout.split("<script>")[0]
-    assert len(re.findall('<button class="token', drawn)) == len(data["tokens"])
-    assert len(re.findall("<canvas", drawn)) == data["layers"] * (data["heads"] + 1)
-    assert "What it attends to: the" in drawn
-    assert "the itself: " in drawn
-    assert len(re.findall("<tr>", drawn)) == data["layers"] + 1
+    opened = browser.new_page()
+    errors = []
+    opened.on("console", lambda message: errors.append(message.text))
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.goto(f"file://{tmp_path / 'page.html'}")
+    assert opened.locator(".token").all_text_contents() == data["shown"]
+    assert opened.locator("#heads canvas").count() == data["layers"] * (data["heads"] + 1)
+    assert opened.locator("#strongest").text_content() == "What it attends to: the"
+    assert "the itself: " in opened.locator("#note").text_content()
+    assert opened.locator("#nearest tr").count() == data["layers"] + 1
+    opened.locator("#heads button").nth(2).click()  # the second head of the first layer
+    shape = (data["layers"], data["heads"], len(data["tokens"]), len(data["tokens"]))
+    weights = np.frombuffer(base64.b64decode(data["attention"]), dtype=np.uint8).reshape(shape)[0, 1, 1] / 255
+    best = opened.locator("#weights span").first.text_content().split(" (")[0]
+    assert best == data["tokens"][int(weights.argmax())]
+    opened.close()
+    assert errors == []
 
 
 ANSWERS = {"single": "label", "multi": "labels", "regression": "value", "tags": "tags", "span": "text"}

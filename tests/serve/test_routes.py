@@ -146,7 +146,7 @@ def test_facts_of_the_server(client, served) -> None:
     assert (info["max_input_length"], info["max_client_batch_size"]) == (48, 2048)
     described = {model["name"]: model for model in client.get("/models").json()}
     assert described["colours"]["labels"] == ["red", "green", "blue", "none"]
-    assert described["colours"]["routes"] == ["classify", "pair", "embed", "features"]
+    assert described["colours"]["routes"] == ["classify", "pair", "embed", "features", "view"]
     assert described["words"]["mask"] == "[MASK]"
     assert str(served["words"].parent) not in json.dumps(described)
     assert client.get("/health").status_code == client.get("/ready").status_code == 200
