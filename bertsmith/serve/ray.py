@@ -66,6 +66,8 @@ class Arguments(BaseModel):
     @field_validator("replicas", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > 60:
+            raise ValueError("write replicas in quotes: YAML reads 1:4 as the number 64")
         return str(value) if isinstance(value, int) else value
 
 
@@ -78,6 +80,9 @@ def app(arguments: Arguments) -> Any:
         options = {"num_replicas": "auto", "autoscaling_config": scaling | arguments.autoscaling}
     given = arguments.model_dump(exclude={"replicas", "target_requests", "autoscaling", "cpus", "gpus", "needs_key"})
     given["threads"] = arguments.threads or max(1, int(arguments.cpus))
+    given["models"] = [_absolute(model) for model in arguments.models]
+    if arguments.api_key_file:
+        given["api_key_file"] = str(Path(arguments.api_key_file).resolve())
     needs_key = arguments.needs_key
 
     def build_application() -> Any:
@@ -142,10 +147,10 @@ def run_on_ray(
     key_file = options.pop("api_key_file", None)
     keys = read_keys(Path(key_file) if key_file else None)
     arguments = Arguments(
-        models=[_absolute(model) for model in models],
+        models=list(models),
         replicas=replicas,
         target_requests=target_requests,
-        api_key_file=str(Path(key_file).resolve()) if key_file else None,
+        api_key_file=key_file,
         needs_key=bool(keys),
         **_resources(most, options, address),
         **options,
