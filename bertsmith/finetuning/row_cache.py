@@ -81,7 +81,7 @@ def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     found = hashlib.blake2b(digest_size=16)
     settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.sequences, labelled]
     settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
-    settings += [tokenizer.spells]
+    settings += [tokenizer.spells, head.unit]
     found.update(json.dumps(settings).encode())
     _add_rows(found, rows, labelled)
     return found.hexdigest()

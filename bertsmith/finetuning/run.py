@@ -27,7 +27,6 @@ from bertsmith.formats.hub import find_model, hub_name
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
-from bertsmith.model.matching import MatchingHead
 from bertsmith.pretraining.checks import check_length
 from bertsmith.progress import say
 from bertsmith.tasks.description import Encoded, Limits
@@ -145,13 +144,16 @@ def _finetune(
 
 
 def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
-    """The maximum lengths of inputs and answers."""
+    """The maximum lengths of inputs and answers; notes on what they and the vocabulary leave out."""
     encoder = loaded.model.encoder.config
     max_length = config.data.max_length or min(data.task.max_length, encoder.max_positions)
     check_length(max_length, encoder)
     limits = Limits(max_length, config.data.stride, config.data.max_query, config.data.max_answer)
     if note := KINDS[data.head.kind].limits_note(limits, loaded.tokenizer.frame):
         data.notes.append(note)
+    for name, rows in (data.dev_rows or {"": data.rows}).items():
+        if note := KINDS[data.head.kind].ceiling(rows, loaded.tokenizer, data.head):
+            data.notes.append(f"{name}: {note}" if name else note)
     return limits
 
 
@@ -205,7 +207,7 @@ def _trainable(
 def _examples(encoded: Encoded, predictor: Predictor, data: RunData, run: Path) -> Examples | FrozenExamples:
     """The training examples: encoded rows or, for a frozen encoder, its hidden states."""
     if not stores_states(data.head):
-        return encoded.examples
+        return replace(encoded.examples, names_words=data.head.features is not None)
     return frozen_examples(predictor, data.rows, data.head, predictor.max_length, run / STATES)
 
 
@@ -250,7 +252,8 @@ def _train(
 def _capturable(network: TaskModel, device: torch.device, dtype: torch.dtype | None) -> bool:
     """Whether CUDA graphs can capture a step: that of a model with attention on features synchronises with the host."""
     fused = choose_for_run(network.encoder.config, device, dtype).fused
-    return fused and not isinstance(network.head, MatchingHead)
+    on_states = network.head_config.features is not None and stores_states(network.head_config)
+    return fused and (network.head_config.features is None or on_states)
 
 
 def _save(predictor: Predictor, network: TaskModel, folder: Path, tensors: Any) -> None:

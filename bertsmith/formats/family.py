@@ -20,7 +20,7 @@ TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.posi
 WRITTEN_ANEW = frozenset(
     """architectures id2label label2id num_labels _num_labels problem_type num_choices finetuning_task model_type
     transformers_version torch_dtype dtype _name_or_path name_or_path attn_implementation _attn_implementation_autoset
-    tokenizer_class features bilstm_layers beside pooled language_model both_orders
+    tokenizer_class features bilstm_layers beside pooled language_model both_orders tag_unit
     xla_device do_sample early_stopping num_beams num_beam_groups
     diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate

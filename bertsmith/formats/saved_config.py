@@ -20,7 +20,7 @@ from bertsmith.formats.families.table import (
     output_named,
 )
 from bertsmith.formats.family import CLASSIFIER_DROPOUT, Family, HeadDropout, Output
-from bertsmith.model.config import EncoderConfig, HeadKind
+from bertsmith.model.config import EncoderConfig, HeadKind, TagUnit
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.objectives.objective import Objective
@@ -137,6 +137,8 @@ def head_out(head: HeadConfig, config: EncoderConfig) -> dict[str, Any]:
     if head.bilstm_layers:
         values["bilstm_layers"] = head.bilstm_layers
     own = {"beside": head.beside, "language_model": head.language_model, "both_orders": head.both_orders}
+    if head.unit != "word":
+        values["tag_unit"] = head.unit
     return {**values, **{name: value for name, value in own.items() if value}}
 
 
@@ -165,6 +167,7 @@ def head_in(values: Mapping[str, Any], folder: Path) -> HeadConfig | None:
         "beside": bool(values.get("beside")),
         "language_model": _weight(values, folder / CONFIG),
         "both_orders": bool(values.get("both_orders")),
+        "unit": _tag_unit(values, folder / CONFIG),
     }
     dropout = dropout_in(values, kind, folder)
     return HeadConfig(kind, labels if needs_labels else (), choices, dropout, **own)  # type: ignore[arg-type]
@@ -188,6 +191,14 @@ def _labels(values: Mapping[str, Any], where: Path) -> tuple[str, ...]:
     if not isinstance(names, dict) or not all(re.fullmatch(r"\d{1,9}", str(number)) for number in names):
         raise UserError(f"{where}: id2label is not an object of names by number: {str(names)[:80]}")
     return tuple(str(names[number]) for number in sorted(names, key=int))
+
+
+def _tag_unit(values: Mapping[str, Any], where: Path) -> str:
+    """Return what a tagger tags: words, or every token."""
+    unit = values.get("tag_unit") or "word"
+    if unit not in get_args(TagUnit):
+        raise UserError(f"{where}: tag_unit must be one of {', '.join(get_args(TagUnit))}, not {unit!r}")
+    return str(unit)
 
 
 def _whole(values: Mapping[str, Any], name: str, default: int, where: Path) -> int:

@@ -40,7 +40,7 @@ from bertsmith.progress import progress_bar, say
 from bertsmith.rows.columns import NAMES, Columns, Row, read_rows
 from bertsmith.rows.conll import is_conll, read_conll
 from bertsmith.tasks.spelled import example_of
-from bertsmith.tasks.tagging import words_of
+from bertsmith.tasks.units import words_of
 from bertsmith.text.tokenizer import Tokenizer
 
 __all__ = ["Features", "features"]

@@ -371,7 +371,7 @@ def _refuse_unlike(first: Predictor, other: Predictor) -> None:
 
 def _encoding(member: Predictor) -> tuple[Any, ...]:
     """Return everything that the encoding of a text depends on."""
-    return member.tokenizer.hash, replace(member.limits, threshold=None)
+    return member.tokenizer.hash, replace(member.limits, threshold=None), member.head.unit
 
 
 def measure_int8(folder: str | Path, rows: Sequence[Row]) -> dict[str, Any]:

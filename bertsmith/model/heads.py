@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bertsmith.batch import IGNORE, Batch, Layout
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.activation import activate
-from bertsmith.model.config import Direction, EncoderConfig, HeadKind
+from bertsmith.model.config import Direction, EncoderConfig, HeadKind, TagUnit
 from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
 from bertsmith.model.fused.weights import Sampling, WordHead
 from bertsmith.model.matching import MatchingHead
@@ -161,6 +161,9 @@ class HeadConfig:
     this is the weight of that loss beside the task's (OpenAI GPT, section 3.2). With `both_orders` a pair is two
     sequences, one in each order, whose logits are added: the output layer has no bias, so this is to add their states
     before it (section 3.3).
+
+    `unit` is what `tags` predicts a tag for: words, at their first token, or every token, where the boundaries of
+    entities may lie inside words.
     """
 
     kind: HeadKind
@@ -172,6 +175,7 @@ class HeadConfig:
     beside: bool = False
     language_model: float = 0.0
     both_orders: bool = False
+    unit: TagUnit = "word"
 
     @property
     def sequences(self) -> int:

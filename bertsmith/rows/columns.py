@@ -30,7 +30,7 @@ class Columns:
     `text` and, for pairs, `pair` are the texts, `label` is the gold label. `endings` are the endings of a multiple
     choice: a column with lists, or several columns, separated by commas (a name with a comma is quoted). `start` is the
     character at which an answer begins, `key` the id of a row. `separator` is not a column: it separates several labels
-    in one field of a text file.
+    in one field of a text file. A column of JSON rows may be a field of an object: `labels.label`.
     """
 
     text: str = ""
@@ -95,7 +95,7 @@ def read_rows(
 
     def find(record: Record) -> Columns:
         for name in keep:
-            if name not in record:
+            if not has_column(record, name):
                 raise missing_columns(where, {"": name}, record)
         return find_columns(columns, names, record, where, labelled=labelled)
 
@@ -103,7 +103,7 @@ def read_rows(
         """The columns of a file that are needed."""
         chosen = find(dict.fromkeys(all_names))
         wanted = [chosen.text, chosen.pair, chosen.label, *split_names(chosen.endings), chosen.start, chosen.key, *keep]
-        return [name for name in all_names if name in wanted]
+        return [name for name in all_names if name in wanted or any(each.startswith(f"{name}.") for each in wanted)]
 
     known = tuple(name for each in names.values() for name in each)
     form = Form(literal, header, known, columns.text or names.get("text", ("text",))[0], needed, on_progress)
@@ -119,7 +119,7 @@ def read_rows(
                 raise
             errors.append(str(error))
             continue
-        yield replace(row, kept={name: record.get(name) for name in keep}) if keep else row
+        yield replace(row, kept={name: value_of(record, name) for name in keep}) if keep else row
     if found is None:
         raise UserError(f"{where} is empty: it holds no rows")
 
@@ -146,7 +146,8 @@ def find_columns(
     missing = {
         role: name
         for role, name in missing.items()
-        if not found[role] or any(each not in record for each in (split_names(name) if role == "endings" else [name]))
+        if not found[role]
+        or not all(has_column(record, each) for each in (split_names(name) if role == "endings" else [name]))
     }
     if missing:
         raise missing_columns(where, missing, record)
@@ -156,6 +157,26 @@ def find_columns(
     return replace(columns, **found)
 
 
+def has_column(record: Record, name: str) -> bool:
+    """Whether a record has a column; `labels.label` is the field `label` of the object in the column `labels`."""
+    if name in record:
+        return True
+    first, dot, rest = name.partition(".")
+    inside = record.get(first)
+    return (
+        bool(dot) and first in record and (inside is None or (isinstance(inside, Mapping) and has_column(inside, rest)))
+    )
+
+
+def value_of(record: Record, name: str) -> Any:
+    """The value of a column, which may be a field of an object; None where there is none."""
+    first, dot, rest = name.partition(".")
+    if name in record or not dot:
+        return record.get(name)
+    inside = record.get(first)
+    return value_of(inside, rest) if isinstance(inside, Mapping) else None
+
+
 def named_columns(columns: Columns, names: Mapping[str, tuple[str, ...]], record: Record) -> dict[str, str]:
     """The column of each role: the one that is set, else the first usual name in the file, else an empty string."""
     found = {}
@@ -163,7 +184,7 @@ def named_columns(columns: Columns, names: Mapping[str, tuple[str, ...]], record
         name, candidates = getattr(columns, role), names.get(role, ())
         if role == "endings" and candidates and not name:
             name = join_names([name for name in record if ENDINGS.match(name)])
-        found[role] = name or next((candidate for candidate in candidates if candidate in record), "")
+        found[role] = name or next((candidate for candidate in candidates if has_column(record, candidate)), "")
     return found
 
 
@@ -176,7 +197,8 @@ def missing_columns(where: str, missing: Mapping[str, str], record: Record) -> U
 
 def near_column(name: str, record: Record) -> str:
     """The column that may be meant: one with this name as a whole word, else a similar one; annotators' votes never."""
-    columns = [column for column in record if not VOTE.fullmatch(column)]
+    nested = [f"{column}.{each}" for column, value in record.items() if isinstance(value, Mapping) for each in value]
+    columns = [column for column in (*record, *nested) if not VOTE.fullmatch(column)]
     whole = [column for column in columns if name.lower() in words_of_name(column)]
     return next(iter(whole or get_close_matches(name, columns, n=1)), "")
 
@@ -189,14 +211,14 @@ def words_of_name(name: str) -> list[str]:
 def _row(record: Record, columns: Columns, place: str, *, labelled: bool, empty: bool) -> Row:
     for role in ("text", "pair", "label"):
         name = getattr(columns, role)
-        if name and record.get(name) is None and (labelled or role != "label"):
+        if name and value_of(record, name) is None and (labelled or role != "label"):
             raise BadRow(f"{place}: nothing in column {name!r}")
-    label = record.get(columns.label)
+    label = value_of(record, columns.label)
     if columns.separator and isinstance(label, str):
         label = [name.strip() for name in label.split(columns.separator) if name.strip()]
     if labelled and (label == "" or (isinstance(label, float) and math.isnan(label))):
         raise BadRow(f"{place}: no label in column {columns.label!r}")
-    text, pair = record[columns.text], record[columns.pair] if columns.pair else None
+    text, pair = value_of(record, columns.text), value_of(record, columns.pair) if columns.pair else None
     parts = _endings(record, columns.endings, place) if columns.endings else ()
     if isinstance(text, (list, tuple)):
         parts = tuple(_plain(word, columns.text, place) for word in text)
@@ -209,8 +231,8 @@ def _row(record: Record, columns: Columns, place: str, *, labelled: bool, empty:
     if labelled and not empty and blank and not (columns.endings and text.strip()):
         raise BadRow(f"{place}: the text in column {blank[0]!r} is empty")
     if columns.start and isinstance(label, str):
-        label = {"text": [label], "answer_start": [record.get(columns.start)]}
-    key = str(record[columns.key]) if columns.key and record.get(columns.key) is not None else ""
+        label = {"text": [label], "answer_start": [value_of(record, columns.start)]}
+    key = str(value_of(record, columns.key)) if columns.key and value_of(record, columns.key) is not None else ""
     return Row(text, pair, label, place, key, parts)
 
 
@@ -222,7 +244,7 @@ def _plain(value: Any, name: str, place: str) -> str:
 
 
 def _endings(record: Record, names: str, place: str) -> tuple[str, ...]:
-    values = [record.get(name) for name in split_names(names)]
+    values = [value_of(record, name) for name in split_names(names)]
     if len(values) == 1:
         values = list(values[0]) if isinstance(values[0], (list, tuple)) else [None]
     if len(values) < 2 or any(value is None or not str(value).strip() for value in values):

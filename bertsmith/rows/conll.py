@@ -1,12 +1,13 @@
 """Files with one word per line, as CoNLL-2003: the word (or its number) first, its tag last.
 
-A blank line ends a sentence. Imports without torch.
+A blank line ends a sentence. A file may also have one character per line, with the spaces of the text, as KLUE-NER's
+does: its rows are texts with entities. Imports without torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
@@ -14,25 +15,39 @@ from typing import Any
 
 from bertsmith.errors import UserError
 from bertsmith.rows.columns import Row
+from bertsmith.rows.entities import SPACE, of_characters
 from bertsmith.rows.records import decoded, unchanged
 from bertsmith.text.safe import SafeTexts
 
 DOCUMENT = "-DOCSTART-"
+COMMENT = "##"  # of files with one character per line: a remark, or the id of the sentence that follows and its text
 NAMES = ("", ".txt", ".conll", ".bio", ".iob", ".train", ".testa", ".testb")
 BEGINS = {"S": "B", "U": "B", "E": "I", "L": "I"}  # prefixes of BIOES and BILOU
+SAMPLE = 200  # lines by which the kind of a file is told
 TYPE_FIRST = re.compile(r"(.+)[-_]([BI])")  # PER-B, PER_B: Naver's form
 
 
 def is_conll(path: str | Path) -> bool:
-    """Whether a file has one word per line: by its name or, for text files and tables, by its first lines."""
+    """Whether a file has one word or character per line: by its name or, for text files and tables, its first lines."""
     path = Path(path)
     if path.suffix.lower() not in (".txt", ".tsv") or not path.is_file():
         return path.suffix.lower() in NAMES and path.is_file()
     with path.open(encoding="utf-8-sig", errors="replace") as file:
-        lines = [line.strip() for line in islice(file, 200)]
+        raw = list(islice(file, SAMPLE))
+    if has_characters(raw):
+        return True
+    lines = [line.strip() for line in raw]
     sentence = list(takewhile(bool, lines))
     alike = len({len(_fields(line)) for line in lines if line}) == 1
     return "".join(lines[:1]).startswith(DOCUMENT) or (alike and 1 < len(sentence) < len(lines))
+
+
+def has_characters(lines: Sequence[str]) -> bool:
+    """Whether lines are single characters with their tags, as the first sentence shows; comments or spaces tell it."""
+    found = [line.rstrip("\r\n") for line in lines if not line.startswith(COMMENT)]
+    characters = [line.rpartition("\t")[0] for line in found]
+    first = list(takewhile(bool, characters))
+    return bool(first) and all(len(sign) == 1 for sign in first) and (SPACE in characters or len(found) < len(lines))
 
 
 def _fields(line: str) -> list[str]:
@@ -54,6 +69,9 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
     safe = SafeTexts()
     with unchanged(path) as file:
         lines = [*decoded(file, str(path)), ""]
+    if has_characters(lines[:SAMPLE]):
+        yield from _texts(lines, path, labelled)
+        return
     for number, raw in enumerate(lines, 1):
         line = safe.text(raw, f"{path}, line {number}")
         fields = _fields(line)
@@ -73,6 +91,30 @@ def _sentences(path: Path, labelled: bool) -> Iterator[Row]:
     safe.say()
     if not width:
         raise UserError(f"{path} is empty: it holds no rows")
+
+
+def _texts(lines: Sequence[str], path: Path, labelled: bool) -> Iterator[Row]:
+    """The sentences of a file with one character per line, as texts with entities."""
+    characters, tags, key, begin, safe = list[str](), list[str](), "", 0, SafeTexts()
+    for number, raw in enumerate(lines, 1):
+        line = safe.text(raw, f"{path}, line {number}").rstrip("\r\n")
+        if line.startswith(COMMENT):
+            key = line.removeprefix(COMMENT).strip().partition("\t")[0]
+            continue
+        if not line:
+            if characters:
+                label = of_characters(characters, to_bio(tags)) if labelled else None
+                yield Row("".join(characters), None, label, f"{path}, line {begin}", key)
+            characters, tags, key = [], [], ""
+            continue
+        character, tab, tag = line.rpartition("\t")
+        if len(character) != 1:
+            wrong = f"{character!r} is not one character" if tab else f"{line!r} is a character without a tag"
+            raise UserError(f"{path}, line {number}: {wrong}; the lines before have one, a tab and its tag")
+        begin = begin if characters else number
+        characters.append(character)
+        tags.append(tag.strip())
+    safe.say()
 
 
 def _counts(words: list[list[str]]) -> bool:

@@ -76,7 +76,7 @@ def constant_number(rows: Sequence[Row], predictions: Sequence[Prediction], head
 
 def constant_tag(rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig) -> str:
     """A description of the tag that all words get although their tags differ; empty if predictions differ."""
-    gold = {i for row in rows for i in tagging.tag_indices(row, head)}
+    gold = {tag for row in rows for tag in tagging.tags_of(row)}
     return _constant("every word of the dev rows gets the tag", {t for p in predictions for t in p["tags"]}, gold)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.rows.conll import to_bio
 from bertsmith.tasks.description import Prediction
 from bertsmith.tasks.sequences import label_index, labels_of
-from bertsmith.tasks.tagging import bio_labels, entity_words, tags_of
+from bertsmith.tasks.tagging import bio_labels, entity_words, predicted_tags, tags_of
 
 ClassScores = dict[str, dict[str, float | None]]
 Item = tuple[Any, str]  # the place of a label, tag or entity, and its class
@@ -31,7 +30,8 @@ def labels_scores(head: HeadConfig, rows: Sequence[Row], predictions: Sequence[P
 
 def tag_scores(head: HeadConfig, rows: Sequence[Row], predictions: Sequence[Prediction]) -> ClassScores:
     """The scores of each type of entity or, where tags mark no entities, of each tag."""
-    gold, predicted = [tags_of(row) for row in rows], [to_bio(p["tags"]) for p in predictions]
+    gold = [tags_of(row) for row in rows]
+    predicted = [predicted_tags(row, prediction) for row, prediction in zip(rows, predictions, strict=True)]
     types = sorted({label[2:] for label in bio_labels(head) if label[:2] in ("B-", "I-")})
     if types:
         return _scores(types, _entities(gold), _entities(predicted))

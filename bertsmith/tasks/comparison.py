@@ -20,7 +20,8 @@ from bertsmith.tasks.description import Prediction, Task
 from bertsmith.tasks.sequences import label_index, multi_hot, number_of
 from bertsmith.tasks.spans import answers_of
 from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
-from bertsmith.tasks.tagging import tags_of
+from bertsmith.tasks.tagging import gold_entities, predicted_entities, scores_at, tags_of
+from bertsmith.tasks.units import cut_at, unit_tags
 
 AROUND = 200  # characters of a context before and after an answer
 SMALLEST = 1e-12  # a probability whose logarithm is still a number
@@ -56,8 +57,15 @@ def compare_choice(task: Task, head: HeadConfig, row: Row, prediction: Predictio
 
 
 def compare_tags(task: Task, head: HeadConfig, row: Row, prediction: Prediction) -> Comparison:
-    """The tags of all words."""
-    return _comparison(tags_of(row), prediction["tags"], prediction["scores"])
+    """The tags of all words; a text without a list of words is cut at spaces and at the entities' boundaries."""
+    if row.parts and len(row.parts) == len(prediction["tags"]):
+        return _comparison(tags_of(row), prediction["tags"], prediction["scores"])
+    sides = gold_entities(row), predicted_entities(prediction)
+    cuts = {place for side in sides for entity in side for place in (entity.start, entity.end)}
+    places = cut_at(row.text, cuts)
+    gold, predicted = (unit_tags(places, side) for side in sides)
+    found = _comparison(gold, predicted, scores_at([begin for begin, _ in places], row.text, prediction))
+    return {**found, "parts": [row.text[begin:end] for begin, end in places]}
 
 
 def compare_answer(task: Task, head: HeadConfig, row: Row, prediction: Prediction) -> Comparison:

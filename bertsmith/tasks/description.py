@@ -16,6 +16,18 @@ from bertsmith.tasks.examples import Examples
 Names = dict[str, tuple[str, ...]]
 Prediction = dict[str, Any]  # plain values: label, score and scores of a classifier, text, start and end of a span, …
 DEV = ("dev", "validation", "valid", "val")
+# The usual names of columns, for tasks of several files.
+QUESTIONS: Names = {
+    "text": ("question",),
+    "pair": ("context", "passage", "text"),
+    "label": ("answers", "answer"),
+    "start": ("answer_start",),
+    "key": ("id",),
+}
+WORDS: Names = {
+    "text": ("tokens", "words", "text"),
+    "label": ("ner_tags", "tags", "labels", "label", "entities", "spans"),
+}
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,8 @@ class Task:
     """A description of a labelled data set.
 
     `names` are the column names to look for, by role: text, pair, label, endings, start, key. `train`, `dev` and `test`
-    are file names without their suffix, in the order in which a folder is searched for them. There may be several dev
+    are file names without their suffix, in the order in which a folder is searched for them; names with a `+` between
+    them are files that belong together. There may be several dev
     files, by the prefix of their scores, and several test files, by the name of their prediction file. `labels` are the
     classes in the order of the hub's numbers, `header` the columns of files that have no header line.
     """

@@ -48,7 +48,7 @@ class Examples(Sequence[Example]):
     """Concatenated examples: number i has the tokens from `starts[i]` to `starts[i + 1]`.
 
     If `step` examples belong together, as the endings of a question do, the first of them has the label. `soft` are a
-    teacher's logits, for each label or for each token.
+    teacher's logits, for each label or for each token. With `names_words` batches name the tokens that are tagged.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -61,6 +61,7 @@ class Examples(Sequence[Example]):
     soft: Label | None = None  # (n / step, K) or (T, K)
     predicted: Direction | None = None  # the direction of a language model that learns the texts; None: there is none
     spelling: Spelling | None = None  # for encoders that read characters
+    names_words: bool = False  # for a BiLSTM on them
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -100,8 +101,7 @@ class Examples(Sequence[Example]):
         if self.tags is not None:
             labels["tags"] = Label(self.tags[place], TAG)
         if self.word_marks is not None:
-            marks = self.word_marks[place]
-            labels["words"], labels["sentences"] = (Label(np.flatnonzero(marks >= least), WORD) for least in (1, 2))
+            labels |= _word_labels(self.word_marks[place])
         if self.spelling is not None:
             labels |= self.spelling.at(place)
         return Example(self.tokens[place], self.segments[place], labels)
@@ -126,6 +126,8 @@ class Examples(Sequence[Example]):
             labels |= {"masked": Label(places, MASKED), "targets": Label(targets, replace(NEXT, loss="lm"))}
         if self.spelling is not None:
             labels |= self.spelling.at(source)
+        if self.names_words and self.word_marks is not None:
+            labels |= _word_labels(self.word_marks[source])
         return replace(batch.with_labels(labels), indices=rows)
 
 
@@ -134,6 +136,11 @@ def _marks(example: Example) -> NDArray[np.uint8]:
     marks[example.labels["words"].values] = 1
     marks[example.labels["sentences"].values] = 2
     return marks
+
+
+def _word_labels(marks: NDArray[np.uint8]) -> dict[str, Label]:
+    found = {"words": 1, "sentences": 2}
+    return {name: Label(np.flatnonzero(marks >= least), WORD) for name, least in found.items()}
 
 
 def joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

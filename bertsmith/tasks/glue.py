@@ -1,11 +1,11 @@
-"""GLUE and Korean tasks: one row of a table each, for the files of the data set itself and those of the hub."""
+"""The tasks of GLUE: one row of a table each, for the files of the data set itself and those of the hub."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from bertsmith.model.config import HeadKind
-from bertsmith.tasks.description import DEV, Task
+from bertsmith.tasks.description import Task
 
 YES_NO, ENTAILS = ("0", "1"), ("entailment", "not_entailment")
 NLI = ("entailment", "neutral", "contradiction")  # the hub's order of numbers
@@ -47,26 +47,4 @@ GLUE = (
     _task("qnli", "QNLI", ("accuracy",), (("question",), ("sentence",), ("label",)), ENTAILS),
     _task("rte", "RTE", ("accuracy",), PAIR, ENTAILS),
     _task("wnli", "WNLI", ("accuracy",), PAIR, YES_NO),
-)
-KOREAN = (
-    Task(
-        "nsmc",
-        "single",
-        ("accuracy", "macro_f1"),
-        {"text": ("document", "text"), "label": ("label",), "key": ("id",)},
-        train=("ratings_train", "train"),
-        dev={"": ("ratings_test", *DEV, "test")},
-        labels=YES_NO,
-    ),
-    Task(
-        "korsts",
-        "regression",
-        ("spearman", "pearson"),
-        {"text": ("sentence1",), "pair": ("sentence2",), "label": ("score", "label"), "key": ("id",)},
-        train=("sts-train", "train"),
-        dev={"": ("sts-dev", *DEV)},
-        test={"KorSTS": ("sts-test", "test")},
-        scale=(0.0, 5.0),
-        symmetric=True,
-    ),
 )

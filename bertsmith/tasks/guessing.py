@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from bertsmith.rows.columns import VOTE, Columns, join_names, named_columns, split_names, words_of_name
+from bertsmith.rows.entities import are_entities
 from bertsmith.rows.records import Record
 from bertsmith.tasks.description import Task
 
@@ -177,7 +178,16 @@ def guess_answer(guess: Guess, task: Task) -> None:
 
 
 def guess_tags(guess: Guess, task: Task) -> None:
-    """Words and tags: lists or texts with the same number of words."""
+    """Words and tags: lists or texts with the same number of words; or a text and its entities."""
+    spans = [c for c in guess.columns if c.values and all(map(are_entities, c.values)) and any(c.values)]
+    label = guess.found["label"]
+    if spans and (not label or label in {c.name for c in spans}):
+        guess.take("label", spans, "entities by their characters")
+        texts = [c for c in guess.columns if c.values and all(isinstance(value, str) for value in c.values)]
+        texts = [c for c in texts if c.name != guess.found["label"]]
+        if guess.found["text"] not in {c.name for c in texts}:
+            guess.found["text"] = ""
+        guess.take("text", sorted(texts, key=lambda c: (c.name == "text", c.length), reverse=True), "the text")
 
     def parts(column: Column) -> list[list[Any]]:
         return [value.split() if isinstance(value, str) else list(value) for value in column.values]

@@ -17,6 +17,7 @@ from bertsmith.tasks import baseline, by_class, choice, comparison, guessing, of
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.spelled import encode_spelled
 from bertsmith.text.frame import Frame
+from bertsmith.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Kind:
     constant_loss: Callable[..., float | None] = lambda rows, head, weights: None  # of the best constant prediction
     constant: Callable[[Sequence[Row], Sequence[Prediction], HeadConfig], str] = lambda *_: ""  # if all are the same
     limits_note: Callable[[Limits, Frame], str | None] = lambda limits, frame: None  # a warning about them
+    ceiling: Callable[[Sequence[Row], Tokenizer, HeadConfig], str] = lambda *_: ""  # how far tokens limit the scores
     limits_to_save: Callable[[Sequence[Row], Limits], dict[str, float | None]] = lambda rows, limits: {}
     tune: Callable[[Task, Sequence[Row], Sequence[Prediction]], dict[str, float | None]] = lambda *_: {}  # on dev rows
 
@@ -137,7 +139,7 @@ TAGS = Kind(
     guess=guessing.guess_tags,
     check=tagging.tags_of,
     head_for=tagging.head_for,
-    target=tagging.tag_indices,
+    target=tagging.check_tags,
     from_input=tagging.from_input,
     input_form="a text or a list of its words",
     encode=tagging.encode,
@@ -152,6 +154,7 @@ TAGS = Kind(
     finish_rows=tagging.finish_rows,
     check_dev=tagging.check_dev,
     goal=tagging.goal,
+    ceiling=tagging.ceiling,
     constant_loss=baseline.tag_loss,
     constant=baseline.constant_tag,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,11 @@ def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     from sklearn.metrics import f1_score
 
     return 100.0 * float(f1_score([g == "1" for g in gold], [p == "1" for p in predicted], zero_division=0.0))
+
+
+def f1_at_3(gold: Sequence[float], predicted: Sequence[float]) -> float:
+    """F1 of pairs with a number of at least 3, as KLUE scores similar sentences."""
+    return f1(*([str(int(value >= 3)) for value in side] for side in (gold, predicted)))
 
 
 def macro_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
@@ -71,6 +77,29 @@ def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) 
     }
 
 
+def entity_macro_f1(
+    gold: Sequence[Sequence[tuple[str, list[int]]]], predicted: Sequence[Sequence[tuple[str, list[int]]]]
+) -> float:
+    """F1 of each type of entity, averaged over the types that occur: KLUE-NER's entity F1 (seqeval, strict IOB2)."""
+    sides = [
+        {(number, words[0], words[-1], kind) for number, found in enumerate(side) for kind, words in found}
+        for side in (gold, predicted)
+    ]
+    right, total = Counter(kind for *_, kind in sides[0] & sides[1]), Counter(kind for s in sides for *_, kind in s)
+    return float(np.mean([200.0 * right[kind] / count for kind, count in total.items()])) if total else 0.0
+
+
+def character_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> float:
+    """F1 of each tag over all characters, averaged over the tags, `O` included: KLUE-NER's character F1.
+
+    As in KLUE's code, a tag that occurs neither in the data nor in the predictions counts as 100.
+    """
+    from sklearn.metrics import f1_score
+
+    sides = [[tag for tags in side for tag in tags] for side in (gold, predicted)]
+    return 100.0 * float(f1_score(*sides, labels=list(labels), average="macro", zero_division=1.0)) if sides[0] else 0.0
+
+
 def seqeval_metrics() -> Any:
     """The library of the entity scores, or an error that says how to get it."""
     try:
@@ -87,6 +116,7 @@ def _constant(values: Sequence[float]) -> bool:
 METRICS: dict[str, Callable[..., float]] = {
     "accuracy": accuracy,
     "f1": f1,
+    "f1_at_3": f1_at_3,
     "macro_f1": macro_f1,
     "micro_f1": micro_f1,
     "matthews": matthews,

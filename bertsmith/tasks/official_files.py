@@ -9,6 +9,7 @@ from pathlib import Path
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Prediction, Task
 from bertsmith.tasks.spans import keys_of
+from bertsmith.tasks.tagging import predicted_tags, text_tags
 
 
 def write_glue(folder: Path, name: str, task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
@@ -29,10 +30,19 @@ def write_choices(folder: Path, name: str, task: Task, rows: Sequence[Row], pred
 
 
 def write_tags(folder: Path, name: str, task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> None:
-    """Write the file of conlleval: one word and its tag per line, an empty line after each sentence."""
+    """Write the file of conlleval: one word and its tag per line, an empty line after each sentence.
+
+    A text that has no list of words is written as KLUE-NER's file has it: one character, a tab and its tag per line,
+    also for spaces, and the id of the text before it.
+    """
     lines = []
     for row, prediction in zip(rows, predictions, strict=True):
-        lines += [f"{word} {tag}" for word, tag in zip(row.parts, prediction["tags"], strict=True)] + [""]
+        if row.parts:
+            tags = prediction["tags"] if len(prediction["tags"]) == len(row.parts) else predicted_tags(row, prediction)
+            lines += [f"{word} {tag}" for word, tag in zip(row.parts, tags, strict=True)]
+        else:
+            lines += [f"## {row.key}", *map("\t".join, zip(row.text, text_tags(row, prediction), strict=True))]
+        lines.append("")
     write_lines(folder / f"{name}.txt", lines)
 
 

@@ -16,7 +16,7 @@ from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.sequences import label_name
 from bertsmith.tasks.spans import gold_texts, keys_of
-from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
+from bertsmith.tasks.squad_scores import klue_scores, squad1_scores, squad2_scores
 from bertsmith.tasks.tagging import tags_of
 from bertsmith.tasks.task import find_task
 
@@ -68,7 +68,11 @@ def _score_answers(
     if not set(golds) & set(texts):
         raise UserError(f"{path} answers none of the questions; its first is {next(iter(texts), 'missing')!r}")
     missing = sum(key not in texts for key in golds)
-    if task.no_answer:
+    if "rouge_w" in task.metrics:
+        scores = klue_scores(
+            golds, {key: "" if odds and odds.get(key, 0.0) > threshold else t for key, t in texts.items()}
+        )
+    elif task.no_answer:
         if odds is not None and (absent := [key for key in texts if key in golds and key not in odds]):
             raise UserError(f"the file of null odds lacks {absent[0]!r}")
         for key, value in (odds or {}).items():
@@ -122,6 +126,6 @@ def _rows_of_column(task: Task, rows: Sequence[Row], path: Path, column: str) ->
 def _sentences(task: Task, rows: Sequence[Row], path: Path) -> list[Row]:
     """The sentences of a file with the predicted tags, which have to be those of the data."""
     labelled = list(read_task(task, path, Columns(), labelled=True))
-    if [len(row.parts) for row in rows] != [len(tags_of(row)) for row in labelled]:
+    if [len(tags_of(row)) for row in rows] != [len(tags_of(row)) for row in labelled]:
         raise UserError(f"{path} does not have the sentences of the data: {len(labelled)} against {len(rows)}")
     return labelled

@@ -68,6 +68,12 @@ SIZES: dict[str, tuple[int, dict[str, int]]] = {
     "nsmc": (150_000, {"": 50_000}),
     "korsts": (5_749, {"": 1_500}),
     "korquad": (60_407, {"": 5_774}),
+    "kornli": (942_854, {"": 2_490}),
+    "klue-tc": (45_678, {"": 9_107}),
+    "klue-sts": (11_668, {"": 519}),
+    "klue-nli": (24_998, {"": 3_000}),
+    "klue-ner": (21_008, {"": 5_000}),
+    "klue-mrc": (17_554, {"": 5_841}),
 }
 TOLERANCE = 0.02  # of the rows, since a few are skipped or counted in another way
 

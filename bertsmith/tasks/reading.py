@@ -80,11 +80,11 @@ def in_folder(task: Task, folder: Path) -> Splits:
 
 
 def _files(folder: Path, stems: Sequence[str]) -> list[Path]:
-    """The file of a split, by the first name that exists, or its numbered parts."""
+    """The files of a split, by the first name that exists, or its numbered parts."""
     for stem in stems:
-        for end in ENDS:
-            if (folder / f"{stem}{end}").is_file():
-                return [folder / f"{stem}{end}"]
+        each = [next((p for end in ENDS if (p := folder / f"{name}{end}").is_file()), None) for name in stem.split("+")]
+        if found := [path for path in each if path is not None]:
+            return found
         if parts := sorted([*folder.glob(f"{stem}-*-of-*.parquet"), *folder.glob(f"{stem}/*.parquet")]):
             return parts
     return []

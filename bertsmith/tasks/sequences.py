@@ -61,11 +61,17 @@ def _type_of_labels(rows: Sequence[Row]) -> str:
 def label_of(row: Row) -> str:
     """The one label of a row, as text; 1.0 is 1."""
     if isinstance(row.label, (list, tuple, dict, bytes)):
-        raise UserError(f"{row.place}: the label {row.label!r} is not one value")
+        raise UserError(f"{row.place}: the label {row.label!r} is not one value{_fields(row.label)}")
     if row.label is None or row.label != row.label:
         raise UserError(f"{row.place}: {row.label} is not a label")
     is_whole = isinstance(row.label, float) and row.label.is_integer()
     return str(int(row.label)) if is_whole else str(row.label).strip()
+
+
+def _fields(label: Any) -> str:
+    """How to name a field of a label that is an object."""
+    names = list(label) if isinstance(label, dict) else []
+    return f"; name one of its fields, as in --label COLUMN.{names[0]}" if names else ""
 
 
 def labels_of(row: Row) -> list[str]:
@@ -149,7 +155,7 @@ def number_of(row: Row, head: HeadConfig) -> float:
     try:
         value = float(row.label)
     except (TypeError, ValueError):
-        raise UserError(f"{row.place}: label {row.label!r} is not a number") from None
+        raise UserError(f"{row.place}: label {row.label!r} is not a number{_fields(row.label)}") from None
     except OverflowError:
         value = np.inf
     if not np.isfinite(value):

@@ -17,7 +17,7 @@ from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import TARGET, Examples
 from bertsmith.tasks.sequences import is_pair, softmax
-from bertsmith.tasks.squad_scores import squad1_scores, squad2_scores
+from bertsmith.tasks.squad_scores import best_threshold, klue_question, klue_scores, squad1_scores, squad2_scores
 from bertsmith.text.frame import Frame
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -310,12 +310,17 @@ def limits_to_save(rows: Sequence[Row], limits: Limits) -> dict[str, float | Non
 
 
 def tune(task: Task, rows: Sequence[Row], predictions: Sequence[Prediction]) -> dict[str, float | None]:
-    """The threshold with the best F1 on dev rows (section 4.3); None, always an answer, where all rows have one."""
+    """The threshold with the best F1 or ROUGE-W on dev rows (section 4.3); None, always an answer, if all have one."""
     if not task.no_answer:
         return {}
     if all(answers_of(row) for row in rows):
         return {"threshold": None}
-    return {"threshold": squad2_scores(gold_texts(rows), *_answers_and_odds(rows, predictions))["best_f1_thresh"]}
+    golds, (texts, odds) = gold_texts(rows), _answers_and_odds(rows, predictions)
+    if "rouge_w" in task.metrics:
+        scores = {key: klue_question(golds[key], text)[1] for key, text in texts.items()}
+        has_answer = {key: bool(answers) for key, answers in golds.items()}
+        return {"threshold": best_threshold(scores, texts, odds, has_answer)[1]}
+    return {"threshold": squad2_scores(golds, texts, odds)["best_f1_thresh"]}
 
 
 def _answers_and_odds(
@@ -332,10 +337,12 @@ def _answers_and_odds(
 def score(
     task: Task, rows: Sequence[Row], predictions: Sequence[Prediction], head: HeadConfig, limits: Limits
 ) -> dict[str, float]:
-    """The official scores of SQuAD 1.1, 2.0 or KorQuAD."""
+    """The official scores of SQuAD 1.1, 2.0, KorQuAD or KLUE-MRC."""
     golds, (texts, odds) = gold_texts(rows), _answers_and_odds(rows, predictions)
+    predicted = {key: "" if predicts_none(odds[key], limits) else text for key, text in texts.items()}
+    if "rouge_w" in task.metrics:
+        return klue_scores(golds, predicted)
     if not task.no_answer or all(golds.values()):
-        predicted = {key: "" if predicts_none(odds[key], limits) else text for key, text in texts.items()}
         return squad1_scores(golds, predicted, korean=task.letters)
     scores = squad2_scores(golds, texts, odds, math.inf if limits.threshold is None else limits.threshold)
     return {**scores, "exact_match": scores["exact"]}

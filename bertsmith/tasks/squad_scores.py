@@ -1,4 +1,4 @@
-"""SQuAD's scores, as its official scripts define them (v1.1 and v2.0), and KorQuAD's. Imports without torch.
+"""SQuAD's scores, as its official scripts define them (v1.1 and v2.0), KorQuAD's and KLUE-MRC's. Imports without torch.
 
 Exact match and F1 compare normalised answers, each with the gold answer that it agrees with best; scores are per cent.
 """
@@ -9,6 +9,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 
 Golds = Mapping[str, Sequence[str]]  # the answers of each question, by its id, in the order of the file
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -55,6 +56,35 @@ def squad1_scores(golds: Golds, predictions: Mapping[str, str], *, korean: bool 
             f1 += max(overlap(bag(a), bag(predicted)) for a in answers)
     total = max(1, len(golds))
     return {"exact_match": 100.0 * exact / total, "f1": 100.0 * f1 / total}
+
+
+def normalise_klue(text: str) -> str:
+    """Lower case, without ASCII punctuation and surplus space; the brackets that KLUE's code means to replace stay."""
+    return " ".join(text.lower().translate(PUNCTUATION).split())
+
+
+def rouge_w(gold: str, predicted: str) -> float:
+    """F1 of the longest run of characters that two normalised answers share, as KLUE-MRC's code computes it."""
+    if not gold:
+        return float(gold == predicted)
+    matcher = SequenceMatcher(None, predicted, gold)  # with its heuristic for long texts, as in KLUE's code
+    shared = matcher.find_longest_match(0, len(predicted), 0, len(gold)).size
+    return 2 * shared / (len(predicted) + len(gold))
+
+
+def klue_question(answers: Sequence[str], predicted: str) -> tuple[float, float]:
+    """Exact match and ROUGE-W of one question, by the answer that agrees best; without an answer, nothing is right."""
+    golds, predicted = [normalise_klue(answer) for answer in answers] or [""], normalise_klue(predicted)
+    return max(float(gold == predicted) for gold in golds), max(rouge_w(gold, predicted) for gold in golds)
+
+
+def klue_scores(golds: Golds, predictions: Mapping[str, str]) -> dict[str, float]:
+    """Exact match and ROUGE-W as KLUE-MRC's code; a question without a prediction scores 0."""
+    found = [klue_question(answers, predictions[key]) for key, answers in golds.items() if key in predictions]
+    return {
+        name: 100.0 * sum(scores[i] for scores in found) / max(1, len(golds))
+        for i, name in enumerate(("exact_match", "rouge_w"))
+    }
 
 
 def squad2_scores(

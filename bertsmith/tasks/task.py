@@ -5,27 +5,20 @@ from __future__ import annotations
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import HeadKind
 from bertsmith.rows.columns import NAMES
-from bertsmith.tasks.description import DEV, Task
-from bertsmith.tasks.glue import GLUE, KOREAN
+from bertsmith.tasks.description import DEV, QUESTIONS, WORDS, Task
+from bertsmith.tasks.glue import GLUE
+from bertsmith.tasks.korean import KOREAN
 
 PAIRS = {
     "text": ("text1", "sentence1", "premise", "question1", "question", "text_a", "text"),
     "pair": ("text2", "sentence2", "hypothesis", "question2", "sentence", "text_b", "pair"),
     "label": NAMES["label"],
 }
-QUESTIONS = {
-    "text": ("question",),
-    "pair": ("context", "passage", "text"),
-    "label": ("answers", "answer"),
-    "start": ("answer_start",),
-    "key": ("id",),
-}
 CHOICES = {
     "text": ("sent1", "question", "context", "question_propmt", "text", "ctx"),
     "endings": ("endings", "choices", "options", "candidate_answers"),
     "label": ("label", "correct_answer_idx", "answer"),
 }
-WORDS = {"text": ("tokens", "words", "text"), "label": ("ner_tags", "tags", "labels", "label")}
 NER = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")  # the hub's order of numbers
 OWN = (
     Task("classify", "single", ("accuracy", "macro_f1"), NAMES, own=True),

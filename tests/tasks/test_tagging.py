@@ -27,6 +27,7 @@ from bertsmith.tasks.description import Limits
 from bertsmith.tasks.prediction_files import score_file
 from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.task import find_task
+from bertsmith.tasks.units import word_pattern
 from bertsmith.text.tokenizer import Tokenizer
 
 CONLL = """-DOCSTART- -X- -X- O
@@ -179,7 +180,7 @@ def test_combining_marks_do_not_split_words(text: str, words: list[str]) -> None
 
 def test_the_pattern_has_all_combining_marks() -> None:
     marks = [chr(n) for n in range(sys.maxunicode + 1) if unicodedata.category(chr(n)).startswith("M")]
-    assert tagging.word_pattern().fullmatch("a" + "".join(marks))
+    assert word_pattern().fullmatch("a" + "".join(marks))
 
 
 def test_the_format_of_the_hub_is_read(tmp_path: Path) -> None:
