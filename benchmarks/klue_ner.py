@@ -37,7 +37,13 @@ from bertsmith.tasks.task import find_task
 from bertsmith.tasks.units import Places, unit_tags, units_of, words_of
 from bertsmith.text.tokenizer import Tokenizer
 
-SIZES = {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 512, "max_positions": 128}
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_layers": 2,
+    "num_heads": 2,
+    "intermediate_size": 512,
+    "max_positions": 128,
+}
 SETTINGS = ["train.batch_size=32", "train.learning_rate=1e-3", "train.evaluate_every=0"]
 SCORES = ("entity_macro_f1", "char_macro_f1", "f1")
 
@@ -112,7 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = Tokenizer.load(options.vocabulary)
     rows = list(read_task(find_task("klue-ner"), options.file, Columns(), labelled=True))
-    results = {"counts": counts(rows, tokenizer)}
+    results: dict[str, Any] = {"counts": counts(rows, tokenizer)}
     print(json.dumps(results, indent=2), flush=True)
     results["scores"] = scores(rows, tokenizer, options.work, options.epochs, options.seeds)
     print(record("klue_ner", results))

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from bertsmith.finetuning.settings import FinetuneConfig
 
 TaskName = Annotated[
-    str, typer.Argument(help="A data set (cola, mnli, squad2, …), or classify, pair, regress, tag, answer, choose")
+    str,
+    typer.Argument(
+        help="A data set (cola, mnli, squad2, klue-ner, …), or classify, pair, regress, tag, answer, choose"
+    ),
 ]
 TrainingRows = Annotated[
     Path, typer.Option("--data", help="The folder of a data set, or training rows: .csv, .tsv, .jsonl, .parquet")
@@ -143,6 +146,7 @@ def finetune(
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
     Columns and settings: bertsmith finetune classify … --text body --label topic --lr 3e-5 --epochs 4
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
+    Entities by their characters: bertsmith finetune tag --model run --data entities.jsonl --out tagger
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
     From a fine-tuned teacher: bertsmith finetune sst2 --model half --teacher sst2 --data glue/SST-2 --out small
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four

@@ -17,7 +17,7 @@ from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.sequences import label_name
 from bertsmith.tasks.spans import gold_texts, keys_of
 from bertsmith.tasks.squad_scores import klue_scores, squad1_scores, squad2_scores
-from bertsmith.tasks.tagging import tags_of
+from bertsmith.tasks.tagging import has_spans, tags_of
 from bertsmith.tasks.task import find_task
 
 
@@ -124,7 +124,12 @@ def _rows_of_column(task: Task, rows: Sequence[Row], path: Path, column: str) ->
 
 
 def _sentences(task: Task, rows: Sequence[Row], path: Path) -> list[Row]:
-    """The sentences of a file with the predicted tags, which have to be those of the data."""
+    """The sentences of a file with the predicted tags, which have to be those of the data.
+
+    Where entities are given by their characters, the file may be one that `predict` has written.
+    """
+    if any(map(has_spans, rows)) and path.suffix.lower() in (".jsonl", ".json", ".parquet"):
+        return [replace(row, label=found) for row, found in zip(rows, _column(path, rows, ("entities",)), strict=True)]
     labelled = list(read_task(task, path, Columns(), labelled=True))
     if [len(tags_of(row)) for row in rows] != [len(tags_of(row)) for row in labelled]:
         raise UserError(f"{path} does not have the sentences of the data: {len(labelled)} against {len(rows)}")

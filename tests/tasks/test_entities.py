@@ -385,6 +385,8 @@ def test_predictions_are_written_and_scored_in_klue_s_form(tagger, tmp_path: Pat
     official = score_file(tmp_path / "ner.txt", "tag", data)
     assert official["f1"] == pytest.approx(scores["f1"])
     assert official["char_macro_f1"] == pytest.approx(scores["char_macro_f1"])
+    (tmp_path / "ner.jsonl").write_text("\n".join(map(json.dumps, predictions)))
+    assert score_file(tmp_path / "ner.jsonl", "tag", data) == official
 
 
 def test_a_bilstm_on_features_learns_from_the_tags_of_sub_tokens(korean: Path) -> None:
