@@ -23,7 +23,7 @@ from bertsmith.config import override
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.hf import Notes, save_folder
-from bertsmith.inference.files import evaluate
+from bertsmith.inference.predictor import Predictor
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig
@@ -80,8 +80,6 @@ def scores(rows: list[Row], tokenizer: Tokenizer, work: Path, epochs: int, seeds
     torch.manual_seed(1)
     encoder = Encoder(EncoderConfig(vocab_size=tokenizer.vocab_size, **SIZES))
     save_folder(work / "encoder", MaskedLM(encoder, MaskedLMConfig()), tokenizer, Notes())
-    dev = work / "dev.jsonl"
-    dev.write_text("\n".join(json.dumps({"text": r.text, "entities": r.label}) for r in rows[::5]), encoding="utf-8")
     kept = [row for number, row in enumerate(rows) if number % 5]
     data = {
         "tokens": [{"text": row.text, "entities": row.label} for row in kept],
@@ -94,7 +92,7 @@ def scores(rows: list[Row], tokenizer: Tokenizer, work: Path, epochs: int, seeds
             config, run = override(FinetuneConfig("tag"), settings), work / f"{unit}-{seed}"
             if not (run / "model").is_dir():
                 finetune(config, work / "encoder", trained, run, device="cpu")
-            figures = evaluate(run, dev, device="cpu")
+            figures = Predictor.load(run, "cpu").evaluate(rows[::5])
             found.setdefault(unit, []).append({name: round(figures[name], 2) for name in SCORES})
             print(unit, seed, found[unit][-1], flush=True)
     medians = {
