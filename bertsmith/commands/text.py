@@ -33,6 +33,14 @@ def tokenizer_train(
     jamo: Annotated[
         bool, typer.Option("--jamo", help="Decompose Hangul into jamo, as the original uncased BERT does")
     ] = False,
+    morphemes: Annotated[
+        str,
+        typer.Option(
+            "--morphemes",
+            help="kiwi: entries end where Korean particles and endings begin (pip install 'bertsmith[korean]'); "
+            "the tokenizer itself needs no Kiwi",
+        ),
+    ] = "",
     normalise: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,6 +62,7 @@ def tokenizer_train(
     For ALBERT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 30000 --kind unigram
     For ELMo: bertsmith tokenizer train corpus.txt --out tok --vocab-size 100000 --kind words
     For OpenAI GPT: bertsmith tokenizer train corpus.txt --out tok --vocab-size 40478 --kind bpe
+    For Korean: bertsmith tokenizer train korean.txt --out tok --vocab-size 32000 --morphemes kiwi
     For chat: bertsmith tokenizer train chat.txt --out tok --normalise width --normalise repeats=2
     """
     from bertsmith.corpus.vocabulary import train_tokenizer
@@ -66,6 +75,7 @@ def tokenizer_train(
         cased=cased,
         jamo=jamo,
         normalise=normalise or [],
+        morphemes=morphemes,
         field=field,
         encoding=encoding,
     )

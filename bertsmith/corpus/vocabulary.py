@@ -12,7 +12,8 @@ from bertsmith.corpus.sources import RECORD_ENDS, Block, Reading, Source, find_s
 from bertsmith.folders import new_folder, writes
 from bertsmith.progress import Advance, progress_bar, say
 from bertsmith.text.normalisation import Normalisation
-from bertsmith.text.tokenizer import Kind, Tokenizer, train
+from bertsmith.text.tokenizer import Kind, Tokenizer
+from bertsmith.text.training import train
 
 SAMPLE_BYTES = 100_000_000  # of plain text; training keeps every distinct word in memory, which takes less than 1 GiB
 HELD_OUT_EVERY = 50  # one in this many documents is held out
@@ -40,6 +41,7 @@ def train_tokenizer(
     cased: bool | None = None,
     jamo: bool = False,
     normalise: Sequence[str] = (),
+    morphemes: str = "",
     field: str = "text",
     encoding: str = "",
 ) -> TrainedTokenizer:
@@ -49,7 +51,8 @@ def train_tokenizer(
     words (ELMo). `cased` keeps capitals and accents, by default with byte-level BPE and words; `jamo` decomposes Hangul
     into jamo, as the released uncased models do. `normalise` is a list of "nfc", "nfkc", "width" (full-width and
     half-width characters), "repeats=N" (repeated marks, ㅋㅋㅋㅋ) and "numbers" (each digit is 0); see
-    `bertsmith.text.normalisation`. Of more than 100 MB of text an evenly spread sample of that size is
+    `bertsmith.text.normalisation`. `morphemes="kiwi"` lets no entry cross from a Korean stem into a particle or an
+    ending; Kiwi is only used for the training. Of more than 100 MB of text an evenly spread sample of that size is
     used. `encoding` is the encoding of the files, by default UTF-8.
     """
     chosen = Normalisation.parse(normalise)
@@ -60,7 +63,7 @@ def train_tokenizer(
         sampled = text.sampled
         if sampled:
             say(f"note: the vocabulary is trained on {sampled}, spread evenly over all inputs")
-        tokenizer = train(text, vocab_size, kind, cased=cased, jamo=jamo, normalise=chosen)
+        tokenizer = train(text, vocab_size, kind, cased=cased, jamo=jamo, normalise=chosen, morphemes=morphemes)
         tokenizer.save(folder)
         found = coverage(tokenizer, text.held_out) if text.held_out else None
     for warning in text.read_errors.warnings():

@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bertsmith.errors import UserError
 from bertsmith.text.frame import ROBERTA, Frame
 from bertsmith.text.long_words import short_words
+from bertsmith.text.morphemes import BORDER, Bordered
 from bertsmith.text.normalisation import OWN, Normalisation
 from bertsmith.text.special_tokens import named, register
 
@@ -25,7 +26,13 @@ FIRST = (ROBERTA.first[0], str(ROBERTA.pad), ROBERTA.last[0], ROBERTA.unknown)  
 
 
 def train(
-    texts: Iterable[str], vocab_size: int, *, cased: bool, normalise: Normalisation = OWN, min_count: int = 2
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    cased: bool,
+    normalise: Normalisation = OWN,
+    morphemes: Bordered | None = None,
+    min_count: int = 2,
 ) -> Backend:
     """Train a byte-level BPE vocabulary.
 
@@ -46,6 +53,11 @@ def train(
         initial_alphabet=BYTES,
         show_progress=False,
     )
+    if morphemes is not None:
+        texts = (f" {text}" for text in morphemes)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(BORDER, "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
     vocab, merges = learn(backend, trainer, texts)
     model = models.BPE({**vocab, str(ROBERTA.mask): len(vocab)}, merges)
     return _framed(_pipeline(model, composed, prefix_space=True), ROBERTA, {"add_prefix_space": True})

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from bertsmith.config import read_json
 from bertsmith.errors import UserError
 from bertsmith.text import byte_bpe, unigram, word_bpe, wordpiece, words
 from bertsmith.text.frame import ALBERT, GPT, GPT_TEXT, ROBERTA, WORDPIECE, WORDS, Frame, Joiner, stands_alone
+from bertsmith.text.morphemes import Bordered
 from bertsmith.text.normalisation import OWN, Normalisation, folds_repeats
 from bertsmith.text.offsets import Aligned
 from bertsmith.text.opening import PIECES, WHOLE, lowercases, open_backend
@@ -311,28 +312,45 @@ def train_wordpiece(
     cased: bool = False,
     jamo: bool = False,
     normalise: Normalisation = OWN,
+    morphemes: Bordered | None = None,
     min_count: int = 2,
 ) -> Tokenizer:
     """Train a WordPiece vocabulary (BERT)."""
     backend = wordpiece.train(
-        _repeatable(texts), vocab_size, cased=cased, jamo=jamo, normalise=normalise, min_count=min_count
+        repeatable(texts),
+        vocab_size,
+        cased=cased,
+        jamo=jamo,
+        normalise=normalise,
+        morphemes=morphemes,
+        min_count=min_count,
     )
     return Tokenizer(backend, lowercase=not cased, frame=WORDPIECE)
 
 
 def train_byte_bpe(
-    texts: Iterable[str], vocab_size: int, *, cased: bool = True, normalise: Normalisation = OWN
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    cased: bool = True,
+    normalise: Normalisation = OWN,
+    morphemes: Bordered | None = None,
 ) -> Tokenizer:
     """Train a byte-level BPE vocabulary (RoBERTa)."""
-    backend = byte_bpe.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
+    backend = byte_bpe.train(repeatable(texts), vocab_size, cased=cased, normalise=normalise, morphemes=morphemes)
     return Tokenizer(backend, lowercase=not cased, settings={"add_prefix_space": True}, frame=ROBERTA)
 
 
 def train_unigram(
-    texts: Iterable[str], vocab_size: int, *, cased: bool = False, normalise: Normalisation = OWN
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    cased: bool = False,
+    normalise: Normalisation = OWN,
+    morphemes: Bordered | None = None,
 ) -> Tokenizer:
     """Train a Unigram vocabulary (ALBERT)."""
-    backend = unigram.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
+    backend = unigram.train(repeatable(texts), vocab_size, cased=cased, normalise=normalise, morphemes=morphemes)
     return Tokenizer(backend, lowercase=not cased, settings={"keep_accents": cased}, frame=ALBERT)
 
 
@@ -340,7 +358,7 @@ def train_words(
     texts: Iterable[str], vocab_size: int, *, cased: bool = True, normalise: Normalisation = OWN
 ) -> Tokenizer:
     """Train a vocabulary of whole words (ELMo)."""
-    backend = words.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
+    backend = words.train(repeatable(texts), vocab_size, cased=cased, normalise=normalise)
     return Tokenizer(backend, lowercase=not cased, frame=WORDS)
 
 
@@ -348,30 +366,11 @@ def train_word_bpe(
     texts: Iterable[str], vocab_size: int, *, cased: bool = False, normalise: Normalisation = OWN
 ) -> Tokenizer:
     """Train a BPE vocabulary with marked ends of words (OpenAI GPT)."""
-    backend = word_bpe.train(_repeatable(texts), vocab_size, cased=cased, normalise=normalise)
+    backend = word_bpe.train(repeatable(texts), vocab_size, cased=cased, normalise=normalise)
     return Tokenizer(backend, lowercase=not cased, frame=GPT_TEXT)
 
 
-def train(
-    texts: Iterable[str], vocab_size: int, kind: Kind, *, cased: bool | None, jamo: bool, normalise: Normalisation = OWN
-) -> Tokenizer:
-    """Train a vocabulary of a kind; `cased` is by default as in the model that the kind is known from."""
-    if kind not in get_args(Kind):
-        raise UserError(f"--kind {kind!r} is not one of {', '.join(get_args(Kind))}")
-    if jamo and kind != "wordpiece":
-        raise UserError(f"--jamo is for --kind wordpiece, not {kind}: the others never decompose Hangul")
-    if kind == "bytes":
-        return train_byte_bpe(texts, vocab_size, cased=cased is not False, normalise=normalise)
-    if kind == "words":
-        return train_words(texts, vocab_size, cased=cased is not False, normalise=normalise)
-    if kind == "unigram":
-        return train_unigram(texts, vocab_size, cased=bool(cased), normalise=normalise)
-    if kind == "bpe":
-        return train_word_bpe(texts, vocab_size, cased=bool(cased), normalise=normalise)
-    return train_wordpiece(texts, vocab_size, cased=bool(cased), jamo=jamo, normalise=normalise)
-
-
-def _repeatable(texts: Iterable[str]) -> Iterable[str]:
+def repeatable(texts: Iterable[str]) -> Iterable[str]:
     """Refuse texts that can be iterated only once: characters are counted first, then words."""
     if iter(texts) is texts:
         raise TypeError("a vocabulary is trained in several passes over the texts: give a list, not an iterator")

@@ -18,6 +18,7 @@ from bertsmith.errors import UserError
 from bertsmith.text.alphabet import alphabet
 from bertsmith.text.frame import ALBERT
 from bertsmith.text.long_words import short_words
+from bertsmith.text.morphemes import BORDER, Bordered
 from bertsmith.text.normalisation import OWN, Form, Normalisation
 from bertsmith.text.offsets import marks
 from bertsmith.text.special_tokens import named, place, register
@@ -68,7 +69,14 @@ def read(path: Path, settings: Mapping[str, Any]) -> Backend:
     return backend
 
 
-def train(texts: Iterable[str], vocab_size: int, *, cased: bool, normalise: Normalisation = OWN) -> Backend:
+def train(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    cased: bool,
+    normalise: Normalisation = OWN,
+    morphemes: Bordered | None = None,
+) -> Backend:
     """Train a Unigram vocabulary; `texts` is iterated twice, first to count characters, then to count words.
 
     As with WordPiece, the alphabet is at most half of the vocabulary.
@@ -81,7 +89,7 @@ def train(texts: Iterable[str], vocab_size: int, *, cased: bool, normalise: Norm
     characters = alphabet(texts, backend, vocab_size, room)  # counted twice: `alphabet` leaves room for `##c`
     if not characters:
         raise UserError("the text has no words, so there is nothing to train a vocabulary on")
-    words = _words(short_words(texts), backend.normalizer)
+    words = _words(short_words(texts if morphemes is None else morphemes), backend.normalizer)
     found = choose_entries(words, {SPACE, *characters}, vocab_size - len(special))
     entries = [*((name, 0.0) for name in special), *found]
     model = models.Unigram(entries, unk_id=special.index(ALBERT.unknown), byte_fallback=False)
@@ -102,9 +110,10 @@ def _words(texts: Iterable[str], normal: normalizers.Normalizer) -> Counter[str]
     words: Counter[str] = Counter()
     runs = re.compile(rf"{SPACE}?(?:\d+|(?:[^\W\d_]|[{marks()}])+|[^\w{SPACE}{marks()}]+|_+)|{SPACE}")
     for word, count in written.items():
-        for part in normal.normalize_str(word).split():
-            for run in runs.findall(SPACE + part):
-                words[run] += count
+        for number, morpheme in enumerate(word.split(BORDER)):
+            for part in normal.normalize_str(morpheme).split():
+                for run in runs.findall(part if number else SPACE + part):
+                    words[run] += count
     return words
 
 

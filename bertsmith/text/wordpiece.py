@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from bertsmith.errors import UserError
 from bertsmith.text.alphabet import alphabet, inner_pieces
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.long_words import MAX_WORD, short_words
+from bertsmith.text.morphemes import Bordered, continued, repeated, segments
 from bertsmith.text.normalisation import OWN, Normalisation
 from bertsmith.text.special_tokens import named, place, register
+
+PRIVATE = 0xF0000  # the first of 65,534 characters that no text has
 
 
 def normalizer(cased: bool = False, jamo: bool = False, chosen: Normalisation = OWN) -> normalizers.Normalizer:
@@ -36,6 +40,7 @@ def train(
     cased: bool,
     jamo: bool = False,
     normalise: Normalisation = OWN,
+    morphemes: Bordered | None = None,
     min_count: int = 2,
 ) -> Backend:
     """Train a WordPiece vocabulary; `texts` is iterated twice, first to count characters, then to count words.
@@ -58,6 +63,9 @@ def train(
     if not characters:
         raise UserError("the text has no words, so there is nothing to train a vocabulary on")
     inner = inner_pieces(characters, backend)
+    if morphemes is not None:
+        vocab = _learn_segments(morphemes, backend.normalizer, characters, inner, vocab_size, min_count)
+        return _framed(_pipeline(_model(vocab), backend.normalizer))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=min_count,
@@ -67,10 +75,53 @@ def train(
         show_progress=False,
     )
     backend.train_from_iterator(short_words(texts), trainer)
-    trained = _pipeline(_model(backend.get_vocab()), backend.normalizer)
-    register(trained, WORDPIECE)
-    place(trained, WORDPIECE)
-    return trained
+    return _framed(_pipeline(_model(backend.get_vocab()), backend.normalizer))
+
+
+def _framed(backend: Backend) -> Backend:
+    register(backend, WORDPIECE)
+    place(backend, WORDPIECE)
+    return backend
+
+
+def _learn_segments(
+    morphemes: Bordered,
+    normal: normalizers.Normalizer,
+    characters: list[str],
+    inner: list[str],
+    vocab_size: int,
+    min_count: int,
+) -> dict[str, int]:
+    """Learn entries that cross no border of morphemes; the entries with their ids.
+
+    The library marks all characters of a word but its first as continuations. A morpheme inside a word has to be marked
+    from its first character, so continuations are written as private characters here, and the library learns plain BPE.
+    """
+    marker = WORDPIECE.word_marker.text
+    private = {piece.removeprefix(marker): chr(PRIVATE + number) for number, piece in enumerate(inner)}
+    plain = {code: character for character, code in private.items()}
+    first, words = set(characters), Counter[str]()
+    for word, count in segments(morphemes).items():
+        for segment in continued(word, normal):
+            codes = [private.get(c, "") if place or segment.continues else c for place, c in enumerate(segment.text)]
+            if all(codes) and first.issuperset(segment.text) and len(codes) <= MAX_WORD:
+                words["".join(codes)] += count
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_count,
+        special_tokens=[*WORDPIECE.special_tokens, *characters, *private.values()],
+        initial_alphabet=[],
+        limit_alphabet=len(characters) + len(inner),
+        show_progress=False,
+    )
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.train_from_iterator(repeated(words), trainer)
+    found = {}
+    for entry, number in sorted(backend.get_vocab().items(), key=lambda item: item[1]):
+        text = "".join(plain.get(c, c) for c in entry)
+        found[marker + text if entry[0] in plain else text] = number
+    return found
 
 
 def read(path: Path, settings: Mapping[str, Any]) -> Backend:

@@ -24,7 +24,8 @@ from bertsmith.rows.columns import Row
 from bertsmith.tasks import spans, tagging
 from bertsmith.tasks.description import Limits
 from bertsmith.text.byte_bpe import files as released_files
-from bertsmith.text.tokenizer import Tokenizer, train
+from bertsmith.text.tokenizer import Tokenizer
+from bertsmith.text.training import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RECIPES = {"bytes": "roberta-tiny", "unigram": "albert-tiny"}

@@ -12,7 +12,8 @@ from tokenizers import normalizers
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.text.normalisation import Normalisation, character_map, widths
-from bertsmith.text.tokenizer import Kind, Tokenizer, train
+from bertsmith.text.tokenizer import Kind, Tokenizer
+from bertsmith.text.training import train
 
 CHAT = "재미있다ㅋㅋㅋㅋㅋ １２３점 ＡＢＣ!!!! 2024년 ﬁn ①②"
 TEXTS = [KOREAN, CHAT, unicodedata.normalize("NFD", CHAT), "ABC fin 12 점 ㅋㅋ ㅠㅠ 값이 パ1"] * 3

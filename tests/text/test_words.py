@@ -13,7 +13,8 @@ from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
 from bertsmith.text.frame import WORDS
 from bertsmith.text.spelling import BEGIN_TEXT, BEGIN_WORD, END_TEXT, END_WORD, PADDING, spell
-from bertsmith.text.tokenizer import Tokenizer, train, train_words
+from bertsmith.text.tokenizer import Tokenizer, train_words
+from bertsmith.text.training import train
 
 TEXT = ["The cat sat on the mat.", "A cat is a cat, the dog said.", "The mat is on the dog."]
 
