@@ -146,6 +146,10 @@ def corpus_doctor(
     text: Inputs,
     tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="A tokenizer or model folder")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The HTML page to write")] = None,
+    answers: Annotated[
+        Path | None,
+        typer.Option("--answers", help="Questions in SQuAD's form: do their answers end at tokens of the vocabulary?"),
+    ] = None,
     field: Field = "text",
     encoding: Encoding = "",
     as_json: Json = False,
@@ -158,7 +162,7 @@ def corpus_doctor(
     from bertsmith.corpus.doctor.examination import describe, examine
     from bertsmith.pages.doctor import write_report
 
-    diagnosis = examine(text, tokenizer=tokenizer, text_field=field, encoding=encoding)
+    diagnosis = examine(text, tokenizer=tokenizer, text_field=field, encoding=encoding, answers=answers)
     if out is not None:
         write_report(diagnosis, out)
     if as_json:

@@ -114,7 +114,7 @@ class _Text:
         start, share = sum(SHARES[: self.passes]), SHARES[min(self.passes, len(SHARES) - 1)]
         for block in read_blocks(self.sources, self.text_field, reading):
             yield block
-            self.advance(start + share * reading.bytes_read / total, "")
+            self.advance(min(99.0, start + share * reading.bytes_read / total), "")
         self.passes += 1
 
 

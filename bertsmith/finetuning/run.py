@@ -24,6 +24,7 @@ from bertsmith.finetuning.teacher import find_teacher
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model, hub_name
+from bertsmith.inference.ceiling import LOW, span_ceiling
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
@@ -109,7 +110,12 @@ def _finetune(
     if data.head.language_model:
         predicted = loaded.model.encoder.config.direction
         encoded = replace(encoded, examples=replace(encoded.examples, predicted=predicted))
-    counts = {"rows": len(data.rows), "labels": len(data.head.labels), "unknown_percent": _unknowns(encoded, loaded)}
+    counts: dict[str, Any] = {
+        "rows": len(data.rows),
+        "labels": len(data.head.labels),
+        "unknown_percent": _unknowns(encoded, loaded),
+    }
+    counts |= _ceiling(data, loaded)
     stored = stores_states(data.head)
     steps = seeded.train.num_steps(len(data.rows) if stored else len(encoded.examples) // data.head.sequences)
     teacher = find_teacher(config, data, loaded.tokenizer, limits, device)
@@ -177,6 +183,17 @@ def _unknowns(encoded: Encoded, loaded: Loaded) -> float:
     if warning := unknowns.warning("the training rows"):
         say(f"warning: {warning}")
     return round(100 * unknowns.share, 2)
+
+
+def _ceiling(data: RunData, loaded: Loaded) -> dict[str, float]:
+    """The best exact match that the vocabulary allows on the dev questions; a note is printed if it is low."""
+    rows = next(iter(data.dev_rows.values()), [])
+    ceiling = span_ceiling(rows, loaded.tokenizer, data.task) if data.head.kind == "span" else None
+    if ceiling is None:
+        return {}
+    if ceiling.exact_match < LOW:
+        say(f"note: {ceiling}; `tokenizer train --morphemes` makes vocabularies with a higher one for Korean")
+    return {"on_borders_percent": round(ceiling.on_borders, 2), "ceiling_exact_match": round(ceiling.exact_match, 2)}
 
 
 def _facts(source: Path, data: RunData) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from typing import Any
 from tokenizers import normalizers
 
 from bertsmith.errors import UserError
+from bertsmith.text.unmarked import HANGUL
 
 BORDER = "\ue000"  # a private character; tokenizers drop it, and it is removed from the text itself
 MOST_CHARACTERS = 1_000_000  # of distinct words, the most frequent ones, are analysed; this takes about a minute
 RUN = re.compile(r"\w+")
-HANGUL = re.compile("[가-힣]")
 # Particles, endings, suffixes and the copula, by their tags in the Sejong scheme.
 BOUND = ("J", "E", "XS", "VCP")
 Analyse = Callable[[list[str]], Iterable[list[int]]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+HANGUL = re.compile("[가-힣]")
 # What shows that a sentence has ended: a mood of its own (좋다 ㅋㅋ 또 봐야지), or the number of a list.
 _MOOD_OR_ITEM = re.compile(
     r";{2,}(?= )|(?:;;)? (?:(?:[ㅋㅎㅠㅜ]+|\^\^+|;;+|ㅡㅡ+|[♥♡]+)(?= )|(?=[①-⑳][^,와과은는의을를에]|\(?\d{1,2}[.)] ))"

@@ -6,13 +6,14 @@ Of large inputs a sample is examined: whole blocks (or shards), spread evenly ov
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertsmith.config import to_dict
 from bertsmith.corpus import sources as files
+from bertsmith.corpus.doctor.answers import answer_finding
 from bertsmith.corpus.doctor.findings import (
     Diagnosis,
     Finding,
@@ -51,11 +52,13 @@ def examine(
     text_field: str = "text",
     encoding: str = "",
     sample_bytes: int = SAMPLE_BYTES,
+    answers: str | Path | None = None,
 ) -> Diagnosis:
     """Examine raw text, or one corpus folder, for problems that would harm the training.
 
     Of more than `sample_bytes` of text a sample of about that size is examined. Findings on tokens need a tokenizer;
-    a corpus folder has its own.
+    a corpus folder has its own. `answers` is a file of questions in SQuAD's form, whose answers should begin and end at
+    borders of tokens.
     """
     if sample_bytes < 1:
         raise UserError(f"the sample is {sample_bytes} bytes; give at least 1")
@@ -63,9 +66,14 @@ def examine(
     if corpora and len(inputs) > 1:
         raise UserError(f"{corpora[0]} is a corpus folder; examine it by itself")
     tok = Tokenizer.load(tokenizer) if tokenizer is not None else None
+    if answers is not None and tok is None and not corpora:
+        raise UserError("--answers needs --tokenizer: whether answers end at tokens depends on the vocabulary")
+    questions = [] if answers is None else [answer_finding(answers, tok or Tokenizer.load(corpora[0]))]
     if corpora:
-        return _examine_corpus(Corpus.open(corpora[0]), tok, str(tokenizer), sample_bytes)
-    return _examine_text(find_sources(inputs, encoding), tok, text_field, sample_bytes)
+        found = _examine_corpus(Corpus.open(corpora[0]), tok, str(tokenizer), sample_bytes)
+    else:
+        found = _examine_text(find_sources(inputs, encoding), tok, text_field, sample_bytes)
+    return replace(found, findings=tuple(_worst_first([*found.findings, *questions]))) if questions else found
 
 
 def _is_corpus(item: str | Path) -> bool:
@@ -238,8 +246,11 @@ def _diagnosis(
         facts |= {"tokens": tokens.tokens, "tokens_per_word": tokens.pieces / max(1, tokens.words), "pairs": pairs}
         shown.append(histogram("Document length in tokens", "documents", tokens.documents))
         shown.append(histogram("Sentence length in tokens", "sentences", tokens.sentences))
-    ordered = sorted(findings, key=lambda finding: list(LABELS).index(finding.severity))
-    return Diagnosis(facts, tuple(ordered), tuple(shown), tuple(left_out))
+    return Diagnosis(facts, tuple(_worst_first(findings)), tuple(shown), tuple(left_out))
+
+
+def _worst_first(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: list(LABELS).index(finding.severity))
 
 
 def summary(diagnosis: Diagnosis) -> str:
