@@ -24,8 +24,8 @@ PAGES = {"en": DOCS / "commands.md", "ko": DOCS / "ko" / "commands.md"}
 TABLE = DOCS / "ko" / "commands.json"
 TITLE = "Commands"
 HEAD = (
-    "Every command with its arguments and options. `bertsmith COMMAND --help` shows the same in a terminal. This page is "
-    "written by `python -m benchmarks.command_reference`."
+    "Every command with its arguments and options. `bertsmith COMMAND --help` shows the same in a terminal. This page "
+    "is written by `python -m benchmarks.command_reference`."
 )
 COLUMNS = ("meaning", "default", "needed")
 Translate = Callable[[str], str]
@@ -65,7 +65,9 @@ def section(name: str, function: Callable[..., None], say: Translate) -> Iterato
     yield "| --- | --- | --- |"
     for parameter in parameters(function):
         text = say(" ".join((parameter.help or "").split()))
-        yield f"| {label(parameter)} | {text} | {needed if parameter.required else default(parameter)} |".replace("  |", " |")
+        yield f"| {label(parameter)} | {text} | {needed if parameter.required else default(parameter)} |".replace(
+            "  |", " |"
+        )
     yield ""
 
 

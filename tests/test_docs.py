@@ -1,0 +1,69 @@
+"""The command reference is current, and the Korean pages have the commands and the headings of the English ones."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import command_reference
+
+ROOT = Path(__file__).parent.parent
+PAIRS = {"README.md": "docs/ko/README.md", "docs/korean.md": "docs/ko/korean.md"}
+PAGES = [*PAIRS.values(), *PAIRS, "docs/commands.md", "docs/ko/commands.md"]
+AGAIN = "run `python -m benchmarks.command_reference`"
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def code_blocks(text: str) -> list[str]:
+    return re.findall(r"^```(?:bash|python)\n.*?^```$", text, re.M | re.S)
+
+
+def headings(text: str) -> list[int]:
+    """The levels of a page's headings, in their order."""
+    plain = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    return [len(marks) for marks in re.findall(r"^(#+) \S", plain, re.M)]
+
+
+@pytest.mark.parametrize("english", PAIRS)
+def test_korean_pages_have_the_same_commands_and_headings(english: str) -> None:
+    there, here = read(english), read(PAIRS[english])
+    assert code_blocks(here) == code_blocks(there), f"{PAIRS[english]} has other commands than {english}"
+    assert len(code_blocks(here)) > 4
+    assert headings(here) == headings(there), f"{PAIRS[english]} has other headings than {english}"
+    hangul = len(re.findall("[가-힣]", here))
+    assert hangul > 0.25 * len(re.sub(r"^```.*?^```$|^\|.*$", "", here, flags=re.M | re.S))
+
+
+@pytest.mark.parametrize("language", command_reference.PAGES)
+def test_the_command_reference_is_current(language: str) -> None:
+    path = command_reference.PAGES[language]
+    assert path.read_text(encoding="utf-8") == command_reference.page(language), f"{path} is old: {AGAIN}"
+
+
+def test_the_command_reference_is_translated() -> None:
+    """A few new texts may stay English for a while; what is no longer said is removed."""
+    said: list[str] = []
+    command_reference.write(lambda text: said.append(text) or text)
+    table = json.loads(command_reference.TABLE.read_text(encoding="utf-8"))
+    missing = [text for text in dict.fromkeys(said) if text and text not in table]
+    assert len(missing) <= 0.1 * len(table), f"translate in {command_reference.TABLE}: {missing}"
+    assert all(re.search("[가-힣]|^[-a-z0-9. ,]+$", text) for text in table.values())
+
+
+def test_every_command_is_in_the_reference() -> None:
+    from bertsmith.cli import COMMANDS
+
+    for path in command_reference.PAGES.values():
+        text = path.read_text(encoding="utf-8")
+        assert sorted(re.findall("^### (.*)$", text, re.M)) == sorted(COMMANDS)
+        assert text.count("`--normalise`") == 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", read(page)):
+        assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
