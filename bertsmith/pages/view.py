@@ -135,10 +135,10 @@ class Look:
     def _find_nearest(self, layer: int) -> None:
         """Find the words with the most similar embeddings (cosine) for every token of a layer."""
         embeddings = self.model.encoder.embeddings
-        projected = embeddings.projection(embeddings.tokens.weight)  # where embeddings are factorised
-        table = F.normalize(projected.float(), dim=-1)  # (V, H)
-        cosines = F.normalize(self.hidden[layer].float(), dim=-1) @ table.T  # (n, V)
-        self.nearest[layer] = [_top(row, self.predictor, NEIGHBOURS) for row in cosines]
+        table = embeddings.projection(embeddings.tokens.weight).float()  # (V, H), also where embeddings are factorised
+        norms = table.norm(dim=-1).clamp_min(1e-12)  # dividing by them is cheaper than a copy of the table
+        cosines = F.normalize(self.hidden[layer].float(), dim=-1) @ table.T / norms  # (n, V)
+        self.nearest[layer] = _top(cosines, self.predictor, NEIGHBOURS)
 
     def _fill(self, examples: Sequence[Example], places: NDArray[np.int64]) -> None:
         """Find, for tokens if they were masked: the likeliest words, the token's own probability, and its rank."""
@@ -146,10 +146,11 @@ class Look:
         batch = collate(examples, packed=True)
         batch.labels["masked"] = torch.from_numpy(np.arange(len(places)) * len(self.example.tokens) + places)
         chances = self.model.logits(batch.to(self.engine.device))[self.model.token_loss].float().softmax(-1)  # (_, V)
-        for row, place in zip(chances, places.tolist(), strict=True):
+        words = _top(chances, self.predictor, CANDIDATES)
+        for row, place, likeliest in zip(chances, places.tolist(), words, strict=True):
             own = row[int(self.example.tokens[place])]
             self.masked[place] = {
-                "words": _top(row, self.predictor, CANDIDATES),
+                "words": likeliest,
                 "own": round(float(own), 8),
                 "rank": int((row > own).sum()) + 1,
             }
@@ -199,7 +200,9 @@ def look(predictor: Predictor, example: Example) -> dict[str, Any]:
     return found.data
 
 
-def _top(values: Tensor, predictor: Predictor, count: int) -> Words:
-    best = values.topk(min(count, predictor.tokenizer.vocab_size, len(values)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(predictor.tokenizer.shown(i), round(value, 4)) for i, value in pairs]
+def _top(values: Tensor, predictor: Predictor, count: int) -> list[Words]:
+    """Return the words with the highest values (n, V) in each row."""
+    best = values.topk(min(count, predictor.tokenizer.vocab_size, values.shape[-1]))
+    shown = predictor.tokenizer.shown
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [[(shown(i), round(value, 4)) for i, value in zip(*row, strict=True)] for row in rows]

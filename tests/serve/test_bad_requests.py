@@ -95,6 +95,7 @@ def test_odd_texts_are_answered_or_refused_on_every_route(client, text) -> None:
         "/features": {"inputs": text},
         "/predict": {"inputs": text},
         "/rerank": {"query": text, "texts": [text]},
+        "/view": {"inputs": text},
         "/v1/embeddings": {"input": text},
     }
     statuses = {

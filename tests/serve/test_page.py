@@ -1,8 +1,10 @@
 """The page's files are sent without a key and say nothing about the models; /view gives what `bertsmith view` shows."""
 
+import base64
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
@@ -10,6 +12,7 @@ import bertsmith.serve
 from bertsmith.inference.predictor import Predictor
 from bertsmith.pages.view import look, sequence_of
 from bertsmith.serve.app import create_app
+from bertsmith.serve.models import open_models
 from bertsmith.serve.page import FILES, OWN
 from bertsmith.serve.settings import ServeConfig
 
@@ -81,6 +84,17 @@ def test_view_is_that_of_the_command(client, served, name, inputs) -> None:
     assert [[word for word, _ in token] for layer in found["nearest"] for token in layer] == [
         [word for word, _ in token] for layer in expected["nearest"] for token in layer
     ]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_view_of_a_model_in_another_precision_is_close(client, served, precision) -> None:
+    models = open_models([str(served["words"])], "cpu", precision=precision)
+    with TestClient(create_app(models)) as other:
+        found = other.post("/view", json={"inputs": TEXT}).raise_for_status().json()
+    expected = client.post("/view", json={"inputs": TEXT, "model": "words"}).json()
+    bytes_of = [np.frombuffer(base64.b64decode(each["attention"]), np.uint8) / 255 for each in (found, expected)]
+    assert np.abs(bytes_of[0] - bytes_of[1]).max() < 0.15
+    assert len(found["masked"]) == len(expected["masked"])
 
 
 def test_view_of_too_much_is_refused(client, served_models) -> None:

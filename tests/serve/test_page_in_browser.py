@@ -392,9 +392,11 @@ def test_bad_input_is_explained(site, failing) -> None:
     page.choose("endings", "choose", context="the", endings="one")
     page.page.click("#run")
     assert "at least two endings" in page.problem
-    page.choose("words", "view", text="fox " * 60)
+    page.choose("words", "view", text="fox\n" * 60)
     page.page.click("#run")
     assert page.problem.startswith("The text is too long.")
+    seen = "e => { const box = e.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
+    assert page.page.locator("#problem").evaluate(seen)  # below a long text, too
     assert "a page shows 48; shorten it" in page.problem
     page.choose("words", "fill-mask", masked="[MASK] " * 60)
     page.page.click("#run")

@@ -204,6 +204,7 @@ function showProblem(error, again) {
     }
   } else throw error;
   box.hidden = false;
+  box.scrollIntoView({block: "nearest"});
 }
 
 // ---- the key, the language, the start ----
