@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
 from bertsmith.model.config import Activation, Reach
-from bertsmith.model.fused import attention, long_attention, lookup, loss, rows, taught
-from bertsmith.model.fused.weights import NormWeights, Sampling, Tables
+from bertsmith.model.fused import attention, distances, long_attention, lookup, loss, relative_attention, rows, taught
+from bertsmith.model.fused.weights import NormWeights, RelativeTables, Sampling, Tables
 
 
 def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
@@ -212,6 +212,36 @@ class _Long(torch.autograd.Function):
             grad.contiguous(), out, sums, qkv, starts, seed, *ctx.settings
         )
         return dqkv, dbias if ctx.bias else None, None, None, None
+
+
+def attend_with_distances(
+    qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, relative: RelativeTables, dropout: float
+) -> Tensor:
+    """What `attend` computes, with the terms that distances add to the scores."""
+    seed = draw_seed(qkv.device, dropout)
+    settings = layout.max_length, heads, relative.scale, dropout
+    keys, queries, where, _ = relative
+    return _Relative.apply(qkv, bias, keys, queries, where, layout.starts, seed, settings)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Relative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv, bias, keys, queries, where, starts, seed, settings):  # type: ignore[override]
+        tables = distances.expand(keys, queries, where, settings[0])
+        out, sums = relative_attention.relative_attention_forward(qkv, tables, starts, seed, *settings)
+        ctx.save_for_backward(out, sums, qkv, *tables[:3], starts, seed)
+        ctx.sizes, ctx.settings, ctx.bias = tables[3:], settings, bias is not None
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        out, sums, qkv, keys, queries, where, starts, seed = ctx.saved_tensors
+        tables = distances.Distances(keys, queries, where, *ctx.sizes)
+        dqkv, dbias, dkeys, dqueries = relative_attention.relative_attention_backward(
+            grad.contiguous(), out, sums, qkv, tables, starts, seed, *ctx.settings
+        )
+        return dqkv, dbias if ctx.bias else None, dkeys, dqueries, None, None, None, None
 
 
 def word_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -43,6 +43,18 @@ class Sampling(NamedTuple):
     disallow_correct: bool = False
 
 
+class RelativeTables(NamedTuple):
+    """The vectors of distances of one layer (N, H) as keys and as queries, either may be missing.
+
+    `rows` (2 L - 1,) has the row of the tables for each distance from -(L - 1) to L - 1, in ascending order.
+    """
+
+    keys: Tensor | None
+    queries: Tensor | None
+    rows: Tensor
+    scale: float  # that scores are multiplied by
+
+
 class LayerWeights(NamedTuple):
     """One layer of an encoder; the dropout probabilities are 0 outside training."""
 

@@ -1,0 +1,334 @@
+"""Attention of packed sequences with terms of distances in Triton, block by block, with dropout (DeBERTa, section 3.1).
+
+It is organised as in `long_attention.py`: a program owns a block of queries or keys and goes through the blocks of the
+others. The distances i - j of two blocks with B positions are a band of 2 B values. The vectors of one band are a slice
+of the expanded table, in which distance d has the row `centre` + d, so that their products with the queries (or keys)
+are matrix products, and each row of these products is then shifted by its position. The next block of the others needs
+the lower half of this band again, as its upper half, so a program multiplies its own block by each slice once.
+
+B positions of a block (BLOCK), D head size (SIZE). A query's own distances are i - j. A key's are j - i, and its rows of
+the tables are in reverse (SIGN -1).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bertsmith.model.fused.attention import LOG2E
+from bertsmith.model.fused.distances import Distances, Products, table_gradient
+from bertsmith.model.fused.long_attention import OVERHANG, own_block
+from bertsmith.model.fused.rows import column_numbers, dropout_factor, dropout_line, is_kept, threshold_of
+
+FORWARD, QUERY_SIDE, KEY_SIDE = (4, 2), (4, 2), (4, 2)  # warps, stages
+
+
+@triton.jit
+def shifted(x, AXIS: tl.constexpr, BLOCK: tl.constexpr):
+    """The element (i, j) is x[i, i - j] (AXIS 1) or x[i - j, j] (AXIS 0), modulo the size of the block."""
+    place = tl.arange(0, BLOCK)
+    return tl.gather(x, (place[:, None] - place[None, :]) & (BLOCK - 1), AXIS)
+
+
+@triton.jit
+def vectors(table_ptr, first, head, width, centre, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
+    """The vectors of the distances from `first` on (B, D)."""
+    row = centre + SIGN * (first + tl.arange(0, BLOCK))
+    return tl.load(table_ptr + row[:, None] * width + head * SIZE + tl.arange(0, SIZE)[None, :])
+
+
+@triton.jit
+def own_products(
+    own, table_ptr, first, head, width, centre,
+    TERM: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The products of a program's own block with the distances from `first` on; 0 if there is no such term."""
+    if TERM:
+        products = tl.dot(own, tl.trans(vectors(table_ptr, first, head, width, centre, SIGN, BLOCK, SIZE)))
+    else:
+        products = 0.0
+    return products
+
+
+@triton.jit
+def scores_of(
+    own, other, upper, own_ptr, other_ptr, distance, head, width, centre,
+    OWN_TERM: tl.constexpr, OTHER_TERM: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The scores of two blocks (B, B), not scaled, and the products that the next block needs as `upper`.
+
+    `distance` is that of the first positions of the two blocks.
+    """
+    place = tl.arange(0, BLOCK)
+    scores = tl.dot(own, tl.trans(other))
+    lower = own_products(own, own_ptr, distance - BLOCK, head, width, centre, OWN_TERM, SIGN, BLOCK, SIZE)
+    if OWN_TERM:
+        products = tl.where(place[None, :] <= place[:, None], upper, lower)
+        scores += shifted(products.to(own.dtype), 1, BLOCK)
+    if OTHER_TERM:
+        near = tl.dot(vectors(other_ptr, distance, head, width, centre, SIGN, BLOCK, SIZE), tl.trans(other))
+        far = tl.dot(vectors(other_ptr, distance - BLOCK, head, width, centre, SIGN, BLOCK, SIZE), tl.trans(other))
+        products = tl.where(place[:, None] + place[None, :] < BLOCK, near, far)
+        scores += shifted(products.to(own.dtype), 0, BLOCK)
+    return scores, lower
+
+
+@triton.jit
+def add_own_term(
+    gradient, products, table_ptr, first, head, width, centre, products_ptr, place, valid,
+    SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Add what the distances from `first` on contribute to a block's gradient, and write the gradient of products."""
+    tl.store(products_ptr + place, products, valid)
+    return gradient + tl.dot(products, vectors(table_ptr, first, head, width, centre, SIGN, BLOCK, SIZE))
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _relative_attention_forward(
+    qkv_ptr, keys_ptr, queries_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, sums_ptr,
+    scale, threshold, factor, heads, tokens, centre,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    head, start, length, first = own_block(starts_ptr, BLOCK)
+    if first < length:
+        feature, width = tl.arange(0, SIZE), heads * SIZE
+        query = first + tl.arange(0, BLOCK)
+        base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
+        q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], query[:, None] < length, 0.0)
+        top = tl.full((BLOCK,), -1e30, tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        mixed = tl.zeros((BLOCK, SIZE), tl.float32)
+        if DROP:
+            slope, start_of = dropout_line((start + query) * heads + head, tl.load(seed_ptr))
+        upper = own_products(q, keys_ptr, first, head, width, centre, KEYS, 1, BLOCK, SIZE)
+        for begin in range(0, length, BLOCK):
+            key = begin + tl.arange(0, BLOCK)
+            place = key[:, None] * (3 * width) + feature[None, :]
+            k = tl.load(base + width + place, key[:, None] < length, 0.0)
+            v = tl.load(base + 2 * width + place, key[:, None] < length, 0.0)
+            scores, upper = scores_of(
+                q, k, upper, keys_ptr, queries_ptr, first - begin, head, width, centre, KEYS, QUERIES, 1, BLOCK, SIZE
+            )
+            scores = scores * scale + tl.where(key < length, 0.0, -1e30)[None, :]
+            new = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - new[:, None])
+            shrink = tl.exp2(top - new)
+            total = total * shrink + tl.sum(weights, 1)
+            if DROP:
+                number = tl.load(numbers_ptr + key)[None, :]
+                weights = tl.where(is_kept(slope[:, None], start_of[:, None], number, threshold), weights, 0.0)
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+            top = new
+        level = top + tl.log2(total)
+        if DROP:
+            total /= factor
+        mixed = mixed / total[:, None]
+        token = (start + query).to(tl.int64)
+        place = token[:, None] * width + head * SIZE + feature[None, :]
+        tl.store(out_ptr + place, mixed.to(out_ptr.dtype.element_ty), query[:, None] < length)
+        tl.store(sums_ptr + head * tokens + token, level, query < length)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _relative_attention_queries(
+    grad_ptr, out_ptr, qkv_ptr, keys_ptr, queries_ptr, starts_ptr, seed_ptr, numbers_ptr, lines_ptr, sums_ptr,
+    delta_ptr, dqkv_ptr, products_ptr, part_ptr,
+    scale, gradient_scale, threshold, factor, heads, tokens, centre,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    head, start, length, first = own_block(starts_ptr, BLOCK)
+    feature, width = tl.arange(0, SIZE), heads * SIZE
+    dq = tl.zeros((BLOCK, SIZE), tl.float32)
+    if first < length:
+        block = tl.arange(0, BLOCK)
+        query = first + block
+        valid = query[:, None] < length
+        base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
+        q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], valid, 0.0)
+        token = (start + query).to(tl.int64)
+        place = token[:, None] * width + head * SIZE + feature[None, :]
+        grad = tl.load(grad_ptr + place, valid, 0.0)
+        out = tl.load(out_ptr + place, valid, 0.0)
+        delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
+        tl.store(delta_ptr + head * tokens + token, delta, query < length)
+        level = tl.load(sums_ptr + head * tokens + token, query < length, 0.0)
+        if DROP:
+            slope, start_of = dropout_line((start + query) * heads + head, tl.load(seed_ptr))
+            line = lines_ptr + head * tokens + token
+            tl.store(line, slope.to(tl.int32, bitcast=True), query < length)
+            tl.store(line + heads * tokens, start_of.to(tl.int32, bitcast=True), query < length)
+        upper = own_products(q, keys_ptr, first, head, width, centre, KEYS, 1, BLOCK, SIZE)
+        is_upper = block[None, :] <= block[:, None]
+        earlier = tl.zeros((BLOCK, BLOCK), q.dtype)
+        at = (token * heads + head)[:, None] * (tl.num_programs(0) + 1) * BLOCK + block[None, :]
+        for begin in range(0, length, BLOCK):
+            key = begin + block
+            here = key[:, None] * (3 * width) + feature[None, :]
+            k = tl.load(base + width + here, key[:, None] < length, 0.0)
+            v = tl.load(base + 2 * width + here, key[:, None] < length, 0.0)
+            scores, upper = scores_of(
+                q, k, upper, keys_ptr, queries_ptr, first - begin, head, width, centre, KEYS, QUERIES, 1, BLOCK, SIZE
+            )
+            weights = tl.exp2(tl.minimum(scores * scale - level[:, None], 0.0))  # no weight is above 1
+            dweights = tl.dot(grad, tl.trans(v))
+            if DROP:
+                number = tl.load(numbers_ptr + key)[None, :]
+                dweights *= dropout_factor(slope[:, None], start_of[:, None], number, threshold, factor)
+            dscores = tl.where(key[None, :] < length, weights * (dweights - delta[:, None]), 0.0).to(k.dtype)
+            dq += tl.dot(dscores, k)
+            if KEYS:
+                later = shifted(dscores, 1, BLOCK)
+                products = tl.where(is_upper, later, earlier)
+                dq = add_own_term(
+                    dq, products, keys_ptr, first - begin, head, width, centre, products_ptr, at + begin, valid,
+                    1, BLOCK, SIZE,
+                )  # fmt: skip
+                earlier = later
+        if KEYS:
+            end = tl.cdiv(length, BLOCK) * BLOCK
+            products = tl.where(is_upper, 0.0, earlier).to(q.dtype)
+            dq = add_own_term(
+                dq, products, keys_ptr, first - end, head, width, centre, products_ptr, at + end, valid, 1, BLOCK, SIZE
+            )
+        dq *= gradient_scale
+        tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), valid)
+    row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(part_ptr + row * width + head * SIZE + feature, tl.sum(dq, 0))
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _relative_attention_keys(
+    grad_ptr, qkv_ptr, keys_ptr, queries_ptr, starts_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr,
+    products_ptr, part_ptr,
+    scale, gradient_scale, threshold, factor, heads, tokens, centre,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    head, start, length, first = own_block(starts_ptr, BLOCK)
+    feature, width = tl.arange(0, SIZE), heads * SIZE
+    dk = tl.zeros((BLOCK, SIZE), tl.float32)
+    dv = tl.zeros((BLOCK, SIZE), tl.float32)
+    if first < length:
+        block = tl.arange(0, BLOCK)
+        key = first + block
+        valid = key[:, None] < length
+        base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
+        place = key[:, None] * (3 * width) + feature[None, :]
+        k = tl.load(base + width + place, valid, 0.0)
+        v = tl.load(base + 2 * width + place, valid, 0.0)
+        if DROP:
+            number = tl.load(numbers_ptr + key)
+        upper = own_products(k, queries_ptr, first, head, width, centre, QUERIES, -1, BLOCK, SIZE)
+        is_upper = block[None, :] <= block[:, None]
+        earlier = tl.zeros((BLOCK, BLOCK), k.dtype)
+        at = ((start + key).to(tl.int64) * heads + head)[:, None] * (tl.num_programs(0) + 1) * BLOCK + block[None, :]
+        for begin in range(0, length, BLOCK):
+            query = begin + block
+            token = (start + query).to(tl.int64)
+            q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], query[:, None] < length, 0.0)
+            here = token[:, None] * width + head * SIZE + feature[None, :]
+            grad = tl.load(grad_ptr + here, query[:, None] < length, 0.0)
+            level = tl.load(sums_ptr + head * tokens + token, query < length, 1e30)
+            delta = tl.load(delta_ptr + head * tokens + token, query < length, 0.0)
+            scores, upper = scores_of(
+                k, q, upper, queries_ptr, keys_ptr, first - begin, head, width, centre, QUERIES, KEYS, -1, BLOCK, SIZE
+            )
+            weights = tl.exp2(tl.minimum(scores * scale - level[None, :], 0.0))  # keys in rows
+            dweights = tl.dot(v, tl.trans(grad))
+            if DROP:
+                line = lines_ptr + head * tokens + token
+                slope = tl.load(line, query < length, 0)
+                start_of = tl.load(line + heads * tokens, query < length, 0)
+                kept = dropout_factor(slope[None, :], start_of[None, :], number[:, None], threshold, factor)
+                dweights *= kept
+                dv += tl.dot((weights * kept).to(v.dtype), grad)
+            else:
+                dv += tl.dot(weights.to(v.dtype), grad)
+            dscores = (weights * (dweights - delta[None, :])).to(k.dtype)
+            dk += tl.dot(dscores, q)
+            if QUERIES:
+                later = shifted(dscores, 1, BLOCK)
+                products = tl.where(is_upper, later, earlier)
+                dk = add_own_term(
+                    dk, products, queries_ptr, first - begin, head, width, centre, products_ptr, at + begin, valid,
+                    -1, BLOCK, SIZE,
+                )  # fmt: skip
+                earlier = later
+        if QUERIES:
+            end = tl.cdiv(length, BLOCK) * BLOCK
+            products = tl.where(is_upper, 0.0, earlier).to(k.dtype)
+            dk = add_own_term(
+                dk, products, queries_ptr, first - end, head, width, centre, products_ptr, at + end, valid,
+                -1, BLOCK, SIZE,
+            )  # fmt: skip
+        dk = tl.where(valid, dk * gradient_scale, 0.0)
+        dv = tl.where(valid, dv, 0.0)
+        at_keys = dqkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE + width + place
+        tl.store(at_keys, dk.to(k.dtype), valid)
+        tl.store(at_keys + width, dv.to(k.dtype), valid)
+    row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    part = part_ptr + row * 2 * width + head * SIZE + feature
+    tl.store(part, tl.sum(dk, 0))
+    tl.store(part + width, tl.sum(dv, 0))
+
+
+def relative_attention_forward(
+    qkv: Tensor, distances: Distances, starts: Tensor, seed: Tensor | None, longest: int, heads: int, scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The output (T, H) of attention to queries, keys and values (T, 3 H), and each query's logarithm of the sum."""
+    size, tokens, block = qkv.shape[1] // (3 * heads), len(qkv), distances.block
+    out = torch.empty(tokens, heads * size, dtype=qkv.dtype, device=qkv.device)
+    sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
+    warps, stages = FORWARD
+    _relative_attention_forward[(triton.cdiv(longest, block), heads, len(starts) - 1)](
+        qkv, distances.keys, distances.queries, starts, seed, column_numbers(longest + OVERHANG, seed), out, sums,
+        scale * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens, distances.centre,
+        **_terms(distances), BLOCK=block, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out, sums
+
+
+
+def relative_attention_backward(
+    grad: Tensor, out: Tensor, sums: Tensor, qkv: Tensor, distances: Distances, starts: Tensor, seed: Tensor | None,
+    longest: int, heads: int, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradient of queries, keys and values (T, 3 H), its sum over all tokens (3 H), and those of the two tables."""
+    tokens, width = qkv.shape[0], qkv.shape[1] // 3
+    block, device, sequences = distances.block, qkv.device, len(starts) - 1
+    blocks = triton.cdiv(longest, block)
+    grid = blocks, heads, sequences
+    dqkv, delta = torch.empty_like(qkv), torch.empty_like(sums)
+    tables = distances.keys, distances.queries
+    numbers = column_numbers(longest + OVERHANG, seed)
+    lines = None if seed is None else torch.empty(2, *sums.shape, dtype=torch.int32, device=device)  # for the key side
+    parts = [torch.empty(sequences * blocks, n * width, dtype=torch.float32, device=device) for n in (1, 2)]
+    values = scale * LOG2E, scale, threshold_of(dropout), 1 / (1 - dropout), heads, tokens, distances.centre
+    constants = {**_terms(distances), "BLOCK": block, "SIZE": width // heads, "DROP": seed is not None}
+
+    def table_sum(products: Tensor | None, table: Tensor | None, column: int, sign: int) -> Tensor | None:
+        if products is None or table is None:
+            return None
+        own = qkv[:, column * width : (column + 1) * width]
+        return table_gradient(Products(products, own, starts, longest, heads), distances, scale, sign)
+
+    products = distances.empty_products(distances.keys, tokens, heads, blocks)
+    _relative_attention_queries[grid](
+        grad, out, qkv, *tables, starts, seed, numbers, lines, sums, delta, dqkv, products, parts[0], *values,
+        **constants, num_warps=QUERY_SIDE[0], num_stages=QUERY_SIDE[1],
+    )  # fmt: skip
+    dkeys = table_sum(products, distances.keys, 0, 1)
+    del products  # its memory serves the other side
+    products = distances.empty_products(distances.queries, tokens, heads, blocks)
+    _relative_attention_keys[grid](
+        grad, qkv, *tables, starts, numbers, lines, sums, delta, dqkv, products, parts[1], *values,
+        **constants, num_warps=KEY_SIDE[0], num_stages=KEY_SIDE[1],
+    )  # fmt: skip
+    dqueries = table_sum(products, distances.queries, 1, -1)
+    return dqkv, torch.cat([part.sum(0) for part in parts]), dkeys, dqueries
+
+
+def _terms(distances: Distances) -> dict[str, bool]:
+    return {"KEYS": distances.keys is not None, "QUERIES": distances.queries is not None}
