@@ -74,10 +74,23 @@ def _places(centre: int, furthest: int, device: torch.device) -> Tensor:
     return (torch.arange(2 * centre + 1, device=device) - centre).clamp(-furthest, furthest) + furthest
 
 
+@triton.jit
+def products_place(start, length, first, head, blocks, heads: tl.constexpr, BLOCK: tl.constexpr):
+    """Where a block's gradients of products with its first slice are (B, B), and how far those of the next slice are.
+
+    The tokens of a block have one piece of memory, in which each slice of each head is contiguous.
+    """
+    valid = tl.minimum(length - first, BLOCK)
+    step = valid.to(tl.int64) * BLOCK
+    piece = (start + first).to(tl.int64) * (heads * (blocks + 1) * BLOCK) + head * (blocks + 1) * step
+    place = tl.arange(0, BLOCK)
+    return piece + place[:, None] * BLOCK + place[None, :], step
+
+
 @triton.jit(do_not_specialize=["sequences"])
 def _table_gradient(
-    products_ptr, own_ptr, starts_ptr, part_ptr, scale, heads, stride, sequences, blocks,
-    BLOCK: tl.constexpr, SIZE: tl.constexpr, SIGN: tl.constexpr,
+    products_ptr, own_ptr, starts_ptr, part_ptr, scale, stride, sequences, blocks,
+    heads: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, SIGN: tl.constexpr,
 ):  # fmt: skip
     """One slice of distances: those of blocks that are `apart` blocks from each other."""
     apart, head, group = tl.program_id(0) - blocks, tl.program_id(1), tl.program_id(2)
@@ -90,8 +103,8 @@ def _table_gradient(
         for block in range(tl.maximum(apart, 0), tl.minimum(count, count + apart + 1)):
             position = block * BLOCK + place
             token, valid = (start + position).to(tl.int64), position[:, None] < length
-            at = (token * heads + head)[:, None] * (blocks + 1) * BLOCK + (block - apart) * BLOCK + place[None, :]
-            products = tl.load(products_ptr + at, valid, 0.0)
+            at, step = products_place(start, length, block * BLOCK, head, blocks, heads, BLOCK)
+            products = tl.load(products_ptr + at + (block - apart) * step, valid, 0.0)
             own = tl.load(own_ptr + token[:, None] * stride + head * SIZE + feature[None, :], valid, 0.0)
             total += tl.dot(tl.trans(products), own)
     centre = blocks * BLOCK
@@ -126,8 +139,8 @@ def table_gradient(products: Products, distances: Distances, scale: float, sign:
     groups = min(sequences, triton.cdiv(TABLE_PROGRAMS, 2 * blocks * heads))
     parts = torch.empty(groups, count, width, dtype=torch.float32, device=own.device)
     _table_gradient[(2 * blocks, heads, groups)](
-        gradients, own, starts, parts, scale, heads, own.stride(0), sequences, blocks,
-        BLOCK=distances.block, SIZE=width // heads, SIGN=sign, num_warps=TABLE_WARPS, num_stages=TABLE_STAGES,
+        gradients, own, starts, parts, scale, own.stride(0), sequences, blocks,
+        heads=heads, BLOCK=distances.block, SIZE=width // heads, SIGN=sign, num_warps=TABLE_WARPS, num_stages=TABLE_STAGES,
     )  # fmt: skip
     bounds = torch.searchsorted(distances.rows, torch.arange(distances.num_rows + 1, device=own.device))
     total = torch.empty(distances.num_rows, width, dtype=torch.float32, device=own.device)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.model.fused.attention import LOG2E
-from bertsmith.model.fused.distances import Distances, Products, table_gradient
+from bertsmith.model.fused.distances import Distances, Products, products_place, table_gradient
 from bertsmith.model.fused.long_attention import OVERHANG, own_block
 from bertsmith.model.fused.rows import column_numbers, dropout_factor, dropout_line, is_kept, threshold_of
 
@@ -26,14 +26,30 @@ FORWARD, QUERY_SIDE, KEY_SIDE = (4, 2), (4, 2), (4, 2)  # warps, stages
 
 
 @triton.jit
-def shifted(x, AXIS: tl.constexpr, BLOCK: tl.constexpr):
-    """The element (i, j) is x[i, i - j] (AXIS 1) or x[i - j, j] (AXIS 0), modulo the size of the block."""
-    place = tl.arange(0, BLOCK)
-    return tl.gather(x, (place[:, None] - place[None, :]) & (BLOCK - 1), AXIS)
+def shifted(x, SIGN: tl.constexpr, BLOCK: tl.constexpr):
+    """The element (i, j) is x[i, SIGN (i - j)], modulo the size of the block.
+
+    Values of 16 bits move in pairs: those of columns that are half a block apart are moved by the same distance.
+    """
+    row = tl.arange(0, BLOCK)[:, None]
+    if x.dtype.primitive_bitwidth == 16:
+        HALF: tl.constexpr = BLOCK // 2
+        source = SIGN * (row - tl.arange(0, HALF)[None, :])
+        first, second = tl.split(tl.permute(tl.reshape(x, (BLOCK, 2, HALF)), (0, 2, 1)))
+        pair = first.to(tl.uint16, bitcast=True).to(tl.uint32)
+        pair |= second.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+        pair = tl.gather(pair, source & (HALF - 1), 1)
+        pair = tl.where((source & HALF) != 0, (pair >> 16) | (pair << 16), pair)
+        first = (pair & 0xFFFF).to(tl.uint16).to(x.dtype, bitcast=True)
+        second = (pair >> 16).to(tl.uint16).to(x.dtype, bitcast=True)
+        moved = tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (BLOCK, BLOCK))
+    else:
+        moved = tl.gather(x, (SIGN * (row - tl.arange(0, BLOCK)[None, :])) & (BLOCK - 1), 1)
+    return moved
 
 
 @triton.jit
-def vectors(table_ptr, first, head, width, centre, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
+def vectors(table_ptr, first, head, centre, width: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
     """The vectors of the distances from `first` on (B, D)."""
     row = centre + SIGN * (first + tl.arange(0, BLOCK))
     return tl.load(table_ptr + row[:, None] * width + head * SIZE + tl.arange(0, SIZE)[None, :])
@@ -41,12 +57,12 @@ def vectors(table_ptr, first, head, width, centre, SIGN: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def own_products(
-    own, table_ptr, first, head, width, centre,
+    own, table_ptr, first, head, centre, width: tl.constexpr,
     TERM: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The products of a program's own block with the distances from `first` on; 0 if there is no such term."""
     if TERM:
-        products = tl.dot(own, tl.trans(vectors(table_ptr, first, head, width, centre, SIGN, BLOCK, SIZE)))
+        products = tl.dot(own, tl.trans(vectors(table_ptr, first, head, centre, width, SIGN, BLOCK, SIZE))).to(own.dtype)
     else:
         products = 0.0
     return products
@@ -54,7 +70,7 @@ def own_products(
 
 @triton.jit
 def scores_of(
-    own, other, upper, own_ptr, other_ptr, distance, head, width, centre,
+    own, other, upper, own_ptr, other_ptr, distance, head, centre, width: tl.constexpr,
     OWN_TERM: tl.constexpr, OTHER_TERM: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The scores of two blocks (B, B), not scaled, and the products that the next block needs as `upper`.
@@ -62,38 +78,40 @@ def scores_of(
     `distance` is that of the first positions of the two blocks.
     """
     place = tl.arange(0, BLOCK)
-    scores = tl.dot(own, tl.trans(other))
-    lower = own_products(own, own_ptr, distance - BLOCK, head, width, centre, OWN_TERM, SIGN, BLOCK, SIZE)
+    scores = tl.zeros((BLOCK, BLOCK), tl.float32)
+    if OTHER_TERM:
+        near = own_products(other, other_ptr, distance, head, centre, width, True, SIGN, BLOCK, SIZE)
+        far = own_products(other, other_ptr, distance - BLOCK, head, centre, width, True, SIGN, BLOCK, SIZE)
+        products = tl.where(place[:, None] + place[None, :] < BLOCK, near, far)
+        scores += tl.trans(shifted(products, -1, BLOCK))
+    lower = own_products(own, own_ptr, distance - BLOCK, head, centre, width, OWN_TERM, SIGN, BLOCK, SIZE)
     if OWN_TERM:
         products = tl.where(place[None, :] <= place[:, None], upper, lower)
-        scores += shifted(products.to(own.dtype), 1, BLOCK)
-    if OTHER_TERM:
-        near = tl.dot(vectors(other_ptr, distance, head, width, centre, SIGN, BLOCK, SIZE), tl.trans(other))
-        far = tl.dot(vectors(other_ptr, distance - BLOCK, head, width, centre, SIGN, BLOCK, SIZE), tl.trans(other))
-        products = tl.where(place[:, None] + place[None, :] < BLOCK, near, far)
-        scores += shifted(products.to(own.dtype), 0, BLOCK)
+        scores += shifted(products, 1, BLOCK)
+    scores = tl.dot(own, tl.trans(other), scores)
     return scores, lower
 
 
 @triton.jit
 def add_own_term(
-    gradient, products, table_ptr, first, head, width, centre, products_ptr, place, valid,
+    gradient, products, table_ptr, first, head, centre, products_ptr, place, valid, width: tl.constexpr,
     SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Add what the distances from `first` on contribute to a block's gradient, and write the gradient of products."""
     tl.store(products_ptr + place, products, valid)
-    return gradient + tl.dot(products, vectors(table_ptr, first, head, width, centre, SIGN, BLOCK, SIZE))
+    return gradient + tl.dot(products, vectors(table_ptr, first, head, centre, width, SIGN, BLOCK, SIZE))
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _relative_attention_forward(
     qkv_ptr, keys_ptr, queries_ptr, starts_ptr, seed_ptr, numbers_ptr, out_ptr, sums_ptr,
-    scale, threshold, factor, heads, tokens, centre,
+    scale, threshold, factor, tokens, centre, heads: tl.constexpr,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     head, start, length, first = own_block(starts_ptr, BLOCK)
     if first < length:
-        feature, width = tl.arange(0, SIZE), heads * SIZE
+        feature = tl.arange(0, SIZE)
+        width: tl.constexpr = heads * SIZE
         query = first + tl.arange(0, BLOCK)
         base = qkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE
         q = tl.load(base + query[:, None] * (3 * width) + feature[None, :], query[:, None] < length, 0.0)
@@ -102,14 +120,14 @@ def _relative_attention_forward(
         mixed = tl.zeros((BLOCK, SIZE), tl.float32)
         if DROP:
             slope, start_of = dropout_line((start + query) * heads + head, tl.load(seed_ptr))
-        upper = own_products(q, keys_ptr, first, head, width, centre, KEYS, 1, BLOCK, SIZE)
+        upper = own_products(q, keys_ptr, first, head, centre, width, KEYS, 1, BLOCK, SIZE)
         for begin in range(0, length, BLOCK):
             key = begin + tl.arange(0, BLOCK)
             place = key[:, None] * (3 * width) + feature[None, :]
             k = tl.load(base + width + place, key[:, None] < length, 0.0)
             v = tl.load(base + 2 * width + place, key[:, None] < length, 0.0)
             scores, upper = scores_of(
-                q, k, upper, keys_ptr, queries_ptr, first - begin, head, width, centre, KEYS, QUERIES, 1, BLOCK, SIZE
+                q, k, upper, keys_ptr, queries_ptr, first - begin, head, centre, width, KEYS, QUERIES, 1, BLOCK, SIZE
             )
             scores = scores * scale + tl.where(key < length, 0.0, -1e30)[None, :]
             new = tl.maximum(top, tl.max(scores, 1))
@@ -135,11 +153,12 @@ def _relative_attention_forward(
 def _relative_attention_queries(
     grad_ptr, out_ptr, qkv_ptr, keys_ptr, queries_ptr, starts_ptr, seed_ptr, numbers_ptr, lines_ptr, sums_ptr,
     delta_ptr, dqkv_ptr, products_ptr, part_ptr,
-    scale, gradient_scale, threshold, factor, heads, tokens, centre,
+    scale, gradient_scale, threshold, factor, tokens, centre, heads: tl.constexpr,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     head, start, length, first = own_block(starts_ptr, BLOCK)
-    feature, width = tl.arange(0, SIZE), heads * SIZE
+    feature = tl.arange(0, SIZE)
+    width: tl.constexpr = heads * SIZE
     dq = tl.zeros((BLOCK, SIZE), tl.float32)
     if first < length:
         block = tl.arange(0, BLOCK)
@@ -159,17 +178,17 @@ def _relative_attention_queries(
             line = lines_ptr + head * tokens + token
             tl.store(line, slope.to(tl.int32, bitcast=True), query < length)
             tl.store(line + heads * tokens, start_of.to(tl.int32, bitcast=True), query < length)
-        upper = own_products(q, keys_ptr, first, head, width, centre, KEYS, 1, BLOCK, SIZE)
+        upper = own_products(q, keys_ptr, first, head, centre, width, KEYS, 1, BLOCK, SIZE)
         is_upper = block[None, :] <= block[:, None]
         earlier = tl.zeros((BLOCK, BLOCK), q.dtype)
-        at = (token * heads + head)[:, None] * (tl.num_programs(0) + 1) * BLOCK + block[None, :]
+        at, step = products_place(start, length, first, head, tl.num_programs(0), heads, BLOCK)
         for begin in range(0, length, BLOCK):
             key = begin + block
             here = key[:, None] * (3 * width) + feature[None, :]
             k = tl.load(base + width + here, key[:, None] < length, 0.0)
             v = tl.load(base + 2 * width + here, key[:, None] < length, 0.0)
             scores, upper = scores_of(
-                q, k, upper, keys_ptr, queries_ptr, first - begin, head, width, centre, KEYS, QUERIES, 1, BLOCK, SIZE
+                q, k, upper, keys_ptr, queries_ptr, first - begin, head, centre, width, KEYS, QUERIES, 1, BLOCK, SIZE
             )
             weights = tl.exp2(tl.minimum(scores * scale - level[:, None], 0.0))  # no weight is above 1
             dweights = tl.dot(grad, tl.trans(v))
@@ -182,7 +201,7 @@ def _relative_attention_queries(
                 later = shifted(dscores, 1, BLOCK)
                 products = tl.where(is_upper, later, earlier)
                 dq = add_own_term(
-                    dq, products, keys_ptr, first - begin, head, width, centre, products_ptr, at + begin, valid,
+                    dq, products, keys_ptr, first - begin, head, centre, products_ptr, at + begin // BLOCK * step, valid, width,
                     1, BLOCK, SIZE,
                 )  # fmt: skip
                 earlier = later
@@ -190,7 +209,7 @@ def _relative_attention_queries(
             end = tl.cdiv(length, BLOCK) * BLOCK
             products = tl.where(is_upper, 0.0, earlier).to(q.dtype)
             dq = add_own_term(
-                dq, products, keys_ptr, first - end, head, width, centre, products_ptr, at + end, valid, 1, BLOCK, SIZE
+                dq, products, keys_ptr, first - end, head, centre, products_ptr, at + end // BLOCK * step, valid, width, 1, BLOCK, SIZE
             )
         dq *= gradient_scale
         tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), valid)
@@ -202,11 +221,12 @@ def _relative_attention_queries(
 def _relative_attention_keys(
     grad_ptr, qkv_ptr, keys_ptr, queries_ptr, starts_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, dqkv_ptr,
     products_ptr, part_ptr,
-    scale, gradient_scale, threshold, factor, heads, tokens, centre,
+    scale, gradient_scale, threshold, factor, tokens, centre, heads: tl.constexpr,
     KEYS: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     head, start, length, first = own_block(starts_ptr, BLOCK)
-    feature, width = tl.arange(0, SIZE), heads * SIZE
+    feature = tl.arange(0, SIZE)
+    width: tl.constexpr = heads * SIZE
     dk = tl.zeros((BLOCK, SIZE), tl.float32)
     dv = tl.zeros((BLOCK, SIZE), tl.float32)
     if first < length:
@@ -219,10 +239,10 @@ def _relative_attention_keys(
         v = tl.load(base + 2 * width + place, valid, 0.0)
         if DROP:
             number = tl.load(numbers_ptr + key)
-        upper = own_products(k, queries_ptr, first, head, width, centre, QUERIES, -1, BLOCK, SIZE)
+        upper = own_products(k, queries_ptr, first, head, centre, width, QUERIES, -1, BLOCK, SIZE)
         is_upper = block[None, :] <= block[:, None]
         earlier = tl.zeros((BLOCK, BLOCK), k.dtype)
-        at = ((start + key).to(tl.int64) * heads + head)[:, None] * (tl.num_programs(0) + 1) * BLOCK + block[None, :]
+        at, step = products_place(start, length, first, head, tl.num_programs(0), heads, BLOCK)
         for begin in range(0, length, BLOCK):
             query = begin + block
             token = (start + query).to(tl.int64)
@@ -232,7 +252,7 @@ def _relative_attention_keys(
             level = tl.load(sums_ptr + head * tokens + token, query < length, 1e30)
             delta = tl.load(delta_ptr + head * tokens + token, query < length, 0.0)
             scores, upper = scores_of(
-                k, q, upper, queries_ptr, keys_ptr, first - begin, head, width, centre, QUERIES, KEYS, -1, BLOCK, SIZE
+                k, q, upper, queries_ptr, keys_ptr, first - begin, head, centre, width, QUERIES, KEYS, -1, BLOCK, SIZE
             )
             weights = tl.exp2(tl.minimum(scores * scale - level[None, :], 0.0))  # keys in rows
             dweights = tl.dot(v, tl.trans(grad))
@@ -251,7 +271,7 @@ def _relative_attention_keys(
                 later = shifted(dscores, 1, BLOCK)
                 products = tl.where(is_upper, later, earlier)
                 dk = add_own_term(
-                    dk, products, queries_ptr, first - begin, head, width, centre, products_ptr, at + begin, valid,
+                    dk, products, queries_ptr, first - begin, head, centre, products_ptr, at + begin // BLOCK * step, valid, width,
                     -1, BLOCK, SIZE,
                 )  # fmt: skip
                 earlier = later
@@ -259,7 +279,7 @@ def _relative_attention_keys(
             end = tl.cdiv(length, BLOCK) * BLOCK
             products = tl.where(is_upper, 0.0, earlier).to(k.dtype)
             dk = add_own_term(
-                dk, products, queries_ptr, first - end, head, width, centre, products_ptr, at + end, valid,
+                dk, products, queries_ptr, first - end, head, centre, products_ptr, at + end // BLOCK * step, valid, width,
                 -1, BLOCK, SIZE,
             )  # fmt: skip
         dk = tl.where(valid, dk * gradient_scale, 0.0)
@@ -284,7 +304,7 @@ def relative_attention_forward(
     warps, stages = FORWARD
     _relative_attention_forward[(triton.cdiv(longest, block), heads, len(starts) - 1)](
         qkv, distances.keys, distances.queries, starts, seed, column_numbers(longest + OVERHANG, seed), out, sums,
-        scale * LOG2E, threshold_of(dropout), 1 / (1 - dropout), heads, tokens, distances.centre,
+        scale * LOG2E, threshold_of(dropout), 1 / (1 - dropout), tokens, distances.centre, heads,
         **_terms(distances), BLOCK=block, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, sums
@@ -305,7 +325,7 @@ def relative_attention_backward(
     numbers = column_numbers(longest + OVERHANG, seed)
     lines = None if seed is None else torch.empty(2, *sums.shape, dtype=torch.int32, device=device)  # for the key side
     parts = [torch.empty(sequences * blocks, n * width, dtype=torch.float32, device=device) for n in (1, 2)]
-    values = scale * LOG2E, scale, threshold_of(dropout), 1 / (1 - dropout), heads, tokens, distances.centre
+    values = scale * LOG2E, scale, threshold_of(dropout), 1 / (1 - dropout), tokens, distances.centre, heads
     constants = {**_terms(distances), "BLOCK": block, "SIZE": width // heads, "DROP": seed is not None}
 
     def table_sum(products: Tensor | None, table: Tensor | None, column: int, sign: int) -> Tensor | None:
