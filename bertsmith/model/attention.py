@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bertsmith.batch import Layout
 from bertsmith.model.config import LayerConfig, Reach
+from bertsmith.model.fused.weights import LinearWeights, RelativeWeights
 from bertsmith.model.kernels import attend, attend_explicit
 from bertsmith.model.relative import Relative, RelativeTerms
 from bertsmith.model.rotary import Rotation, rotate
@@ -78,10 +79,35 @@ class SelfAttention(nn.Module):
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (…, A, D)."""
         projected = self.qkv(x)
-        if self.query_bias is not None and self.value_bias is not None:
-            projected = projected + torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+        if (bias := self._separate_bias()) is not None:
+            projected = projected + bias
         q, k, v = projected.unflatten(-1, (3, self.num_heads, -1)).unbind(-3)
         return q, k, v
+
+    def _separate_bias(self) -> Tensor | None:
+        """The biases of queries and values, with zeros for the keys (3 H,), where they are not part of `qkv`."""
+        if self.query_bias is None or self.value_bias is None:
+            return None
+        return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+
+    def weights(self) -> LinearWeights:
+        """The projection of queries, keys and values, as the fused operations take it."""
+        bias = self._separate_bias()
+        return LinearWeights(self.qkv.weight, self.qkv.bias if bias is None else bias)
+
+    def relative_weights(self, relative: Relative) -> RelativeWeights:
+        """The vectors of distances and this layer's projections of them, as the fused operations take them."""
+        dropout = self.relative_dropout.p if self.training else 0.0
+        keys = self._projection(self.relative_keys, 1) if self.layer.content_to_position else None
+        queries = self._projection(self.relative_queries, 0) if self.layer.position_to_content else None
+        return RelativeWeights(relative.table, relative.rows, keys, queries, dropout)
+
+    def _projection(self, own: nn.Linear | None, part: int) -> LinearWeights:
+        """A projection of distances: the layer's own or, if it has none, that of queries (part 0) or keys (part 1)."""
+        if own is not None:
+            return LinearWeights(own.weight, own.bias)
+        weight, bias = self.weights()
+        return LinearWeights(weight.chunk(3)[part], None if bias is None else bias.chunk(3)[part])
 
     def _terms(self, relative: Relative) -> RelativeTerms:
         """The vectors of distances as keys and queries of this layer, each (A, N, D)."""

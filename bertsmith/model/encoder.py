@@ -82,9 +82,9 @@ class Embeddings(nn.Module):
     def _fused(self, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
         from bertsmith.model.fused.layer import embeddings_forward
 
-        assert self.positions is not None
         parts = None if self.segments is None else self.segments.weight
-        tables = self.tokens.weight, parts, self.positions.weight
+        places = None if self.positions is None else self.positions.weight
+        tables = self.tokens.weight, parts, places
         projection = linear_weights(self.projection) if isinstance(self.projection, nn.Linear) else None
         norm = norm_weights(self.norm) if isinstance(self.norm, nn.LayerNorm) else None
         dropout = self.dropout.p if self.training else 0.0
@@ -140,7 +140,7 @@ class Block(nn.Module):
             from bertsmith.model.fused.layer import layer_forward
 
             assert isinstance(layout, Packed)
-            return layer_forward(self._weights(), x, layout, rows)
+            return layer_forward(self._weights(relative), x, layout, rows, asking)
         own = angles.get(self.layer.rotary_base)
         before, queries = self._before(x, self.attention_norm), None
         if asking is not None and rows is not None:
@@ -163,11 +163,11 @@ class Block(nn.Module):
     def _after(self, x: Tensor, norm: nn.Module) -> Tensor:
         return x if self.layer.norm_first else norm(x)
 
-    def _weights(self) -> LayerWeights:
+    def _weights(self, relative: Relative | None) -> LayerWeights:
         attention, feed_forward = self.attention, self.feed_forward
         return LayerWeights(
             attention_norm=norm_weights(self.attention_norm),
-            qkv=linear_weights(attention.qkv),
+            qkv=attention.weights(),
             output=linear_weights(attention.output),
             feed_forward_norm=norm_weights(self.feed_forward_norm),
             inner=linear_weights(feed_forward.inner),
@@ -178,6 +178,7 @@ class Block(nn.Module):
             norm_first=self.layer.norm_first,
             dropout=self.dropout.p if self.training else 0.0,
             attention_dropout=attention.attention_dropout if self.training else 0.0,
+            relative=None if relative is None else attention.relative_weights(relative),
         )
 
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from bertsmith.batch import Layout, Packed
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import EncoderConfig, Reach
 from bertsmith.progress import say
 
 HEAD_SIZES = (16, 32, 64, 128)  # that the attention kernels have tiles for
@@ -22,9 +22,11 @@ OLDEST = (8, 0)  # the first compute capability with bfloat16 products
 UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
     (lambda c: c.layer_type == "lstm", "LSTM layers run on cuDNN"),
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
-    (lambda c: c.positions != "learned", "positions are {c.positions}, not learned"),
-    (lambda c: c.relative_terms != "none", "attention has terms of distances"),
-    (lambda c: not c.key_bias, "keys have no bias"),
+    (lambda c: c.positions == "rotary", "positions are rotary"),
+    (
+        lambda c: c.relative_terms != "none" and any(layer.reach != Reach(None, None) for layer in c.layers),
+        "attention has terms of distances and a limited reach",
+    ),
     (lambda c: c.convolution is not None, "a convolution is beside the first layer"),
     (lambda c: c.gated, "the feed-forward layers are gated"),
     (lambda c: not c.first_attention_norm, "the first layer has no norm before its attention"),
@@ -104,8 +106,17 @@ def plain_kernels() -> Iterator[None]:
 
 def compiled_kernels() -> int:
     """The number of kernels compiled so far in this process; it must not grow after a run's first steps."""
-    from bertsmith.model.fused import attention, long_attention, lookup, loss, rows, taught
+    from bertsmith.model.fused import (
+        attention,
+        distances,
+        long_attention,
+        lookup,
+        loss,
+        relative_attention,
+        rows,
+        taught,
+    )
 
-    parts = (rows, attention, long_attention, lookup, loss, taught)
+    parts = (rows, attention, long_attention, relative_attention, distances, lookup, loss, taught)
     kernels = {k for part in parts for k in vars(part).values() if hasattr(k, "device_caches")}
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())

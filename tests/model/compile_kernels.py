@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused import attention, long_attention, lookup, loss, rows, taught
+from bertsmith.model.fused import attention, distances, long_attention, lookup, loss, relative_attention, rows, taught
 from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -85,6 +85,9 @@ def main() -> None:
         gpt = {"embedding_norm": False, "num_segments": 0, "head_transform": False, "head_bias": False}
         compile_model(dataclasses.replace(config, **gpt, direction="left-to-right"), [20, 300])
         compile_model(dataclasses.replace(config, hidden_size=2048, num_heads=16), [20, 300])
+        deberta = dataclasses.replace(config, positions="none", num_segments=0, relative_terms="both")
+        compile_model(deberta, [20, 3])
+        compile_model(dataclasses.replace(deberta, key_bias=False, relative_buckets=256), [20, 300])
         windows = dataclasses.replace(config, window=64, global_every=2)
         compile_model(windows, [20, 3])
         compile_model(windows, [20, 300])
@@ -92,7 +95,8 @@ def main() -> None:
     compile_taught()
     compile_muon(64)
     compile_muon(128)
-    for part in (attention, long_attention, lookup, loss, rows, taught, muon_kernels):
+    parts = attention, long_attention, relative_attention, distances, lookup, loss, rows, taught, muon_kernels
+    for part in parts:
         for name, kernel in vars(part).items():
             if isinstance(kernel, JITFunction) and len(kernel.device_caches[0][0]):
                 print(name)

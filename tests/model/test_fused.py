@@ -37,7 +37,7 @@ pytest.importorskip("triton", reason="the fused kernels are written in Triton")
 import triton
 import triton.language as tl
 
-from bertsmith.model.fused import attention, layer, long_attention, lookup, rows, taught
+from bertsmith.model.fused import attention, distances, layer, long_attention, lookup, relative_attention, rows, taught
 from bertsmith.model.fused import loss as loss_kernel
 from bertsmith.model.fused import operations as ops
 from bertsmith.training import muon_kernels
@@ -441,6 +441,8 @@ def test_the_choice_of_plain_code_has_a_reason(gpu: None) -> None:
 OTHER_VALUES: dict[str, dict[str, object]] = {  # fields of which the fused kernels support one value
     "layer_type": {"layer_type": "lstm", "character_filters": ((1, 4),), "num_segments": 0},
     "positions": {"positions": "rotary"},
+    "relative_terms": {"relative_terms": "both", "window": 8},
+    "convolution": {"convolution": 3},
     "gated": {"gated": True},
     "first_attention_norm": {"norm_first": True, "first_attention_norm": False},
 }
@@ -452,6 +454,8 @@ KNOWN = {  # fields whose values the fused kernels all support, or that do not c
     "rotary_base", "local_rotary_base",  # only with rotary positions
     "character_filters", "character_size", "num_characters", "max_characters", "num_highways",  # only with LSTM layers
     "predicted_words",  # the same
+    "relative_reach", "relative_buckets", "relative_norm", "relative_projections", "key_bias",
+    "convolution_activation",  # only with a convolution
 }  # fmt: skip
 
 
@@ -464,7 +468,7 @@ def test_every_configuration_field_is_supported_or_gives_a_reason(gpu: None) -> 
     }
     assert all(reasons.values()), reasons
     assert len(set(reasons.values())) == len(reasons)
-    assert reasons["positions"] == "positions are rotary, not learned"
+    assert reasons["positions"] == "positions are rotary"
 
 
 def test_the_active_autocast_decides(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,7 +512,7 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    parts = attention, long_attention, lookup, loss_kernel, rows, taught, muon_kernels
+    parts = attention, long_attention, relative_attention, distances, lookup, loss_kernel, rows, taught, muon_kernels
     started = {
         name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))
     }

@@ -49,6 +49,12 @@ GPT: dict[str, object] = {
     "direction": "left-to-right", "num_segments": 0, "activation": "gelu_tanh", "embedding_norm": False,
     "head_transform": False, "head_bias": False,
 }  # fmt: skip
+DEBERTA: dict[str, object] = {
+    "positions": "none", "num_segments": 0, "relative_terms": "both", "key_bias": False, "norm_eps": 1e-7,
+}  # fmt: skip
+DEBERTA_V3: dict[str, object] = {
+    **DEBERTA, "key_bias": True, "relative_buckets": 256, "relative_norm": True, "relative_projections": False,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, object]] = {  # what differs from BERT
     "gpt": GPT,
     "albert": ALBERT,
@@ -57,6 +63,9 @@ FAMILIES: dict[str, dict[str, object]] = {  # what differs from BERT
     "attention is shared": {**ALBERT, "shared_layers": "attention", "activation": "relu"},
     "distilbert": {"num_segments": 0},
     "electra-small": {"embedding_size": 128, "hidden_size": 256, "num_heads": 4, "intermediate_size": 1024},
+    "deberta": DEBERTA,
+    "deberta, one term": {**DEBERTA, "relative_terms": "content-to-position", "relative_reach": 100},
+    "deberta-v3": DEBERTA_V3,
     "its generator": {"embedding_size": 128, "hidden_size": 64, "num_heads": 1, "intermediate_size": 256},
 }
 
@@ -129,6 +138,7 @@ def weights_after(
         pytest.param("lamb", {}, id="lamb"),
         *(pytest.param(name, ALBERT, id=f"albert-{name}") for name in ("adamw", "muon", "lamb")),
         pytest.param("muon", GPT, id="gpt-muon"),
+        pytest.param("adamw", DEBERTA_V3, id="deberta-v3-adamw"),
     ],
 )
 def test_captured_steps_equal_eager_steps(optimizer: str, changes: dict[str, object]) -> None:
@@ -247,7 +257,20 @@ def test_every_head_can_be_captured(kind: str) -> None:
     assert np.allclose(*runs, atol=0.03)
 
 
-@pytest.mark.parametrize("changes", [{}, ALBERT], ids=["bert", "albert"])
+def test_gradients_with_distances_do_not_depend_on_the_order_of_programs() -> None:
+    """Two backward passes give the same bits, those of the tables of distances as well."""
+    torch.manual_seed(0)
+    encoder, batch = Encoder(config(**DEBERTA_V3)).to(CUDA), masked_batch(512, 16).to(CUDA)
+    found = []
+    for _ in range(2):
+        encoder.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            encoder(batch).float().square().mean().backward()
+        found.append([p.grad for n, p in encoder.named_parameters() if not n.startswith("embeddings")])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("changes", [{}, ALBERT, DEBERTA_V3], ids=["bert", "albert", "deberta-v3"])
 def test_kernels_are_compiled_once(changes: dict[str, object]) -> None:
     model = MaskedLM(Encoder(config(0.1, **changes))).to(CUDA)
     train = TrainConfig(steps=1)

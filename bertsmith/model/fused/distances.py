@@ -62,10 +62,10 @@ def expand(keys: Tensor | None, queries: Tensor | None, rows: Tensor, longest: i
     """Tables (N, H) with one row for each distance, given the row of the distances from -(L - 1) to L - 1."""
     block = block_size(longest)
     rows = rows[_places(triton.cdiv(longest, block) * block, len(rows) // 2, rows.device)]
-    expanded = [None if table is None else table.index_select(0, rows) for table in (keys, queries)]
+    first, second = (None if table is None else table.index_select(0, rows) for table in (keys, queries))
     table = keys if keys is not None else queries
     assert table is not None
-    return Distances(*expanded, rows, block, len(table))
+    return Distances(first, second, rows, block, len(table))
 
 
 @lru_cache
@@ -76,15 +76,14 @@ def _places(centre: int, furthest: int, device: torch.device) -> Tensor:
 
 @triton.jit
 def products_place(start, length, first, head, blocks, heads: tl.constexpr, BLOCK: tl.constexpr):
-    """Where a block's gradients of products with its first slice are (B, B), and how far those of the next slice are.
+    """Where a block's gradients of products with its first slice (B, B) begin, and how far those of the next slice are.
 
     The tokens of a block have one piece of memory, in which each slice of each head is contiguous.
     """
     valid = tl.minimum(length - first, BLOCK)
     step = valid.to(tl.int64) * BLOCK
     piece = (start + first).to(tl.int64) * (heads * (blocks + 1) * BLOCK) + head * (blocks + 1) * step
-    place = tl.arange(0, BLOCK)
-    return piece + place[:, None] * BLOCK + place[None, :], step
+    return piece, step
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -95,6 +94,7 @@ def _table_gradient(
     """One slice of distances: those of blocks that are `apart` blocks from each other."""
     apart, head, group = tl.program_id(0) - blocks, tl.program_id(1), tl.program_id(2)
     place, feature = tl.arange(0, BLOCK), tl.arange(0, SIZE)
+    tile = place[:, None] * BLOCK + place[None, :]
     total = tl.zeros((BLOCK, SIZE), tl.float32)
     for sequence in range(group, sequences, tl.num_programs(2)):
         start = tl.load(starts_ptr + sequence)
@@ -104,7 +104,7 @@ def _table_gradient(
             position = block * BLOCK + place
             token, valid = (start + position).to(tl.int64), position[:, None] < length
             at, step = products_place(start, length, block * BLOCK, head, blocks, heads, BLOCK)
-            products = tl.load(products_ptr + at + (block - apart) * step, valid, 0.0)
+            products = tl.load(products_ptr + at + (block - apart) * step + tile, valid, 0.0)
             own = tl.load(own_ptr + token[:, None] * stride + head * SIZE + feature[None, :], valid, 0.0)
             total += tl.dot(tl.trans(products), own)
     centre = blocks * BLOCK
@@ -114,9 +114,7 @@ def _table_gradient(
 
 
 @triton.jit
-def _sum_of_rows(
-    part_ptr, bounds_ptr, out_ptr, groups, distances, width, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr
-):
+def _sum_of_rows(part_ptr, bounds_ptr, out_ptr, groups, distances, width, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr):
     """The sum of all groups over the distances of one row; the first and the last distance are unused."""
     row, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     begin = tl.maximum(tl.load(bounds_ptr + row), 1)
@@ -140,7 +138,8 @@ def table_gradient(products: Products, distances: Distances, scale: float, sign:
     parts = torch.empty(groups, count, width, dtype=torch.float32, device=own.device)
     _table_gradient[(2 * blocks, heads, groups)](
         gradients, own, starts, parts, scale, own.stride(0), sequences, blocks,
-        heads=heads, BLOCK=distances.block, SIZE=width // heads, SIGN=sign, num_warps=TABLE_WARPS, num_stages=TABLE_STAGES,
+        heads=heads, BLOCK=distances.block, SIZE=width // heads, SIGN=sign,
+        num_warps=TABLE_WARPS, num_stages=TABLE_STAGES,
     )  # fmt: skip
     bounds = torch.searchsorted(distances.rows, torch.arange(distances.num_rows + 1, device=own.device))
     total = torch.empty(distances.num_rows, width, dtype=torch.float32, device=own.device)

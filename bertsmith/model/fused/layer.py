@@ -14,6 +14,7 @@ from bertsmith.model.fused.operations import (
     activated,
     add_norm,
     attend,
+    attend_with_distances,
     embed,
     linear,
     linear_and_residual,
@@ -22,7 +23,16 @@ from bertsmith.model.fused.operations import (
     taught_words,
     word_scores,
 )
-from bertsmith.model.fused.weights import LayerWeights, LinearWeights, NormWeights, Sampling, Tables, WordHead
+from bertsmith.model.fused.weights import (
+    LayerWeights,
+    LinearWeights,
+    NormWeights,
+    RelativeTables,
+    RelativeWeights,
+    Sampling,
+    Tables,
+    WordHead,
+)
 
 DTYPE = torch.bfloat16  # of the states between two operations
 
@@ -36,18 +46,28 @@ def embeddings_forward(
     return x if projection is None else linear(x, *projection)  # (T, H)
 
 
-def layer_forward(layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None) -> Tensor:
-    """One layer on packed tokens (T, H); with `rows`, only the states of these rows."""
+def layer_forward(
+    layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None, asking: Tensor | None = None
+) -> Tensor:
+    """One layer on packed tokens (T, H); with `rows`, only the states of these rows (R, H).
+
+    With `asking`, states of the same shape as the result ask in place of `x`, which they read.
+    """
     if layer.norm_first:
         y, x = norm_and_residual(x, layer.attention_norm)
         qkv, _ = linear_and_residual(y, *layer.qkv)
-        mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
+        if asking is not None:
+            y, asking = norm_and_residual(asking, layer.attention_norm)
+            qkv = _with_queries(layer, qkv, y, rows)
+        mixed, x = _select(_mixed(layer, qkv, layout), x, rows, asking)
         x = _add(x, mixed, layer.output, layer.dropout)
         y, x = norm_and_residual(x, layer.feed_forward_norm)
         inner = activated(linear(y, layer.inner.weight), layer.inner.bias, layer.activation)
         return _add(x, inner, layer.outer, layer.dropout)
     qkv, x = linear_and_residual(x, *layer.qkv)
-    mixed, x = _select(_mixed(layer, qkv, layout), x, rows)
+    if asking is not None:
+        qkv = _with_queries(layer, qkv, asking, rows)
+    mixed, x = _select(_mixed(layer, qkv, layout), x, rows, asking)
     x = add_norm(x, linear(mixed, layer.output.weight), layer.output.bias, layer.attention_norm, layer.dropout)
     y, x = linear_and_residual(x, layer.inner.weight)
     outer = linear(activated(y, layer.inner.bias, layer.activation), layer.outer.weight)
@@ -55,11 +75,38 @@ def layer_forward(layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor |
 
 
 def _mixed(layer: LayerWeights, qkv: Tensor, layout: Packed) -> Tensor:
-    return attend(qkv, layer.qkv.bias, layout, layer.num_heads, layer.reach, layer.attention_dropout)
+    if layer.relative is None:
+        return attend(qkv, layer.qkv.bias, layout, layer.num_heads, layer.reach, layer.attention_dropout)
+    tables = _relative_tables(layer.relative, qkv.shape[1] // (3 * layer.num_heads))
+    return attend_with_distances(qkv, layer.qkv.bias, layout, layer.num_heads, tables, layer.attention_dropout)
 
 
-def _select(mixed: Tensor, x: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-    return (mixed, x) if rows is None else (mixed.index_select(0, rows), x.index_select(0, rows))
+def _relative_tables(relative: RelativeWeights, head_size: int) -> RelativeTables:
+    """The vectors of distances as keys and queries of one layer, and the scale of the scores with their terms."""
+    table = F.dropout(relative.table, relative.dropout).to(DTYPE)
+    projections = relative.keys, relative.queries
+    keys, queries = (None if weights is None else linear(table, *weights) for weights in projections)
+    terms = 1 + sum(weights is not None for weights in projections)
+    return RelativeTables(keys, queries, relative.rows, (head_size * terms) ** -0.5)
+
+
+def _with_queries(layer: LayerWeights, qkv: Tensor, asking: Tensor, rows: Tensor | None) -> Tensor:
+    """Queries, keys and values (T, 3 H) whose queries come from other states; rows that do not ask have zeros."""
+    width = qkv.shape[1] // 3
+    q = linear(asking.to(qkv.dtype), layer.qkv.weight[:width])
+    if layer.qkv.bias is not None:  # attention computes its gradient
+        q = q + layer.qkv.bias[:width].detach().to(q.dtype)
+    if rows is not None:
+        q = q.new_zeros(len(qkv), width).index_copy(0, rows, q)
+    return torch.cat([q, qkv[:, width:]], 1)
+
+
+def _select(mixed: Tensor, x: Tensor, rows: Tensor | None, asking: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The values that are mixed, and the states that they are added to."""
+    mixed = mixed if rows is None else mixed.index_select(0, rows)
+    if asking is not None:
+        return mixed, asking.to(mixed.dtype)
+    return mixed, x if rows is None else x.index_select(0, rows)
 
 
 def _add(x: Tensor, inner: Tensor, output: LinearWeights, dropout: float) -> Tensor:

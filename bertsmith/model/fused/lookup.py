@@ -24,7 +24,8 @@ from bertsmith.model.fused.weights import Tables
 def _lookup_forward(
     tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, shift_ptr, seed_ptr,
     numbers_ptr, out_ptr, mean_ptr, rstd_ptr, eps, threshold, factor, columns,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    DROP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -32,7 +33,8 @@ def _lookup_forward(
     z = tl.load(words_ptr + tl.load(tokens_ptr + row) * columns + column, valid, 0.0)
     if PARTS:
         z += tl.load(parts_ptr + tl.load(segments_ptr + row) * columns + column, valid, 0.0)
-    z += tl.load(places_ptr + tl.load(positions_ptr + row) * columns + column, valid, 0.0)
+    if PLACES:
+        z += tl.load(places_ptr + tl.load(positions_ptr + row) * columns + column, valid, 0.0)
     out = z
     if NORM:
         normal, mean, rstd = normalised(z, valid, eps, columns)
@@ -54,7 +56,7 @@ def _lookup_backward(
     grad_ptr, tokens_ptr, segments_ptr, positions_ptr, words_ptr, parts_ptr, places_ptr, scale_ptr, seed_ptr,
     numbers_ptr, mean_ptr, rstd_ptr, dwords_ptr, dparts_ptr, dplaces_ptr, dscale_ptr, dshift_ptr,
     threshold, factor, rows, columns,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, DROP: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, PLACES: tl.constexpr, NORM: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     wide = tl.cast(columns, tl.int64)
@@ -79,19 +81,22 @@ def _lookup_backward(
         token = tl.load(tokens_ptr + row) * columns
         if PARTS:
             segment = tl.load(segments_ptr + row)
-        position = tl.load(positions_ptr + row) * columns
+        if PLACES:
+            position = tl.load(positions_ptr + row) * columns
         dz = grad
         if NORM:
             z = tl.load(words_ptr + token + column, valid, 0.0)
             if PARTS:
                 z += tl.load(parts_ptr + segment * columns + column, valid, 0.0)
-            z += tl.load(places_ptr + position + column, valid, 0.0)
+            if PLACES:
+                z += tl.load(places_ptr + position + column, valid, 0.0)
             mean, rstd = tl.load(mean_ptr + row), tl.load(rstd_ptr + row)
             dz, normal = norm_gradient(grad, scale, z, mean, rstd, valid, columns)
             dscale += grad * normal
             dshift += grad
         tl.atomic_add(dwords_ptr + token + column, dz, valid, sem="relaxed")
-        tl.atomic_add(dplaces_ptr + position + column, dz, valid, sem="relaxed")
+        if PLACES:
+            tl.atomic_add(dplaces_ptr + position + column, dz, valid, sem="relaxed")
         if PARTS:
             if segment == 0:
                 first += dz
@@ -118,8 +123,8 @@ def lookup_forward(
     _lookup_forward[(rows,)](
         tokens, segments, positions, *tables, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
         eps, threshold_of(dropout), 1 / (1 - dropout), columns,
-        BLOCK=block, PARTS=tables[1] is not None, NORM=scale is not None, SHIFT=shift is not None,
-        DROP=seed is not None, num_warps=norm_warps(block, seed),
+        BLOCK=block, PARTS=tables[1] is not None, PLACES=tables[2] is not None, NORM=scale is not None,
+        SHIFT=shift is not None, DROP=seed is not None, num_warps=norm_warps(block, seed),
     )  # fmt: skip
     return out, mean, rstd
 
@@ -138,7 +143,8 @@ def lookup_backward(
     _lookup_backward[(programs,)](
         grad, tokens, segments, positions, *tables, scale, seed, column_numbers(columns, seed), mean, rstd,
         *found, sums[0], sums[1], threshold_of(dropout), 1 / (1 - dropout), rows, columns,
-        BLOCK=block, PARTS=tables[1] is not None, NORM=norm, DROP=seed is not None, num_warps=norm_warps(block, seed),
+        BLOCK=block, PARTS=tables[1] is not None, PLACES=tables[2] is not None, NORM=norm, DROP=seed is not None,
+        num_warps=norm_warps(block, seed),
     )  # fmt: skip
     if not isinstance(sums, Tensor):
         return found, None, None

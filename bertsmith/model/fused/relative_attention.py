@@ -6,8 +6,8 @@ of the expanded table, in which distance d has the row `centre` + d, so that the
 are matrix products, and each row of these products is then shifted by its position. The next block of the others needs
 the lower half of this band again, as its upper half, so a program multiplies its own block by each slice once.
 
-B positions of a block (BLOCK), D head size (SIZE). A query's own distances are i - j. A key's are j - i, and its rows of
-the tables are in reverse (SIGN -1).
+B positions of a block (BLOCK), D head size (SIZE). A query's own distances are i - j; a key's are j - i, and it
+reads the tables in reverse (SIGN -1).
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def shifted(x, SIGN: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def vectors(table_ptr, first, head, centre, width: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
+def vectors(
+    table_ptr, first, head, centre, width: tl.constexpr, SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr
+):
     """The vectors of the distances from `first` on (B, D)."""
     row = centre + SIGN * (first + tl.arange(0, BLOCK))
     return tl.load(table_ptr + row[:, None] * width + head * SIZE + tl.arange(0, SIZE)[None, :])
@@ -62,7 +64,9 @@ def own_products(
 ):  # fmt: skip
     """The products of a program's own block with the distances from `first` on; 0 if there is no such term."""
     if TERM:
-        products = tl.dot(own, tl.trans(vectors(table_ptr, first, head, centre, width, SIGN, BLOCK, SIZE))).to(own.dtype)
+        products = tl.dot(own, tl.trans(vectors(table_ptr, first, head, centre, width, SIGN, BLOCK, SIZE))).to(
+            own.dtype
+        )
     else:
         products = 0.0
     return products
@@ -82,24 +86,25 @@ def scores_of(
     if OTHER_TERM:
         near = own_products(other, other_ptr, distance, head, centre, width, True, SIGN, BLOCK, SIZE)
         far = own_products(other, other_ptr, distance - BLOCK, head, centre, width, True, SIGN, BLOCK, SIZE)
-        products = tl.where(place[:, None] + place[None, :] < BLOCK, near, far)
+        products = tl.where(place[:, None] + place[None, :] + distance < BLOCK + distance, near, far)
         scores += tl.trans(shifted(products, -1, BLOCK))
     lower = own_products(own, own_ptr, distance - BLOCK, head, centre, width, OWN_TERM, SIGN, BLOCK, SIZE)
     if OWN_TERM:
-        products = tl.where(place[None, :] <= place[:, None], upper, lower)
+        products = tl.where(is_upper(distance, BLOCK), upper, lower)
         scores += shifted(products, 1, BLOCK)
     scores = tl.dot(own, tl.trans(other), scores)
     return scores, lower
 
 
 @triton.jit
-def add_own_term(
-    gradient, products, table_ptr, first, head, centre, products_ptr, place, valid, width: tl.constexpr,
-    SIGN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """Add what the distances from `first` on contribute to a block's gradient, and write the gradient of products."""
-    tl.store(products_ptr + place, products, valid)
-    return gradient + tl.dot(products, vectors(table_ptr, first, head, centre, width, SIGN, BLOCK, SIZE))
+def is_upper(distance, BLOCK: tl.constexpr):
+    """Where products with the upper half of a band are, and not with its lower half.
+
+    The distance is no part of the result: it keeps the compiler from computing this once for all blocks, which would
+    take more registers than there are.
+    """
+    place = tl.arange(0, BLOCK)
+    return place[None, :] + distance <= place[:, None] + distance
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -179,9 +184,9 @@ def _relative_attention_queries(
             tl.store(line, slope.to(tl.int32, bitcast=True), query < length)
             tl.store(line + heads * tokens, start_of.to(tl.int32, bitcast=True), query < length)
         upper = own_products(q, keys_ptr, first, head, centre, width, KEYS, 1, BLOCK, SIZE)
-        is_upper = block[None, :] <= block[:, None]
         earlier = tl.zeros((BLOCK, BLOCK), q.dtype)
         at, step = products_place(start, length, first, head, tl.num_programs(0), heads, BLOCK)
+        tile = block[:, None] * BLOCK + block[None, :]
         for begin in range(0, length, BLOCK):
             key = begin + block
             here = key[:, None] * (3 * width) + feature[None, :]
@@ -199,18 +204,15 @@ def _relative_attention_queries(
             dq += tl.dot(dscores, k)
             if KEYS:
                 later = shifted(dscores, 1, BLOCK)
-                products = tl.where(is_upper, later, earlier)
-                dq = add_own_term(
-                    dq, products, keys_ptr, first - begin, head, centre, products_ptr, at + begin // BLOCK * step, valid, width,
-                    1, BLOCK, SIZE,
-                )  # fmt: skip
+                products = tl.where(is_upper(first - begin, BLOCK), later, earlier)
+                tl.store(products_ptr + at + begin // BLOCK * step + tile, products, valid)
+                dq += tl.dot(products, vectors(keys_ptr, first - begin, head, centre, width, 1, BLOCK, SIZE))
                 earlier = later
         if KEYS:
             end = tl.cdiv(length, BLOCK) * BLOCK
-            products = tl.where(is_upper, 0.0, earlier).to(q.dtype)
-            dq = add_own_term(
-                dq, products, keys_ptr, first - end, head, centre, products_ptr, at + end // BLOCK * step, valid, width, 1, BLOCK, SIZE
-            )
+            products = tl.where(is_upper(first - end, BLOCK), 0.0, earlier).to(q.dtype)
+            tl.store(products_ptr + at + end // BLOCK * step + tile, products, valid)
+            dq += tl.dot(products, vectors(keys_ptr, first - end, head, centre, width, 1, BLOCK, SIZE))
         dq *= gradient_scale
         tl.store(dqkv_ptr + token[:, None] * (3 * width) + head * SIZE + feature[None, :], dq.to(q.dtype), valid)
     row = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
@@ -240,9 +242,9 @@ def _relative_attention_keys(
         if DROP:
             number = tl.load(numbers_ptr + key)
         upper = own_products(k, queries_ptr, first, head, centre, width, QUERIES, -1, BLOCK, SIZE)
-        is_upper = block[None, :] <= block[:, None]
         earlier = tl.zeros((BLOCK, BLOCK), k.dtype)
         at, step = products_place(start, length, first, head, tl.num_programs(0), heads, BLOCK)
+        tile = block[:, None] * BLOCK + block[None, :]
         for begin in range(0, length, BLOCK):
             query = begin + block
             token = (start + query).to(tl.int64)
@@ -269,19 +271,15 @@ def _relative_attention_keys(
             dk += tl.dot(dscores, q)
             if QUERIES:
                 later = shifted(dscores, 1, BLOCK)
-                products = tl.where(is_upper, later, earlier)
-                dk = add_own_term(
-                    dk, products, queries_ptr, first - begin, head, centre, products_ptr, at + begin // BLOCK * step, valid, width,
-                    -1, BLOCK, SIZE,
-                )  # fmt: skip
+                products = tl.where(is_upper(first - begin, BLOCK), later, earlier)
+                tl.store(products_ptr + at + begin // BLOCK * step + tile, products, valid)
+                dk += tl.dot(products, vectors(queries_ptr, first - begin, head, centre, width, -1, BLOCK, SIZE))
                 earlier = later
         if QUERIES:
             end = tl.cdiv(length, BLOCK) * BLOCK
-            products = tl.where(is_upper, 0.0, earlier).to(k.dtype)
-            dk = add_own_term(
-                dk, products, queries_ptr, first - end, head, centre, products_ptr, at + end // BLOCK * step, valid, width,
-                -1, BLOCK, SIZE,
-            )  # fmt: skip
+            products = tl.where(is_upper(first - end, BLOCK), 0.0, earlier).to(k.dtype)
+            tl.store(products_ptr + at + end // BLOCK * step + tile, products, valid)
+            dk += tl.dot(products, vectors(queries_ptr, first - end, head, centre, width, -1, BLOCK, SIZE))
         dk = tl.where(valid, dk * gradient_scale, 0.0)
         dv = tl.where(valid, dv, 0.0)
         at_keys = dqkv_ptr + start.to(tl.int64) * (3 * width) + head * SIZE + width + place
@@ -308,7 +306,6 @@ def relative_attention_forward(
         **_terms(distances), BLOCK=block, SIZE=size, DROP=seed is not None, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out, sums
-
 
 
 def relative_attention_backward(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bertsmith.model.config import Activation, Reach
 
-Tables = tuple[Tensor, Tensor | None, Tensor]  # of tokens, of segments (None: there is none), of positions
+Tables = tuple[Tensor, Tensor | None, Tensor | None]  # of tokens, of segments, of positions (None: there is none)
 
 
 class LinearWeights(NamedTuple):
@@ -55,6 +55,20 @@ class RelativeTables(NamedTuple):
     scale: float  # that scores are multiplied by
 
 
+class RelativeWeights(NamedTuple):
+    """The vectors of distances (N, H) before a layer projects them, and the layer's projections of them.
+
+    A projection that is None has no term in the scores. The two are equal to those of queries and keys where a layer
+    has none of its own.
+    """
+
+    table: Tensor
+    rows: Tensor  # (2 L - 1,) as in RelativeTables
+    keys: LinearWeights | None
+    queries: LinearWeights | None
+    dropout: float
+
+
 class LayerWeights(NamedTuple):
     """One layer of an encoder; the dropout probabilities are 0 outside training."""
 
@@ -70,3 +84,4 @@ class LayerWeights(NamedTuple):
     norm_first: bool
     dropout: float
     attention_dropout: float
+    relative: RelativeWeights | None = None

@@ -1,0 +1,263 @@
+"""What the terms of distances in attention cost on one GPU: DeBERTa beside BERT of the same shape.
+
+    python -m benchmarks.relative_speed kernels [--lengths 128 512] [--tokens 32768]
+    python -m benchmarks.relative_speed steps [--lengths 128 512] [--no-peer]
+
+`kernels` times the kernels of one layer's attention, forward and backward, with 12 heads of 64 and dropout 0.1, for
+several sizes of a block, warps and stages, beside BERT's attention and FlexAttention. `steps` times whole steps of
+pre-training (12 × 768, masked words only) for BERT, DeBERTa v1 and DeBERTa v3, and the two of `transformers`, compiled.
+A variant that fails prints its error, and the others go on. `--smoke` tries `steps` out with tiny shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from benchmarks.kernel_kinds import by_kind
+from benchmarks.peer_forms import DEVICE, ROUNDED, Step, free_memory, measure, peer_steps, pinned, rectangular
+from benchmarks.pretrain_gpu import full_batch, our_steps, plain_reason
+from benchmarks.record import RESULTS, keep
+from bertsmith.batch import Batch, Packed
+from bertsmith.model.config import EncoderConfig, Reach
+from bertsmith.model.encoder import Encoder
+from bertsmith.model.relative import RelativeTable
+from bertsmith.model.sizes import encoder_config
+from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.settings import MaskedLMConfig
+from bertsmith.training.settings import TrainConfig
+
+NAME = "relative_speed"
+HEADS, SIZE, DROPOUT = 12, 64, 0.1
+VARIANTS = (  # positions of a block, warps, stages
+    (64, 4, 1), (64, 4, 2), (64, 4, 3), (64, 8, 1), (64, 8, 2), (64, 8, 3), (32, 4, 1), (32, 4, 2), (32, 2, 2),
+)  # fmt: skip
+DEBERTA: dict[str, Any] = {
+    "positions": "none", "num_segments": 0, "relative_terms": "both", "norm_eps": 1e-7, "key_bias": False,
+}  # fmt: skip
+V3: dict[str, Any] = {
+    **DEBERTA, "relative_buckets": 256, "relative_norm": True, "relative_projections": False, "key_bias": True,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {"bert": {"num_segments": 0}, "deberta v1": DEBERTA, "deberta v3": V3}
+
+
+def attempt(name: str, work: Callable[[], Any]) -> Any:
+    """The result, or None after one line about the error."""
+    try:
+        return work()
+    except Exception as error:  # the other variants are worth having
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        print(f"{name}: failed: {type(error).__name__}: {lines[-1][:200]}", flush=True)
+        free_memory()
+        return None
+
+
+def packed_inputs(length: int, tokens: int) -> tuple[Tensor, Packed]:
+    torch.manual_seed(0)
+    qkv = torch.randn(tokens, 3 * HEADS * SIZE, device=DEVICE).bfloat16().requires_grad_()
+    starts = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=DEVICE)
+    return qkv, Packed(starts, length)
+
+
+def distance_tables(length: int, buckets: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Random vectors of distances as keys and as queries, and the row of each distance."""
+    config = replace(encoder_config("base"), **{**DEBERTA, "relative_buckets": buckets})
+    relative = RelativeTable(config).to(DEVICE)(length, DEVICE)
+    shape = len(relative.table), HEADS * SIZE
+    keys, queries = (torch.randn(shape, device=DEVICE).bfloat16().requires_grad_() for _ in range(2))
+    return keys, queries, relative.rows
+
+
+def forward_and_backward(run: Callable[[], Tensor]) -> Step:
+    grad = torch.randn_like(run())
+    return lambda: run().backward(grad)
+
+
+def of_bert(length: int, tokens: int) -> Step:
+    from bertsmith.model.fused.operations import attend
+
+    qkv, layout = packed_inputs(length, tokens)
+    return forward_and_backward(lambda: attend(qkv, None, layout, HEADS, Reach(None, None), DROPOUT))
+
+
+def of_deberta(length: int, tokens: int, buckets: int | None) -> Step:
+    from bertsmith.model.fused.operations import attend_with_distances
+    from bertsmith.model.fused.weights import RelativeTables
+
+    qkv, layout = packed_inputs(length, tokens)
+    tables = RelativeTables(*distance_tables(length, buckets), (3 * SIZE) ** -0.5)
+    return forward_and_backward(lambda: attend_with_distances(qkv, None, layout, HEADS, tables, DROPOUT))
+
+
+def of_flex(length: int, tokens: int, buckets: int | None) -> Step:
+    """FlexAttention, compiled, which takes the terms from products with all rows; it has no dropout."""
+    qkv, _ = packed_inputs(length, tokens)
+    keys, queries, rows = distance_tables(length, buckets)
+    compiled, scale = torch.compile(flex_attention), (3 * SIZE) ** -0.5
+
+    def run() -> Tensor:
+        q, k, v = qkv.view(-1, length, 3, HEADS, SIZE).permute(2, 0, 3, 1, 4)
+        of_queries, of_keys = (
+            torch.einsum("bhld,nhd->bhln", x, table.unflatten(1, (HEADS, SIZE)))
+            for x, table in ((q, keys), (k, queries))
+        )
+
+        def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            row = rows[i - j + length - 1]
+            return score + (of_queries[b, h, i, row] + of_keys[b, h, j, row]) * scale
+
+        return compiled(q, k, v, score_mod=modified, scale=scale)
+
+    return forward_and_backward(run)
+
+
+def set_variant(block: int, warps: int, stages: int) -> None:
+    from bertsmith.model.fused import distances, relative_attention
+
+    distances.LARGEST = block
+    for name in ("FORWARD", "QUERY_SIDE", "KEY_SIDE"):
+        setattr(relative_attention, name, (warps, stages))
+
+
+def times(step: Step) -> dict[str, float]:
+    """Milliseconds of each kernel, and of all."""
+    for _ in range(3):
+        step()
+    kinds, kernels = by_kind(step, 5)
+    parts = {"forward": "attention_forward", "queries": "attention_queries", "keys": "attention_keys"}
+    parts["table"] = "_table_gradient"
+    found = {part: sum(ms for name, ms in kernels if text in name) for part, text in parts.items()}
+    return {**{part: round(ms, 3) for part, ms in found.items()}, "all": kinds["all"]}
+
+
+def kernels(arguments: argparse.Namespace) -> None:
+    """Print a row for each variant: milliseconds of one layer's attention, forward and backward."""
+    if DEVICE.type != "cuda":
+        raise SystemExit("the kernels need a GPU; tests/model/compile_kernels.py compiles them without one")
+    results: dict[str, Any] = {}
+
+    def row(name: str, make: Callable[[], Step]) -> None:
+        found = attempt(name, lambda: times(make()))
+        free_memory()
+        if found is not None:
+            results[name] = found
+            print(f"{name:42}", "  ".join(f"{part} {ms:7.3f}" for part, ms in found.items()), flush=True)
+
+    for length in arguments.lengths:
+        given = length, arguments.tokens
+        row(f"{length}: bert", lambda given=given: of_bert(*given))  # type: ignore[misc]
+        for block, warps, stages in VARIANTS:
+            set_variant(block, warps, stages)
+            name = f"{length}: block {block}, {warps} warps, {stages} stages"
+            row(name, lambda given=given: of_deberta(*given, None))  # type: ignore[misc]
+        row(f"{length}: FlexAttention", lambda given=given: of_flex(*given, 256))  # type: ignore[misc]
+    keep(NAME, arguments.results, "kernels", f"{arguments.tokens} tokens", results)
+
+
+def peer_config(name: str, config: EncoderConfig) -> Any:
+    """The configuration of `transformers` for the same model."""
+    values: dict[str, Any] = {
+        "vocab_size": -(-config.vocab_size // ROUNDED) * ROUNDED,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["c2p", "p2c"],
+    }
+    if name == "deberta v1":
+        return transformers.DebertaConfig(**values)
+    return transformers.DebertaV2Config(**values, position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True)
+
+
+def peer_step(name: str, config: EncoderConfig, batch: Batch) -> Step:
+    free_memory()
+    torch._dynamo.reset()
+    kind = transformers.DebertaForMaskedLM if name == "deberta v1" else transformers.DebertaV2ForMaskedLM
+    model = kind(peer_config(name, config)).to(DEVICE)
+    given = rectangular(batch, mask=True)
+    inputs = {n: v for n, v in given.items() if n in ("input_ids", "attention_mask", "labels")}
+    return peer_steps(torch.compile(model) if DEVICE.type == "cuda" else model, [pinned(inputs)])
+
+
+def our_model_steps(config: EncoderConfig, batch: Batch) -> Step:
+    free_memory()
+    model = MaskedLM(Encoder(config), MaskedLMConfig(next_sentence=False)).to(DEVICE)
+    print("kernels:", plain_reason(model) or "fused", flush=True)
+    return our_steps(model, [batch], TrainConfig(steps=1))
+
+
+def speed_of(label: str, make: Callable[[], Step], tokens: int, count: int, warm: int) -> dict[str, Any] | None:
+    """Tokens a second and memory of a step; None after an error."""
+    measured = attempt(label, lambda: measure(make(), count, warm))
+    if measured is None:
+        return None
+    return {"tokens_per_second": round(tokens / measured["seconds"]), "memory_gb": measured["memory_gb"]}
+
+
+def steps_of(name: str, length: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Our steps of a model, and those of `transformers`."""
+    shape: dict[str, Any] = {"max_positions": 512, "hidden_dropout": DROPOUT, "attention_dropout": DROPOUT}
+    tokens, count, warm = arguments.tokens, 10, 6
+    if arguments.smoke:
+        tokens, count, warm = 4 * length, 1, 1
+        shape |= {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "intermediate_size": 128, "vocab_size": 1200}
+    config = replace(encoder_config("base"), **shape, **MODELS[name])
+    batch = full_batch(length, tokens, config.vocab_size, 1)
+    labels = {n: v for n, v in batch.labels.items() if n in ("masked", "targets")}
+    own = replace(batch, labels=labels, counts={"mlm": batch.counts["mlm"]})
+    label, times = f"{name}, {length}", (tokens, count, warm)
+    found: dict[str, Any] = {"bertsmith": speed_of(label, lambda: our_model_steps(config, own), *times)}
+    if name != "bert" and not arguments.no_peer:
+        peer = f"{label}, transformers"
+        found["transformers"] = speed_of(peer, lambda: peer_step(name, config, batch), *times)
+    return found
+
+
+def steps(arguments: argparse.Namespace) -> None:
+    """Print tokens a second of every model, beside BERT and beside `transformers`."""
+    for length in arguments.lengths:
+        bert: float | None = None
+        for name in MODELS:
+            found = steps_of(name, length, arguments)
+            speeds = {who: result["tokens_per_second"] for who, result in found.items() if result}
+            own = speeds.get("bertsmith")
+            bert = bert or own
+            if own and bert:
+                found["of_bert"] = round(own / bert, 3)
+            if own and "transformers" in speeds:
+                found["ratio"] = round(own / speeds["transformers"], 3)
+            print(f"{name}, length {length}:", found, flush=True)
+            keep(NAME, arguments.results, "steps", f"{name}, length {length}", found)
+
+
+COMMANDS = {"kernels": kernels, "steps": steps}
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--tokens", type=int, default=32768, help="of a step")
+    parser.add_argument("--no-peer", action="store_true", help="steps: without transformers")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--smoke", action="store_true", help="steps: tiny shapes")
+    arguments = parser.parse_args(given)
+    if arguments.smoke and arguments.results == RESULTS:
+        parser.error("--smoke needs --results FOLDER: what it measures means nothing")
+    COMMANDS[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    main()
