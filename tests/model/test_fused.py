@@ -441,7 +441,7 @@ def test_the_choice_of_plain_code_has_a_reason(gpu: None) -> None:
 OTHER_VALUES: dict[str, dict[str, object]] = {  # fields of which the fused kernels support one value
     "layer_type": {"layer_type": "lstm", "character_filters": ((1, 4),), "num_segments": 0},
     "positions": {"positions": "rotary"},
-    "relative_terms": {"relative_terms": "both", "window": 8},
+    "relative_terms": {"relative_terms": "both", "direction": "left-to-right"},
     "convolution": {"convolution": 3},
     "gated": {"gated": True},
     "first_attention_norm": {"norm_first": True, "first_attention_norm": False},
