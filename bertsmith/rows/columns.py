@@ -19,6 +19,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "text": ("text", "sentence", "document", "review", "content", "comment", "title"),
     "label": ("gold_label", "label", "labels", "class", "category", "target", "score", "sentiment", "rating"),
 }
+ANSWERS, IMPOSSIBLE = "answers", "is_impossible"  # as in SQuAD 2.0
 ENDINGS = re.compile(r"(ending|choice|option|answer)[_ -]?([0-9]|[a-e])$", re.I)
 VOTE = re.compile(r"(label|annotator|annotation|worker|vote)s?[_ -]?\d+|(annotator|annotation|worker|vote).*", re.I)
 
@@ -103,6 +104,7 @@ def read_rows(
         """The columns of a file that are needed."""
         chosen = find(dict.fromkeys(all_names))
         wanted = [chosen.text, chosen.pair, chosen.label, *split_names(chosen.endings), chosen.start, chosen.key, *keep]
+        wanted += [IMPOSSIBLE] if chosen.label == ANSWERS else []
         return [name for name in all_names if name in wanted or any(each.startswith(f"{name}.") for each in wanted)]
 
     known = tuple(name for each in names.values() for name in each)
@@ -214,6 +216,8 @@ def _row(record: Record, columns: Columns, place: str, *, labelled: bool, empty:
         if name and value_of(record, name) is None and (labelled or role != "label"):
             raise BadRow(f"{place}: nothing in column {name!r}")
     label = value_of(record, columns.label)
+    if columns.label == ANSWERS and record.get(IMPOSSIBLE) is True:
+        label = []  # the hub's KLUE-MRC has plausible answers there, which are wrong
     if columns.separator and isinstance(label, str):
         label = [name.strip() for name in label.split(columns.separator) if name.strip()]
     if labelled and (label == "" or (isinstance(label, float) and math.isnan(label))):

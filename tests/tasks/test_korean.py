@@ -81,6 +81,20 @@ def test_the_hub_s_files_have_numbers_for_labels(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"guid": "y", "title": "유튜브", "label": 3}))
     (row,) = read_task(find_task("klue-tc"), tmp_path / "train.jsonl", Columns(), labelled=True)
     assert row.label == "생활문화"
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    question = {
+        "guid": "m",
+        "question": "누가?",
+        "context": "비가 왔다",
+        "answers": {"text": ["비"], "answer_start": [0]},
+    }
+    pq.write_table(
+        pa.Table.from_pylist([question | {"is_impossible": b} for b in (True, False)]), tmp_path / "m.parquet"
+    )
+    rows = read_task(find_task("klue-mrc"), tmp_path / "m.parquet", Columns(), labelled=True)
+    assert [spans.answers_of(row) for row in rows] == [[], [("비", 0)]]
     tokens = {"sentence": "<경찰:OG>은 또", "tokens": list("경찰은 또"), "ner_tags": [4, 5, 12, 12, 12]}
     (tmp_path / "train.jsonl").write_text(json.dumps(tokens))
     (row,) = read_task(find_task("klue-ner"), tmp_path / "train.jsonl", Columns(), labelled=True)
