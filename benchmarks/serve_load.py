@@ -38,6 +38,7 @@ from benchmarks.record import RESULTS, record
 from bertsmith.inference.embedder import Embedder
 
 TOLERANCE = 1e-4
+STARTING = 300.0  # seconds in which a server starts
 TIMEOUT = 60.0  # seconds after which a response is lost
 SETTLED = 60.0  # seconds after which the memory of a server should not grow
 OURS, PLAIN = "bertsmith serve", "FastAPI + pipeline"
@@ -108,6 +109,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def is_up(port: int) -> bool:
+    """Whether a server answers."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
 def server(name: str, port: int, options: list[str]) -> Iterator[int]:
     """Start a server, wait until it answers, and give its process id."""
@@ -118,14 +128,11 @@ def server(name: str, port: int, options: list[str]) -> Iterator[int]:
         command += ["benchmarks.serve_peer", weights()]
     process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL)
     try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except OSError:
-                if process.poll() is not None:
-                    raise SystemExit(f"{name} did not start") from None
-                time.sleep(0.1)
+        deadline = time.monotonic() + STARTING
+        while not is_up(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{name} did not start")
+            time.sleep(0.1)
         yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
