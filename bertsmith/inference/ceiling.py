@@ -12,7 +12,7 @@ from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.spans import answers_of, find_answer
 from bertsmith.tasks.squad_scores import squad1_scores
-from bertsmith.text.offsets import Aligned
+from bertsmith.text.offsets import Offsets
 from bertsmith.text.tokenizer import Tokenizer
 
 LOW = 95.0  # per cent; below it the vocabulary is worth a remark
@@ -42,15 +42,15 @@ def span_ceiling(rows: Sequence[Row], tokenizer: Tokenizer, task: Task) -> Ceili
     """
     golds: dict[str, list[str]] = {}
     best: dict[str, str] = {}
-    exact, contexts = 0, dict[str, Aligned]()
+    exact, last, offsets = 0, None, list[tuple[int, int]]()
     for row in rows[:: -(-len(rows) // ROWS) or 1]:
         context, answers = row.pair or "", answers_of(row)
         places = [(text, find_answer(text, start, context)) for text, start in answers]
         if not (found := [(text, place) for text, place in places if place is not None]):
             continue
-        if context not in contexts:
-            contexts = {context: tokenizer.encode_aligned([context])[0]}  # the questions of a context come together
-        covered = [_covered(contexts[context], place, place + len(text)) for text, place in found]
+        if context != last:  # the questions of a context come together
+            last, offsets = context, tokenizer.encode_aligned([context])[0].offsets
+        covered = [_covered(context, offsets, place, place + len(text)) for text, place in found]
         key = str(len(golds))
         golds[key] = [text for text, _ in answers]
         exact += any(text == cover for (text, _), cover in zip(found, covered, strict=True))
@@ -66,7 +66,7 @@ def _scores(golds: Sequence[str], text: str, task: Task) -> tuple[float, float]:
     return found["exact_match"], found["f1"]
 
 
-def _covered(aligned: Aligned, begin: int, end: int) -> str:
+def _covered(text: str, offsets: Offsets, begin: int, end: int) -> str:
     """The text of the tokens that touch a span of characters."""
-    touched = [(a, b) for a, b in aligned.offsets if a < end and b > begin]
-    return aligned.text[touched[0][0] : touched[-1][1]] if touched else ""
+    touched = [(a, b) for a, b in offsets if a < end and b > begin]
+    return text[touched[0][0] : touched[-1][1]] if touched else ""
