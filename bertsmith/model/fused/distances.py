@@ -86,7 +86,7 @@ def products_place(start, length, first, head, blocks, heads: tl.constexpr, BLOC
     return piece, step
 
 
-@triton.jit(do_not_specialize=["sequences"])
+@triton.jit(do_not_specialize=["sequences", "blocks"])
 def _table_gradient(
     products_ptr, own_ptr, starts_ptr, part_ptr, scale, stride, sequences, blocks,
     heads: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, SIGN: tl.constexpr,
@@ -113,7 +113,7 @@ def _table_gradient(
     tl.store(part_ptr + at, total * scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _sum_of_rows(part_ptr, bounds_ptr, out_ptr, groups, distances, width, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr):
     """The sum of all groups over the distances of one row; the first and the last distance are unused."""
     row, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
