@@ -12,7 +12,16 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.config import Direction
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.model.sizes import ALBERT_SIZES, SIZES, albert_config, electra_config, elmo_config, encoder_config
+from bertsmith.model.sizes import (
+    ALBERT_SIZES,
+    SIZES,
+    albert_config,
+    deberta_config,
+    deberta_v3_config,
+    electra_config,
+    elmo_config,
+    encoder_config,
+)
 from bertsmith.objectives.settings import (
     BIDIRECTIONAL_LM,
     CausalLMConfig,
@@ -141,6 +150,47 @@ def electra(size: str) -> PretrainConfig:
     )
 
 
+def deberta(size: str) -> PretrainConfig:
+    """DeBERTa as in its paper: attention by content and distance, positions before the words are predicted.
+
+    Appendix A.3: n-gram masks, no pair loss, batch 2,048. The published vocabulary is a byte-level BPE of 50,265
+    entries.
+    """
+    return PretrainConfig(
+        recipe=f"deberta-{size}",
+        model=deberta_config(size),
+        data=DataConfig(max_length=512, pairs="full", masking=MaskPolicy(unit="n-gram", span_max=3), copies=0),
+        train=TrainConfig(
+            steps=1_000_000, batch_size=2048, learning_rate=2e-4, warmup=10_000 / 1_000_000, evaluate_every=0.1
+        ),
+        objective=MaskedLMConfig(next_sentence=False, mask_decoder=True),
+    )
+
+
+def deberta_v3(size: str) -> PretrainConfig:
+    """DeBERTa v3 as in its paper: replaced tokens are detected, and the generator alone trains the shared embeddings.
+
+    Section 3 and its appendix; every chosen token becomes a mask, as in the released code. The generator has the width
+    of the discriminator and half of its layers. The published vocabulary is a Unigram of 128,000 entries.
+    """
+    return PretrainConfig(
+        recipe=f"deberta-v3-{size}",
+        model=deberta_v3_config(size),
+        data=DataConfig(max_length=512, pairs="full", masking=MaskPolicy(mask_share=1.0, random_share=0.0), copies=0),
+        train=TrainConfig(
+            steps=500_000,
+            batch_size=8192,
+            learning_rate=3e-4 if size == "large" else 6e-4,
+            warmup=10_000 / 500_000,
+            beta2=0.98,
+            evaluate_every=0.1,
+        ),
+        objective=ReplacedTokenConfig(
+            generator_size=1.0, generator_layers=0.5, disentangled=True, context=True, mask_decoder=True
+        ),
+    )
+
+
 def elmo(size: str) -> PretrainConfig:
     """ELMo as released: a character CNN and two LSTM layers of each direction, ten epochs of running text.
 
@@ -217,6 +267,18 @@ def electra_tiny() -> PretrainConfig:
     At a higher rate the generator learns faster, but the discriminator calls every token original.
     """
     published = electra("tiny")
+    base = _tried(published)
+    return replace(base, train=replace(base.train, learning_rate=published.train.learning_rate))
+
+
+def deberta_tiny() -> PretrainConfig:
+    """DeBERTa to try on a CPU: two layers, short sequences, a short run at a high learning rate."""
+    return _tried(deberta("tiny"))
+
+
+def deberta_v3_tiny() -> PretrainConfig:
+    """DeBERTa v3 to try on a CPU: two layers, 32 ranges of distances, short sequences, a short run at its own rate."""
+    published = deberta_v3("tiny")
     base = _tried(published)
     return replace(base, train=replace(base.train, learning_rate=published.train.learning_rate))
 
@@ -355,6 +417,10 @@ RECIPES: dict[str, Callable[[], PretrainConfig]] = {
     "distilbert-tiny": distilbert_tiny,
     **{f"electra-{size}": partial(electra, size) for size in ("small", "base", "large")},
     "electra-tiny": electra_tiny,
+    **{f"deberta-{size}": partial(deberta, size) for size in ("base", "large")},
+    "deberta-tiny": deberta_tiny,
+    **{f"deberta-v3-{size}": partial(deberta_v3, size) for size in ("small", "base", "large")},
+    "deberta-v3-tiny": deberta_v3_tiny,
     "elmo": partial(elmo, "base"),
     "elmo-tiny": elmo_tiny,
     "gpt": partial(gpt, "base"),

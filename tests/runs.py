@@ -38,6 +38,7 @@ def shrunk(name: str, *changes: str) -> PretrainConfig:
     if config.model.layer_type == "lstm":
         sizes = [size for size in sizes if "num_heads" not in size] + ["model.character_filters=[[1,4],[2,8],[3,8]]"]
     sizes += ["model.intermediate_size=128"] if config.model.family == "openai-gpt" else []  # 4 times the width
+    sizes += ["model.relative_buckets=16"] if config.model.relative_buckets is not None else []
     sizes += ["data.long_length=48"] if config.data.long_length is not None else []
     config = replace(config, train=replace(config.train, hours=None, epochs=None, steps=2))
     return override(config, [*sizes, *changes])

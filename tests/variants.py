@@ -28,6 +28,7 @@ class Variant:
     pretraining: bool = True  # whether `transformers` has a class with a pair loss
     pairs: bool = True  # whether we save a model with next-sentence prediction
     pooler: bool = True  # whether their encoder alone has a pooler
+    without: tuple[str, ...] = ()  # heads that `transformers` has no class for
     pair_label: str = "next_sentence_label"  # what the class with a pair loss calls its label and its logits
     pair_logits: str = "seq_relationship_logits"
 
@@ -45,6 +46,14 @@ ROBERTA = {"family": "roberta", "num_segments": 1, "pooler_input_dropout": True}
 ALBERT = {"family": "albert", "embedding_size": 24, "activation": "gelu_tanh"}
 THEIR_ALBERT = {"embedding_size": 24, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 SENTENCE_ORDER = {"pair_label": "sentence_order_label", "pair_logits": "sop_logits"}
+DEBERTA = {"num_segments": 0, "norm_eps": 1e-7, "positions": "none", "relative_terms": "both"}
+DEBERTA |= {"pooler_activation": "gelu"}
+V2 = {"relative_buckets": 16, "relative_norm": True, "relative_projections": False}
+V2 |= {"convolution": 3, "convolution_activation": "gelu"}
+THEIR_DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+THEIR_DEBERTA |= {"legacy": False}
+THEIR_V2 = {"position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True, "conv_kernel_size": 3}
+THEIR_V2 |= {"conv_act": "gelu"}
 VARIANTS = {
     "bert": Variant("Bert"),
     "bert without bias": Variant("Bert", {"bias": False}, {"bias": False}),
@@ -58,18 +67,37 @@ VARIANTS = {
     ),
     "roberta": Variant("Roberta", ROBERTA, {**PRE_NORM, "type_vocab_size": 1}, pretraining=False),
     "albert": Variant("Albert", {**ALBERT, "shared_layers": "all"}, THEIR_ALBERT, **SENTENCE_ORDER),
+    "deberta": Variant(
+        "Deberta",
+        {**DEBERTA, "family": "deberta", "key_bias": False},
+        THEIR_DEBERTA,
+        *(False, False, False, ("choice",)),
+    ),
+    "deberta-v2": Variant(
+        "DebertaV2",
+        {**DEBERTA, "family": "deberta-v2", **V2},
+        {**THEIR_DEBERTA, **THEIR_V2},
+        *(False, False, False),
+    ),
+    "deberta-v2 with segments and positions": Variant(
+        "DebertaV2",
+        {**DEBERTA, "family": "deberta-v2", "num_segments": 2, "positions": "learned", "relative_reach": 20},
+        {**THEIR_DEBERTA, "type_vocab_size": 2, "position_biased_input": True, "max_relative_positions": 20},
+        *(False, False, False),
+    ),
     "albert without sharing": Variant("Albert", ALBERT, {**THEIR_ALBERT, "num_hidden_groups": 3}, **SENTENCE_ORDER),
 }
 
 
 def their_cases(kinds: list[str]) -> list[tuple[str, str]]:
     """Every variant with the kinds of head that `transformers` has for it."""
-    return [(name, kind) for name, v in VARIANTS.items() for kind in kinds if v.pretraining or kind != "mlm+nsp"]
+    return [(name, kind) for name, kind in our_cases(kinds) if VARIANTS[name].pretraining or kind != "mlm+nsp"]
 
 
 def our_cases(kinds: list[str]) -> list[tuple[str, str]]:
     """Every variant with the kinds of head that we save it with."""
-    return [(name, kind) for name, v in VARIANTS.items() for kind in kinds if v.pairs or kind != "mlm+nsp"]
+    cases = [(name, kind) for name, v in VARIANTS.items() for kind in kinds if kind not in v.without]
+    return [(name, kind) for name, kind in cases if VARIANTS[name].pairs or kind != "mlm+nsp"]
 
 
 def their_class(variant: str, kind: str):

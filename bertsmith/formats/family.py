@@ -34,7 +34,7 @@ KEPT = frozenset(
     chunk_size_feed_forward task_specific_params torchscript use_bfloat16 prefix pruned_heads model_name language
     keys_to_ignore_at_inference max_length min_length classifier_dropout_prob net_structure_type gap_size
     num_memory_blocks down_scale_factor layers_to_keep sinusoidal_pos_embds qa_dropout seq_classif_dropout
-    summary_first_dropout summary_last_dropout n_ctx""".split()
+    summary_first_dropout summary_last_dropout n_ctx padding_idx""".split()
 )
 
 
@@ -47,12 +47,13 @@ class Field:
     aliases: Mapping[Any, Any] = field(default_factory=dict)  # theirs: ours; read and never written
     refused: tuple[Any, ...] = ()  # values of ours that their class cannot have
     none_as: str = ""  # our None is written as the value of this setting of ours
+    none_value: Any = None  # our None is written as this value
 
     def accepts(self, value: Any) -> bool:
         return value not in self.refused and (not self.values or value in self.values)
 
     def write(self, value: Any) -> dict[str, Any]:
-        return dict.fromkeys(self.names, self.values.get(value, value))
+        return dict.fromkeys(self.names, self.none_value if value is None else self.values.get(value, value))
 
     def read(self, values: Mapping[str, Any], where: Path) -> Any:
         """Our value from a `config.json`; None if it has none."""
@@ -65,8 +66,12 @@ class Field:
     def _ours(self, name: str, value: Any, where: Path) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{where}: {name} is {value}; give a finite number")
+        if isinstance(value, list):  # an older form is one text
+            value = "|".join(map(str, value))
+        if value == self.none_value:
+            return None
         if not self.values:
-            return value
+            return self.aliases.get(value, value) if isinstance(value, (str, int)) else value
         known = {**{theirs: ours for ours, theirs in self.values.items()}, **self.aliases}
         if not isinstance(value, (str, int)) or value not in known:
             raise UserError(f"{where}: {name} {value!r} is not one of {', '.join(map(str, known))}")
@@ -118,13 +123,17 @@ class Family:
     is_own: bool = False  # whether `transformers` has no class for it; the classes are then names of our own
     language_model: float = 0.0  # the weight of the language model's loss in the published fine-tuning
     both_orders: bool = False  # whether the published fine-tuning reads pairs of like texts in both orders
+    flags: Mapping[str, tuple[str, Any]] = field(default_factory=dict)  # theirs: true unless ours has this value
+    equals: Mapping[str, str] = field(default_factory=dict)  # theirs: the property of our configuration that it equals
+    written: Mapping[str, Any] = field(default_factory=dict)  # fields of theirs that are written and need not be read
     head_activation: Activation | None = None  # that their head over the vocabulary always has; None: the encoder's
 
     @property
     def config_keys(self) -> set[str]:
         """Every field of a `config.json` that is not refused."""
         named = {name for theirs in self.fields.values() for name in theirs.names}
-        return {*named, *self.fixed, *self.own_fields, *WRITTEN_ANEW, *KEPT, self.layer_groups} - {""}
+        others = (*self.flags, *self.equals, *self.written, self.layer_groups)
+        return {*named, *self.fixed, *self.own_fields, *WRITTEN_ANEW, *KEPT, *others} - {""}
 
     @property
     def class_names(self) -> set[str]:

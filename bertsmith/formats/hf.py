@@ -40,8 +40,14 @@ from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.matching import MatchingHead, init_matching
 from bertsmith.objectives.kinds import OBJECTIVES, build_objective
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.replaced_token import Discriminator
-from bertsmith.objectives.settings import BidirectionalLMConfig, CausalLMConfig, MaskedLMConfig, ObjectiveConfig
+from bertsmith.objectives.replaced_token import DELTA, Discriminator
+from bertsmith.objectives.settings import (
+    BidirectionalLMConfig,
+    CausalLMConfig,
+    MaskedLMConfig,
+    ObjectiveConfig,
+    ReplacedTokenConfig,
+)
 from bertsmith.progress import say
 from bertsmith.text.tokenizer import Tokenizer
 
@@ -59,7 +65,7 @@ REMARKS = {
     "two-encoders": NO_CLASS + "two encoders read in opposite directions, and their states stand side by side",
     "right-to-left": NO_CLASS + "the encoder reads from right to left",
     "elmo": NO_CLASS + "ELMo reads the characters of words by LSTMs",
-    "tokens": NO_CLASS + "its family has none with labels of tokens, or with answers in a text",
+    "tokens": NO_CLASS + "its family has none with an output layer of this kind",
     "last token": "the head differs in transformers: its class pools the first token, which sees itself alone when the "
     "encoder reads left to right; here the last token is pooled. The encoder's states are the same",
 }
@@ -117,11 +123,12 @@ def load_folder(
     *,
     objective: ObjectiveConfig | None = None,
     dropout: float | None = None,
+    detects: bool = False,
 ) -> Loaded:
     """Open a model folder as the model that was saved, or with another head on its encoder.
 
     `head` puts a new output layer on the encoder; `objective` opens the folder for pre-training; `dropout` replaces the
-    value in the folder.
+    value in the folder. With `detects` the folder is opened as the discriminator of replaced tokens.
     """
     folder = Path(folder)
     values = read_config(folder)
@@ -147,22 +154,32 @@ def load_folder(
                 head = replace(head, dropout=dropout_in(values, head.kind, folder))
             model = TaskModel(encoder, head)
         else:
-            model = build_objective(encoder, objective) if objective else _saved_objective(encoder, found)
+            model = build_objective(encoder, objective) if objective else _saved_objective(encoder, found, detects)
     missing = _fill(model, weights, names, folder)
     if head == saved and pools_last(model) and "transformers_version" in values:  # a field that we do not write
         say(f"note: {folder} was saved by transformers, whose class pools the first token; here the last one is pooled")
     return Loaded(folder, model, fitting_tokenizer(folder, config), read_notes(folder, values), missing)
 
 
-def _saved_objective(encoder: Encoder, found: Collection[str]) -> Objective:
-    """The objective that a folder was saved by, given the names of the tensors that it holds."""
-    if "detector.output.weight" in found:
-        return Discriminator(encoder)
+def _saved_objective(encoder: Encoder, found: Collection[str], detects: bool) -> Objective:
+    """The objective that a folder was saved by, given the names of the tensors that it holds.
+
+    With `detects`, an encoder alone gets a detector, where the family's detector is saved as one.
+    """
+    family = family_of(encoder.config)
+    is_encoder = "detector" in family.outputs and family.outputs["detector"].class_name == family.encoder_class
+    is_alone = detects and is_encoder and "masked_lm.norm.weight" not in found
+    if "detector.output.weight" in found or is_alone:
+        disentangled = DELTA in found
+        context = "detector.norm.weight" in found or "detector.output.weight" not in found
+        return Discriminator(encoder, ReplacedTokenConfig(disentangled=disentangled, context=context))
     if encoder.config.layer_type == "lstm":
         return build_objective(encoder, BidirectionalLMConfig())
     if encoder.config.direction != "both":
         return build_objective(encoder, CausalLMConfig())
-    return build_objective(encoder, MaskedLMConfig(next_sentence="next_sentence.output.weight" in found))
+    decodes = encoder.config.positions != "learned" and "mask_decoder.positions.weight" in found
+    next_sentence = "next_sentence.output.weight" in found and not decodes
+    return build_objective(encoder, MaskedLMConfig(next_sentence=next_sentence, mask_decoder=decodes))
 
 
 def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:
@@ -208,7 +225,8 @@ def names_of(model: Model) -> dict[str, Stored]:
 
 
 def _with_copies(names: dict[str, Stored], config: EncoderConfig) -> dict[str, Stored]:
-    """Give each sublayer that some of several stored layers share the names that it has in the other layers."""
+    """Fill in the number of heads, and the names in other layers of sublayers that several stored layers share."""
+    names = {name: replace(each, heads=config.num_heads) if each.by_head else each for name, each in names.items()}
     copied = dict(names)
     for name, stored in names.items():
         prefix, part = "encoder.layers.0.", name.removeprefix("encoder.layers.0.")

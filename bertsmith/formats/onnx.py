@@ -81,10 +81,9 @@ class Flat(nn.Module):
         batch = Batch(input_ids, segments, positions, Padded(attention_mask.bool()))
         if isinstance(self.model, TaskModel) and not self.encoder_alone:
             return (self.model.logits(batch),)
-        hidden = self.model.encoder(batch)
         if self.encoder_alone or isinstance(self.model, TaskModel):
-            return (hidden,)
-        return tuple(self.model.dense_logits(hidden).values())  # a graph has no list of the masked positions
+            return (self.model.encoder(batch),)
+        return tuple(self.model.dense_logits(batch).values())  # a graph has no list of the masked positions
 
 
 def export_onnx(

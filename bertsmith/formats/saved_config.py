@@ -71,12 +71,28 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     if family.layer_groups:
         given["shared_layers"] = _sharing_in(family, given, values.get(family.layer_groups), where)
     given = {**family.defaults, **given, "family": family.model_type}
+    _check_flags(family, given, values, where)
     given |= family.derived({**vars(EncoderConfig()), **given})
     given |= dict.fromkeys(family.equal_to_another(given))
     config = from_dict(EncoderConfig, given, str(where))
     if config.head_transform and family.head_activation not in (None, config.activation):
         config = replace(config, head_activation=family.head_activation)
+    for key, ours in family.equals.items():
+        if values.get(key, expected := getattr(config, ours)) != expected:
+            raise UserError(f"{where}: {key} = {values[key]!r} is not supported; only {expected} is, as {ours}")
     return replace(config, max_positions=config.max_positions - family.unused_rows(config.pad_token_id))
+
+
+def _check_flags(family: Family, given: Mapping[str, Any], values: Mapping[str, Any], where: Path) -> None:
+    """Refuse a flag of theirs that contradicts the setting which it switches on."""
+    for key, (name, off) in family.flags.items():
+        is_on = given.get(name, family.default(name)) != off
+        if bool(values.get(key)) != is_on:
+            (field,) = family.fields[name].names
+            raise UserError(
+                f"{where}: {key} = {values.get(key)!r} contradicts {field} = {values.get(field)!r}; set {key} to "
+                f"{str(is_on).lower()}, or change {field}"
+            )
 
 
 def _sharing_in(family: Family, given: Mapping[str, Any], groups: int | None, where: Path) -> str:
@@ -109,6 +125,8 @@ def config_out(model: Model) -> dict[str, Any]:
         theirs, value = family.fields.get(name), getattr(config, name)
         if value != family.default(name):
             values |= theirs.write(value) if theirs is not None and theirs.accepts(value) else {name: value}
+    values |= {key: getattr(config, name) != off for key, (name, off) in family.flags.items()}
+    values |= family.written
     if family.layer_groups:
         values[family.layer_groups] = config.stored_layers
     if pools_last(model):

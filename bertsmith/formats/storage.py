@@ -20,6 +20,8 @@ class Stored:
     transposed: bool = False  # a matrix has its inputs first, as in the Conv1D of GPT
     pad_rows: bool = False  # pad_token_id + 1 unused rows come before the first row, as in RoBERTa's positions
     tied: tuple[str, ...] = ()  # further names of the same tensor: not written, and read where the first is missing
+    by_head: bool = False  # the rows of a head's queries, keys and values are together, as in the first DeBERTa
+    heads: int = 1  # their number; it is filled in for a model
     copies: tuple[
         tuple[str, ...], ...
     ] = ()  # further names of all parts: written as well, and equal when they are read
@@ -28,14 +30,14 @@ class Stored:
         """Our tensor as the tensors of a file, by name."""
         if self.pad_rows:
             tensor = torch.cat([tensor.new_zeros(unused_rows, *tensor.shape[1:]), tensor])
-        chunks = tensor.chunk(len(self.names))
+        chunks = self._regrouped(tensor, 3, self.heads).chunk(len(self.names))
         parts = {name: self._turned(chunk).contiguous() for name, chunk in zip(self.names, chunks, strict=True)}
         copied = {copy: parts[name] for names in self.copies for copy, name in zip(names, self.names, strict=True)}
         return parts | copied
 
     def joined(self, parts: Sequence[Tensor], unused_rows: int) -> Tensor:
         """Our tensor from the tensors of a file, in its own memory."""
-        tensor = torch.cat([self._turned(part) for part in parts])
+        tensor = self._regrouped(torch.cat([self._turned(part) for part in parts]), self.heads, 3)
         return tensor[unused_rows:].clone() if self.pad_rows else tensor
 
     def shape(self, ours: Sequence[int], unused_rows: int) -> tuple[int, ...]:
@@ -52,6 +54,10 @@ class Stored:
 
     def _turned(self, tensor: Tensor) -> Tensor:
         return tensor.T if self.transposed and tensor.dim() == 2 else tensor
+
+    def _regrouped(self, tensor: Tensor, *groups: int) -> Tensor:
+        """Rows in groups of two sizes, with the inner group first."""
+        return tensor.unflatten(0, (*groups, -1)).transpose(0, 1).flatten(0, 2) if self.by_head else tensor
 
 
 Row = str | Stored

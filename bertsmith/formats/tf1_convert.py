@@ -109,7 +109,7 @@ def hf_to_tf1(source: str | Path, target: str | Path) -> dict[str, Any]:
     with new_folder(target) as work:
         weights = _open_safetensors(folder / WEIGHTS, family)
         report = write_checkpoint(
-            work, values, weights, tokens, source=folder, release=release, pieces=tokenizer.pieces
+            work, values, weights, tokens, source=folder, release=release, pieces=tokenizer.pieces.get(PIECES, b"")
         )
     return {**report, "checkpoint": str(Path(target) / release.checkpoint), "notes": [*report["notes"], *notes]}
 

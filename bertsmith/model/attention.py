@@ -31,8 +31,8 @@ class Trace:
 class Asking(NamedTuple):
     """States that ask in place of a layer's own input, from which keys and values come."""
 
-    states: Tensor  # (R, H)
-    rows: Tensor  # (R,) their rows in the flat form
+    states: Tensor  # (R, H), or (…, H) without rows
+    rows: Tensor | None  # (R,) their rows in the flat form; None: all tokens ask
 
 
 class SelfAttention(nn.Module):
@@ -63,8 +63,9 @@ class SelfAttention(nn.Module):
         """The mixed values (…, H); only those of the rows that ask are right where others than `x` are `asking`."""
         q, k, v = self._project(x)
         if asking is not None:
-            rows = self._project(asking.states)[0]  # (R, A, D)
-            q = torch.zeros_like(layout.flat(k)).index_copy(0, asking.rows, rows).view_as(k)
+            q = self._project(asking.states)[0]  # (R, A, D)
+            if asking.rows is not None:
+                q = torch.zeros_like(layout.flat(k)).index_copy(0, asking.rows, q).view_as(k)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         dropout = self.attention_dropout if self.training else 0.0

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,6 +30,7 @@ from bertsmith.model.rotary import Rotation, rotation
 
 Rotations = Mapping[float | None, Rotation]  # by rotary base
 NO_ROTATIONS: Rotations = {}
+DECODER_LAYERS = 2  # how often a mask decoder applies the last layer (DeBERTa, section 4.1)
 # The sublayers, with their norms, whose parameters the layers of an encoder may share.
 SHARED: dict[Sharing, tuple[str, ...]] = {
     "none": (),
@@ -64,15 +66,29 @@ class Embeddings(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, size)
         self.segments = nn.Embedding(config.num_segments, size) if config.num_segments else None
         self.positions = nn.Embedding(config.max_positions, size) if learned else None
+        # A discriminator may add a table of its own to its generator's, which it does not train: see `share`.
+        self.delta: nn.Parameter | None = None
+        self.owner: nn.Embedding | None = None
         self.norm = make_norm(size, config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout)
         projected = config.embedding_size is not None
         self.projection = nn.Linear(size, config.hidden_size, bias=config.bias) if projected else nn.Identity()
 
+    def share(self, owner: nn.Embedding) -> None:
+        """Take the sum of another network's table, without its gradient, and `delta` as the table of tokens."""
+        self.tokens.weight = owner.weight
+        object.__setattr__(self, "owner", owner)  # not a submodule: the other network has it
+
+    def table(self) -> Tensor:
+        """The vectors of all tokens (V, E)."""
+        if self.owner is None or self.delta is None:
+            return self.tokens.weight
+        return self.owner.weight.detach() + self.delta
+
     def forward(self, tokens: Tensor, segments: Tensor, positions: Tensor, fused: bool = False) -> Tensor:
         if fused:
             return self._fused(tokens, segments, positions)
-        x = self.tokens(tokens)  # (…, E)
+        x = self.tokens(tokens) if self.owner is None else F.embedding(tokens, self.table())  # (…, E)
         if self.segments is not None:
             x = x + self.segments(segments)
         if self.positions is not None:
@@ -84,7 +100,7 @@ class Embeddings(nn.Module):
 
         parts = None if self.segments is None else self.segments.weight
         places = None if self.positions is None else self.positions.weight
-        tables = self.tokens.weight, parts, places
+        tables = self.table(), parts, places
         projection = linear_weights(self.projection) if isinstance(self.projection, nn.Linear) else None
         norm = norm_weights(self.norm) if isinstance(self.norm, nn.LayerNorm) else None
         dropout = self.dropout.p if self.training else 0.0
@@ -134,7 +150,7 @@ class Block(nn.Module):
     ) -> Tensor:  # fmt: skip
         """The states after this layer (…, H), or those of the given `rows` (R,) of the flat form: (R, H).
 
-        With `asking` (R, H) these states ask at the rows, in place of the layer's input, whose tokens they read.
+        With `asking`, states of the same shape ask in place of the layer's input, which they read.
         """
         if fused:
             from bertsmith.model.fused.layer import layer_forward
@@ -142,9 +158,8 @@ class Block(nn.Module):
             assert isinstance(layout, Packed)
             return layer_forward(self._weights(relative), x, layout, rows, asking)
         own = angles.get(self.layer.rotary_base)
-        before, queries = self._before(x, self.attention_norm), None
-        if asking is not None and rows is not None:
-            queries = Asking(self._before(asking, self.attention_norm), rows)
+        before = self._before(x, self.attention_norm)
+        queries = None if asking is None else Asking(self._before(asking, self.attention_norm), rows)
         mixed = self.attention(before, layout, self.layer.reach, own, trace, relative, queries)
         beside = None if self.convolution is None or asking is not None else self.convolution(x, layout)
         if rows is not None:
@@ -196,13 +211,19 @@ class Encoder(nn.Module):
         blocks: list[Any] = [LSTMBlock(e) if e.layer_type == "lstm" else Block(e) for e in config.layers]
         for block in blocks[1:] if self.shares_layers else ():
             block.share(blocks[0], SHARED[config.shared_layers])
-        self.layers = nn.ModuleList(blocks)
         self.relative = None if config.relative_terms == "none" else RelativeTable(config)
+        self.layers = nn.ModuleList(blocks)
         self.final_norm = make_norm(config.hidden_size, config) if config.norm_first else nn.Identity()
         init_weights(self, config.init_std)
 
-    def forward(self, batch: Batch, trace: Trace | None = None, rows: Tensor | None = None) -> Tensor:
-        """All states, or those of the given `rows` (R,) of the flat form: (R, H), with less work in the last layer."""
+    def forward(
+        self, batch: Batch, trace: Trace | None = None, rows: Tensor | None = None, asking: Tensor | None = None
+    ) -> Tensor:
+        """All states, or those of the given `rows` (R,) of the flat form: (R, H), with less work in the last layer.
+
+        With `asking`, (…, H) or (R, H), the states are those of a mask decoder: these vectors are added to the states
+        before the last layer, and the sums ask that layer, whose output asks it once more (`MaskDecoder`).
+        """
         self.check_ids(*batch.largest)
         self._check_length(batch)
         fused = trace is None and self.choice(batch).fused
@@ -213,13 +234,25 @@ class Encoder(nn.Module):
         angles = self._angles(batch.positions)
         relative = None if self.relative is None else self.relative(batch.layout.max_length, x.device)
         checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and trace is None
+
+        def run(block: nn.Module, x: Tensor, rows: Tensor | None, *more: Tensor) -> Tensor:
+            inputs = x, batch.layout, trace, rows, fused, angles, relative, *more
+            return checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)  # type: ignore[no-any-return]
+
         with self._conversion(fused):
-            for block in self.layers:
-                wanted = rows if block is self.layers[-1] else None
+            for block in self.layers[:-1]:
                 if trace is not None:
                     trace.hidden.append(x)
-                inputs = x, batch.layout, trace, wanted, fused, angles, relative
-                x = checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)
+                x = run(block, x, None)
+            if trace is not None:
+                trace.hidden.append(x)
+            if asking is None:
+                x = run(self.layers[-1], x, rows)
+            else:
+                queries = asking + (x if rows is None else batch.layout.flat(x).index_select(0, rows))
+                for _ in range(DECODER_LAYERS):
+                    queries = run(self.layers[-1], x, rows, queries)
+                x = queries
         x = self._normalise(x, fused)
         if trace is not None:
             trace.hidden.append(x)

@@ -75,6 +75,8 @@ def _dense_relative(
     bias = relative.scores(q, k) * scale
     if seen is not None:
         bias = bias.masked_fill(~seen, float("-inf"))
+    if torch.compiler.is_exporting():  # what an exported graph makes of SDPA has another order in memory
+        return ((q @ k.transpose(2, 3) * scale + bias).softmax(-1) @ v).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale).transpose(1, 2)
 
 

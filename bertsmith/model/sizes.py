@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.config import EncoderConfig
 
@@ -29,6 +31,12 @@ ELECTRA_SIZES = {  # layers, hidden size, embedding size (Table 6 of its paper);
     "small": (12, 256, 128),
     "base": (12, 768, 768),
     "large": (24, 1024, 1024),
+}
+DEBERTA_V3_SIZES = {  # layers, hidden size: the released models; tiny is ours
+    "tiny": (2, 128),
+    "small": (6, 768),
+    "base": (12, 768),
+    "large": (24, 1024),
 }
 
 
@@ -70,6 +78,37 @@ def electra_config(size: str) -> EncoderConfig:
         embedding_size=None if embedding == hidden else embedding,
         pooler_activation="gelu",
         pooler_input_dropout=True,
+    )
+
+
+def deberta_config(size: str) -> EncoderConfig:
+    """The configuration of the first DeBERTa of a size: relative positions in attention, none in the input."""
+    return replace(
+        encoder_config(size),
+        family="deberta",
+        num_segments=0,
+        norm_eps=1e-7,
+        positions="none",
+        relative_terms="both",
+        key_bias=False,
+        pooler_activation="gelu",
+    )
+
+
+def deberta_v3_config(size: str) -> EncoderConfig:
+    """The configuration of DeBERTa v3 of a size: ranges of distances, projected by the matrices of the content."""
+    layers, hidden = DEBERTA_V3_SIZES[size]
+    return replace(
+        deberta_config("base"),
+        family="deberta-v2",
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+        relative_buckets=32 if size == "tiny" else 256,
+        relative_norm=True,
+        relative_projections=False,
+        key_bias=True,
     )
 
 

@@ -54,8 +54,8 @@ class BidirectionalLM(Objective):
         """Logits (M, V) of each direction, at the positions that predict."""
         return {name: self.bidirectional_lm(states).float() for name, (states, _) in self._halves(batch).items()}
 
-    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
-        first, second = hidden.chunk(2, -1)
+    def dense_logits(self, batch: Batch) -> dict[str, Tensor]:
+        first, second = self.encoder(batch).chunk(2, -1)
         return {"forward": self.bidirectional_lm(first), "backward": self.bidirectional_lm(second)}  # (B, L, V)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

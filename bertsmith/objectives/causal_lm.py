@@ -64,8 +64,8 @@ class CausalLM(Objective):
         """Logits (M, V) at the positions that predict."""
         return {"lm": self.causal_lm(self._states(batch)).float()}
 
-    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
-        return {"lm": self.causal_lm(hidden)}  # (B, L, V)
+    def dense_logits(self, batch: Batch) -> dict[str, Tensor]:
+        return {"lm": self.causal_lm(self.encoder(batch))}  # (B, L, V)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The summed loss `lm`, and the number of correct predictions."""

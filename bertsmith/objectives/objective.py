@@ -48,6 +48,11 @@ class Objective(nn.Module):
         """Join the models of several saved folders (see `folders`), by the submodule that each becomes."""
         raise NotImplementedError
 
+    def tensors_of(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors that are saved of a submodule (see `folders`), given the gathered state of the whole."""
+        prefix = f"{part}." if part else ""
+        return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """The logits of every loss at the positions that the batch's labels name."""
         raise NotImplementedError
@@ -56,8 +61,8 @@ class Objective(nn.Module):
         """The logits over the vocabulary (M, V) at the positions of the label `masked`, which needs no other label."""
         return self.logits(batch)[self.token_loss]
 
-    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
-        """The logits of every loss from the hidden states (B, L, H) of a padded batch, at all positions."""
+    def dense_logits(self, batch: Batch) -> dict[str, Tensor]:
+        """The logits of every loss at all positions of a padded batch, which needs no labels."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,11 +23,13 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fused.weights import Sampling
-from bertsmith.model.heads import loss_and_correct, sample
+from bertsmith.model.heads import MaskDecoder, loss_and_correct, sample
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import ORIGINAL_LABEL, Objective
 from bertsmith.objectives.settings import REPLACED_TOKEN, MaskedLMConfig, ReplacedTokenConfig
+from bertsmith.progress import say
 
+TOKENS, DELTA = "encoder.embeddings.tokens.weight", "encoder.embeddings.delta"
 HEAD_SIZE = 64  # of the generator's attention heads, as in the authors' code
 
 
@@ -46,16 +49,26 @@ def generator_config(model: EncoderConfig, config: ReplacedTokenConfig) -> Encod
 
 
 class ReplacedTokenHead(nn.Module):
-    """One logit for each token: whether the generator replaced it (ELECTRA, section 2)."""
+    """One logit for each token: whether the generator replaced it (ELECTRA, section 2).
 
-    def __init__(self, config: EncoderConfig) -> None:
+    With `context` it reads the normalised sum of the token's state and that of `[CLS]` (DeBERTa v3's code).
+    """
+
+    def __init__(self, config: EncoderConfig, context: bool = False) -> None:
         super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps) if context else None
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.output = nn.Linear(config.hidden_size, 1)
         self.activation = config.activation
         init_weights(self, config.init_std)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
+        if self.norm is not None:
+            flat, positions = batch.layout.flat(hidden), batch.layout.flat(batch.positions)
+            firsts = (
+                torch.arange(len(positions), device=positions.device) - positions
+            )  # the row of each token's `[CLS]`
+            hidden = self.norm(hidden + flat.index_select(0, firsts).view_as(hidden))
         return self.output(activate(self.dense(hidden), self.activation)).squeeze(-1)  # (…)
 
 
@@ -70,7 +83,9 @@ class Discriminator(Objective):
         super().__init__()
         self.config = config
         self.encoder = encoder
-        self.detector = ReplacedTokenHead(encoder.config)
+        self.detector = ReplacedTokenHead(encoder.config, config.context)
+        if config.disentangled:
+            encoder.embeddings.delta = nn.Parameter(torch.zeros_like(encoder.embeddings.tokens.weight))
 
     @staticmethod
     def counts(config: ReplacedTokenConfig) -> dict[str, str]:
@@ -78,10 +93,10 @@ class Discriminator(Objective):
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
         """The logit of every token (…): a positive one says that the token was replaced."""
-        return {"detection": self.detector(self.encoder(batch)).float()}
+        return {"detection": self.detector(self.encoder(batch), batch).float()}
 
-    def dense_logits(self, hidden: Tensor) -> dict[str, Tensor]:
-        return {"detection": self.detector(hidden)}  # (B, L)
+    def dense_logits(self, batch: Batch) -> dict[str, Tensor]:
+        return {"detection": self.detector(self.encoder(batch), batch)}  # (B, L)
 
     @property
     def fills_masks(self) -> bool:
@@ -128,7 +143,8 @@ class ReplacedToken(Objective):
         self.config = config
         self.discriminator = Discriminator(encoder, config)
         if generator is None:
-            generator = MaskedLM(Encoder(generator_config(encoder.config, config)), MaskedLMConfig(next_sentence=False))
+            words = MaskedLMConfig(next_sentence=False, mask_decoder=config.mask_decoder)
+            generator = MaskedLM(Encoder(generator_config(encoder.config, config)), words)
         self.generator = generator
         self.tie_weights()
 
@@ -137,7 +153,7 @@ class ReplacedToken(Objective):
         """Join a saved discriminator and its saved generator, whose sizes replace the settings'."""
         discriminator, generator = parts["discriminator"], cast(MaskedLM, parts["generator"])
         ours, theirs = discriminator.encoder, generator.encoder
-        if config.tied_embeddings and not _same_embeddings(ours, theirs):
+        if config.tied_embeddings and not config.disentangled and not _same_embeddings(ours, theirs):
             raise UserError(
                 "the generator has other embeddings than the discriminator, and objective.tied_embeddings would make "
                 "them equal: set objective.tied_embeddings=false"
@@ -145,8 +161,15 @@ class ReplacedToken(Objective):
         size, layers = (
             getattr(theirs.config, name) / getattr(ours.config, name) for name in ("hidden_size", "num_layers")
         )
-        joined = cls(ours, replace(config, generator_size=size, generator_layers=layers), generator)
+        config = replace(config, generator_size=size, generator_layers=layers, context=discriminator.config.context)
+        if config.mask_decoder and generator.mask_decoder is None:
+            generator.mask_decoder = MaskDecoder(theirs.config)
+            say("note: the generator has no weights for mask_decoder; they start at random")
+        delta = _delta(ours, theirs) if config.disentangled else None
+        joined = cls(ours, config, generator)
         joined.discriminator = cast(Discriminator, discriminator)
+        if delta is not None:
+            ours.embeddings.delta = nn.Parameter(delta)
         return joined
 
     @property
@@ -176,14 +199,25 @@ class ReplacedToken(Objective):
         return "-loss"
 
     def tie_weights(self) -> None:
-        """Share the embeddings and their norm, as in the authors' code; only the projections differ."""
+        """Share the embeddings and their norm, as in the authors' code; only the projections differ.
+
+        Disentangled networks share the table of tokens alone.
+        """
         self.generator.tie_weights()
         if not self.config.tied_embeddings:
+            return
+        if self.config.disentangled:
+            self.discriminator.encoder.embeddings.share(self.generator.encoder.embeddings.tokens)
             return
         for name, table in _tables(self.discriminator.encoder).items():
             owner, _, leaf = name.rpartition(".")
             setattr(self.generator.encoder.embeddings.get_submodule(owner), leaf, table)
         self.generator.tie_weights()
+
+    def tensors_of(self, part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A discriminator is saved with the table that it uses and, to continue from, with the part of its own."""
+        saved = super().tensors_of(part, tensors)
+        return {**saved, TOKENS: saved[TOKENS] + saved[DELTA]} if DELTA in saved else saved
 
     def token_logits(self, batch: Batch) -> Tensor:
         return self.generator.logits(batch)["mlm"]
@@ -197,7 +231,7 @@ class ReplacedToken(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Summed losses, `mlm` over the masked positions and `detection` over all tokens, and the right predictions."""
         encoder, targets = self.generator.encoder, batch.labels["targets"]
-        states = encoder(batch, rows=batch.labels["masked"])  # (M, generator's H)
+        states, _ = self.generator.states(batch)  # (M, generator's H)
         mlm, right, sampled = self.generator.masked_lm.losses_and_samples(
             states, targets, encoder.choice(batch).fused, self.sampling
         )
@@ -255,6 +289,19 @@ class ReplacedToken(Objective):
             training_memory(config, tokens, length, words, half=half, checkpointing=checkpointing, processes=processes)
             for config, words in networks
         )
+
+
+def _delta(ours: Encoder, theirs: Encoder) -> Tensor:
+    """The table that a saved discriminator adds to its generator's; without one, the difference of their tables."""
+    tables = ours.embeddings.tokens.weight, theirs.embeddings.tokens.weight
+    if tables[0].shape != tables[1].shape:
+        raise UserError(
+            f"the discriminator has embeddings of shape {tuple(tables[0].shape)} and the generator of "
+            f"{tuple(tables[1].shape)}, which cannot be shared: set objective.tied_embeddings=false and "
+            "objective.disentangled=false"
+        )
+    delta = ours.embeddings.delta
+    return (tables[0] - tables[1]).detach() if delta is None else delta.detach()
 
 
 def _tables(encoder: Encoder) -> dict[str, Any]:

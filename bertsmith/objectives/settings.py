@@ -13,10 +13,21 @@ Init = Literal["teacher", "random"]
 
 @dataclass(frozen=True)
 class MaskedLMConfig:
-    """Masked words are predicted and, with `next_sentence`, the label of a segment pair as `data.pairs` makes it."""
+    """Masked words are predicted and, with `next_sentence`, the label of a segment pair as `data.pairs` makes it.
+
+    With `mask_decoder` absolute positions come in before the words are predicted (DeBERTa, section 3.2); the encoder
+    then has none in its input (`model.positions` is not learned).
+    """
 
     kind: Literal["masked-lm"] = "masked-lm"
     next_sentence: bool = True
+    mask_decoder: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mask_decoder and self.next_sentence:
+            raise UserError(
+                "objective.mask_decoder=true predicts masked words alone; set objective.next_sentence=false"
+            )
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,11 @@ class ReplacedTokenConfig:
     discriminator's (Table 6). The loss is that of the generator and `detection_weight` times that of the discriminator.
     The generator's words are sampled at a `temperature` and, with `disallow_correct`, never equal the original. With
     `tied_embeddings` both networks have the same input tables and norm.
+
+    With `disentangled` they have only the table of tokens in common, and it is trained by the generator alone: the
+    discriminator adds a table of its own, which begins with zeros (DeBERTa v3, section 3.3). With `context` the
+    detector adds the state of `[CLS]` to the state of every token and normalises the sum first (its authors' code).
+    With `mask_decoder` the generator has one, as in `masked-lm`.
     """
 
     kind: Literal["replaced-token"] = "replaced-token"
@@ -84,6 +100,9 @@ class ReplacedTokenConfig:
     temperature: float = 1.0
     disallow_correct: bool = False
     tied_embeddings: bool = True
+    disentangled: bool = False
+    context: bool = False
+    mask_decoder: bool = False
     BOUNDS = {
         "generator_size": Bounds(0, 16, "(]"),
         "generator_layers": Bounds(0, 16, "(]"),
@@ -93,6 +112,10 @@ class ReplacedTokenConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "objective.")
+        if self.disentangled and not self.tied_embeddings:
+            raise UserError(
+                "objective.disentangled=true needs objective.tied_embeddings=true: it is a way to share them"
+            )
 
 
 ObjectiveConfig = MaskedLMConfig | CausalLMConfig | BidirectionalLMConfig | DistillationConfig | ReplacedTokenConfig

@@ -21,6 +21,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective, objective_class
 from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.objectives.settings import ObjectiveConfig
 from bertsmith.pretraining.checks import check_lengths
 from bertsmith.pretraining.settings import PretrainConfig
@@ -82,7 +83,7 @@ def _saved_parts(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[
                 f"{folder} has no folder {name!r}, and objective.kind={config.objective.kind} trains that network too: "
                 f"put the folder of its {expected} there, as {folder / name}"
             )
-        loaded = _opened(folder / name, corpus)
+        loaded = _opened(folder / name, corpus, detects=output == Discriminator.token_head)
         if (saved := architecture_of(loaded.model)) != expected:
             raise UserError(
                 f"{folder / name} holds {saved}, and objective.kind={config.objective.kind} continues {expected}: give "
@@ -94,9 +95,9 @@ def _saved_parts(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[
     return objective, replace(config, objective=objective.config)
 
 
-def _opened(folder: Path, corpus: Corpus, objective: ObjectiveConfig | None = None) -> Loaded:
+def _opened(folder: Path, corpus: Corpus, objective: ObjectiveConfig | None = None, detects: bool = False) -> Loaded:
     """A saved model whose tokenizer is the corpus's; heads that it lacks start at random, with a note."""
-    loaded = load_folder(folder, objective=objective)
+    loaded = load_folder(folder, objective=objective, detects=detects)
     corpus.check_tokenizer(loaded.tokenizer.hash, folder)
     if loaded.missing:
         lacking = sorted({name.split(".")[0] for name in loaded.missing})
@@ -131,8 +132,7 @@ def save_model(
 ) -> None:
     """Write the model folder of an objective, with the folders inside it where the objective saves several models."""
     for name, part in objective.folders.items():
-        prefix = f"{part}." if part else ""
-        own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+        own = objective.tensors_of(part, tensors)
         save_folder(folder / name, cast(Model, objective.get_submodule(part)), tokenizer, notes, own)
 
 

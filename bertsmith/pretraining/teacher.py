@@ -69,6 +69,11 @@ def find_teacher(config: PretrainConfig, corpus: Corpus) -> Teacher | None:
             f"--teacher {folder} has no masked-word head to learn from; give a model that was pre-trained on masked "
             "words (`bertsmith finetune … --teacher` learns a task from a fine-tuned model)"
         )
+    if getattr(model, "mask_decoder", None) is not None:
+        raise UserError(
+            f"--teacher {folder} predicts masked words through a mask decoder, which a student has not; give a teacher "
+            "without one"
+        )
     corpus.check_tokenizer(loaded.tokenizer.hash, folder)
     _check_lengths(config, model.encoder.config, folder)
     return Teacher(folder, model)

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from bertsmith.errors import UserError
-from bertsmith.text.frame import ROBERTA, Frame
+from bertsmith.text.frame import DEBERTA, ROBERTA, Frame
 from bertsmith.text.long_words import short_words
 from bertsmith.text.morphemes import BORDER, Bordered
 from bertsmith.text.normalisation import OWN, Normalisation
-from bertsmith.text.special_tokens import named, register
+from bertsmith.text.special_tokens import named, place, register
 
 VOCAB, MERGES = "vocab.json", "merges.txt"
 BYTES = pre_tokenizers.ByteLevel.alphabet()
@@ -64,12 +64,20 @@ def train(
 
 
 def read(vocab: Path, settings: Mapping[str, Any]) -> Backend:
-    """Make a tokenizer from a released `vocab.json` and the `merges.txt` beside it, without any normalisation."""
+    """Make a tokenizer from a released `vocab.json` and the `merges.txt` beside it, without any normalisation.
+
+    The special tokens are RoBERTa's or, where the vocabulary has those, DeBERTa's.
+    """
     try:
         model = models.BPE.from_file(str(vocab), str(vocab.with_name(MERGES)))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{vocab} and {MERGES} are not a byte-level vocabulary: {error}") from None
     backend = _pipeline(model, None, prefix_space=bool(settings.get("add_prefix_space", False)))
+    if backend.token_to_id(ROBERTA.first[0]) is None and backend.token_to_id(DEBERTA.first[0]) is not None:
+        frame = named(DEBERTA, settings)
+        register(backend, frame, settings)
+        place(backend, frame)
+        return backend
     return _framed(backend, named(ROBERTA, settings), settings)
 
 

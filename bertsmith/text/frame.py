@@ -127,6 +127,9 @@ ROBERTA = Frame(
 ALBERT = Frame(
     ("[CLS]",), ("[SEP]",), ("[SEP]",), (0, 1), WordMarker("▁", "first"), unknown="<unk>", pad="<pad>", mask="[MASK]"
 )
+# `[CLS] a [SEP] b [SEP]` with byte-level BPE, and with SentencePiece's marker (He et al. 2021, and its later versions).
+DEBERTA = replace(wordpiece_frame(), word_marker=WordMarker("Ġ", "first"))
+DEBERTA_V2 = replace(wordpiece_frame(), word_marker=WordMarker("▁", "first"))
 # `<S> a </S> b </S>`, two segments; the names are those of ELMo's vocabulary (Peters et al. 2018).
 WORDS = wordpiece_frame(first="<S>", last="</S>", unknown="<UNK>", pad="<PAD>", mask="<MASK>")
 # Start, delimiter and extract tokens (Radford et al. 2018, section 3.3; the names are those of the released code);

@@ -15,8 +15,8 @@ from bertsmith.text import byte_bpe, unigram, word_bpe, wordpiece
 from bertsmith.text.special_tokens import add_tokens
 
 WHOLE = "tokenizer.json"
-PIECES = "spiece.model"
-RELEASED = ("vocab.txt", byte_bpe.VOCAB, PIECES)
+PIECES = unigram.PIECES
+RELEASED = ("vocab.txt", byte_bpe.VOCAB, PIECES, unigram.DEBERTA_PIECES)
 
 
 def open_backend(folder: Path, settings: Mapping[str, Any]) -> Backend:

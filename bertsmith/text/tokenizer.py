@@ -3,8 +3,9 @@
 A tokenizer folder holds `tokenizer.json` (the whole tokenizer) and `tokenizer_config.json` (so that `transformers`
 opens the folder and gives the same tokens). Beside them are the files in which released models have their
 vocabularies: `vocab.txt` for WordPiece (BERT) and words (ELMo), `vocab.json` and `merges.txt` for byte-level BPE
-(RoBERTa) and for BPE with marked ends of words (OpenAI GPT). A folder that has only such files, or only `spiece.model`
-(Unigram, ALBERT), is opened as well; a `spiece.model` is written back, but none is made for a trained vocabulary.
+(RoBERTa) and for BPE with marked ends of words (OpenAI GPT). A folder that has only such files, or only SentencePiece's
+(Unigram: `spiece.model` of ALBERT, `spm.model` of DeBERTa), is opened as well; such a file is written back, but none is
+made for a trained vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from bertsmith.text.frame import ALBERT, GPT, GPT_TEXT, ROBERTA, WORDPIECE, WORD
 from bertsmith.text.morphemes import Bordered
 from bertsmith.text.normalisation import OWN, Normalisation, folds_repeats
 from bertsmith.text.offsets import Aligned
-from bertsmith.text.opening import PIECES, WHOLE, lowercases, open_backend
+from bertsmith.text.opening import WHOLE, lowercases, open_backend
 from bertsmith.text.safe import REPLACEMENT, valid_text
 from bertsmith.text.special_tokens import TOKEN_FIELDS, as_written, frame_of, token_fields
 from bertsmith.text.spelling import Characters, NewWords, spell_vocabulary
@@ -65,7 +66,7 @@ class Tokenizer:
     frame: Frame = WORDPIECE
     spells: bool = False
     new_words: NewWords | None = None
-    pieces: bytes = b""  # the `spiece.model` that it was opened with, which is written back for other programs
+    pieces: Mapping[str, bytes] = field(default_factory=dict)  # SentencePiece's file, which is written back as it was
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -83,8 +84,8 @@ class Tokenizer:
         if missing := [name for name in frame.special_tokens if backend.token_to_id(name) is None]:
             raise UserError(f"{folder}: the vocabulary lacks {', '.join(missing)}, which BERT needs")
         tokenizer = cls(backend, lowercases(backend), settings, frame)
-        has_pieces = tokenizer.kind == "unigram" and (folder / PIECES).is_file()
-        return replace(tokenizer, pieces=(folder / PIECES).read_bytes()) if has_pieces else tokenizer
+        names = (unigram.PIECES, unigram.DEBERTA_PIECES) if tokenizer.kind == "unigram" else ()
+        return replace(tokenizer, pieces={n: (folder / n).read_bytes() for n in names if (folder / n).is_file()})
 
     def save(self, folder: str | Path, max_length: int | None = None, num_segments: int = 2) -> None:
         """Write the files of a tokenizer folder.
@@ -115,7 +116,7 @@ class Tokenizer:
             texts |= byte_bpe.files(self.backend)
         texts[SETTINGS] = json.dumps(settings, indent=2) + "\n"
         files = {name: text.encode("utf-8") for name, text in texts.items()}
-        return {**files, PIECES: self.pieces} if self.pieces else files
+        return {**files, **self.pieces}
 
     @property
     def kind(self) -> Kind:

@@ -1,4 +1,4 @@
-"""Unigram vocabularies (Kudo 2018; ALBERT): training, and reading a released `spiece.model`.
+"""Unigram vocabularies (Kudo 2018; ALBERT, DeBERTa): training, and reading a released `spiece.model` or `spm.model`.
 
 A word begins with its space, written `▁`. Of all ways to divide a word into entries, the likeliest is taken.
 """
@@ -11,20 +11,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from bertsmith.errors import UserError
 from bertsmith.text.alphabet import alphabet
-from bertsmith.text.frame import ALBERT
+from bertsmith.text.frame import ALBERT, DEBERTA_V2
 from bertsmith.text.long_words import short_words
 from bertsmith.text.morphemes import BORDER, Bordered
 from bertsmith.text.normalisation import OWN, Form, Normalisation
 from bertsmith.text.offsets import marks
 from bertsmith.text.special_tokens import named, place, register
-from bertsmith.text.spiece import read_spiece
+from bertsmith.text.spiece import SentencePiece, read_spiece
 from bertsmith.text.unigram_entries import choose_entries
 
+PIECES, DEBERTA_PIECES = "spiece.model", "spm.model"  # the files of released vocabularies
 SPACE = ALBERT.word_marker.text
 CONTROL = Regex(r"[\p{C}&&[^\s]]|\x{FFFD}")  # invisible characters, which BERT's clean-up drops as well
 QUOTES = ("``", "''")  # both become one straight quotation mark
@@ -48,18 +49,48 @@ def _steps(lowercase: bool, accents: bool, form: Form | None = None) -> list[nor
 
 
 def read(path: Path, settings: Mapping[str, Any]) -> Backend:
+    """Make a tokenizer from ALBERT's `spiece.model` or DeBERTa's `spm.model`, which are read in different ways."""
+    return read_deberta(path, settings) if path.name == DEBERTA_PIECES else read_albert(path, settings)
+
+
+def read_deberta(path: Path, settings: Mapping[str, Any]) -> Backend:
+    """Make a tokenizer from the `spm.model` of DeBERTa v2 or v3; its mask comes after all pieces."""
+    found, frame = read_spiece(path), named(DEBERTA_V2, settings)
+    lowercase = [normalizers.Lowercase()] if settings.get("do_lower_case") else []
+    table = _character_table(found, path) or [normalizers.NFC()]
+    spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    end = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip(left=False, right=True)]
+    entries = [(piece.text, piece.score) for piece in found.pieces]
+    backend = Backend(models.Unigram(entries, unk_id=found.unknown, byte_fallback=found.byte_fallback))
+    backend.normalizer = normalizers.Sequence([*lowercase, spaces, *table, *end])
+    split = [pre_tokenizers.Punctuation("isolated")] if settings.get("split_by_punct") else []
+    marked = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*split, marked])
+    backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
+    mask = {"content": str(frame.mask), "normalized": False, "lstrip": False}
+    backend.add_special_tokens([AddedToken(str(frame.mask), normalized=False)])
+    objects = {key: value for key, value in settings.items() if isinstance(value, dict)}
+    register(backend, frame, {"mask_token": mask, **objects})
+    place(backend, frame)
+    return backend
+
+
+def _character_table(found: SentencePiece, path: Path) -> list[normalizers.Normalizer]:
+    """The table of characters in a model file, if it has one."""
+    try:
+        return [normalizers.Precompiled(found.character_map)] if found.character_map else []
+    except Exception:  # the library raises bare Exception
+        raise UserError(f"{path} is damaged: its table of characters cannot be read") from None
+
+
+def read_albert(path: Path, settings: Mapping[str, Any]) -> Backend:
     """Make a tokenizer from ALBERT's `spiece.model`, with the normalisation of its table of characters.
 
     ALBERT's code never takes a digit with a comma after it as one piece; here such a piece is made unlikely.
     """
     found, frame = read_spiece(path), named(ALBERT, settings)
     lowercase, accents = bool(settings.get("do_lower_case", True)), bool(settings.get("keep_accents", False))
-    steps = _steps(lowercase, accents)
-    if found.character_map:
-        try:
-            steps.append(normalizers.Precompiled(found.character_map))
-        except Exception:  # the library raises bare Exception
-            raise UserError(f"{path} is damaged: its table of characters cannot be read") from None
+    steps = [*_steps(lowercase, accents), *_character_table(found, path)]
     steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     entries = [(piece.text, piece.score - 100 * bool(re.search("[0-9],$", piece.text[-2:]))) for piece in found.pieces]
     model = models.Unigram(entries, unk_id=found.unknown, byte_fallback=found.byte_fallback)

@@ -48,6 +48,10 @@ def test_recipes_set_the_objective() -> None:
         DistillationConfig(),
         DistillationConfig(half=True),
         *sizes,
+        replace(NO_PAIRS, mask_decoder=True),  # DeBERTa
+        ReplacedTokenConfig(
+            generator_size=1.0, generator_layers=0.5, disentangled=True, context=True, mask_decoder=True
+        ),
     }
     assert recipe("bert-tiny-no-nsp").objective == recipe("quickstart").objective == NO_PAIRS
     assert recipe("bert-tiny-right-to-left").objective == CausalLMConfig()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from conftest import KOREAN
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 
 from bertsmith.errors import UserError
 from bertsmith.tasks.examples import join_texts, shorten, texts_of
@@ -163,6 +164,47 @@ def albert(folder: Path) -> Reference:
     )
 
 
+def save_deberta(folder: Path) -> None:
+    """`vocab.json` and `merges.txt` with BERT's names of the special tokens, as the first DeBERTa was released."""
+    names = {"<s>": "[CLS]", "</s>": "[SEP]", "<pad>": "[PAD]", "<unk>": "[UNK]", "<mask>": "[MASK]"}
+    files = released_files(train_byte_bpe(TEXTS, 800).backend)
+    vocab = {names.get(token, token): number for token, number in json.loads(files["vocab.json"]).items()}
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    (folder / "merges.txt").write_text(files["merges.txt"], encoding="utf-8")
+    mask = {"content": "[MASK]", "lstrip": True, "rstrip": False, "normalized": True, "single_word": False}
+    (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
+
+
+def deberta(folder: Path) -> Reference:
+    """transformers 5 puts two `[SEP]` between the texts of a pair; its releases before and the authors put one."""
+    theirs = opened_by("DebertaTokenizer")(folder)
+    ids = [(name, theirs.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
+    theirs.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+    )
+    return theirs
+
+
+def save_spm(folder: Path) -> None:
+    """`spm.model` alone, as DeBERTa v2 and v3 were released: special tokens first, without the mask."""
+    save_spiece(folder)
+    entries = json.loads(train_unigram(TEXTS, 800, cased=True).backend.to_str())["model"]["vocab"]
+    special = {"[PAD]": 3, "[CLS]": 3, "[SEP]": 3, "[UNK]": 2}
+    pieces = [(name, 0.0, kind) for name, kind in special.items()]
+    pieces += [(text, score, 1) for text, score in entries if text not in CONTROL]
+    rows = [field(1, text.encode()) + field(2, float(score)) + field(3, kind) for text, score, kind in pieces]
+    (folder / "spiece.model").unlink()
+    (folder / "spm.model").write_bytes(b"".join(field(1, row) for row in rows) + field(2, field(3, 1)))
+
+
+def deberta_v3(folder: Path) -> Reference:
+    """transformers reads `spm.model` with another library; its tokenizer is made from the same values here."""
+    from transformers import DebertaV2Tokenizer
+
+    found = read_spiece(folder / "spm.model")
+    return DebertaV2Tokenizer(vocab=[(piece.text, piece.score) for piece in found.pieces], unk_id=found.unknown)
+
+
 def opened_by(name: str) -> Callable[[Path], Reference]:
     def load(folder: Path) -> Reference:
         import transformers
@@ -184,6 +226,8 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Reference]]] =
     "gpt, released": (save_gpt, opened_by("OpenAIGPTTokenizer")),
     "gpt, ours": (ours(train_word_bpe), opened_by("AutoTokenizer")),
     "gpt, for tasks": (lambda folder: train_word_bpe(TEXTS, 800).for_tasks().save(folder), opened_by("AutoTokenizer")),
+    "deberta, released": (save_deberta, deberta),
+    "deberta v3, released": (save_spm, deberta_v3),
     "electra": (save_wordpiece, opened_by("ElectraTokenizerFast")),
     "distilbert": (save_wordpiece, opened_by("DistilBertTokenizerFast")),
 }

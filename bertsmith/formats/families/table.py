@@ -14,6 +14,7 @@ from typing import Any
 from bertsmith.errors import UserError, suggestion
 from bertsmith.formats.families.albert import ALBERT
 from bertsmith.formats.families.bert import BERT
+from bertsmith.formats.families.deberta import DEBERTA, DEBERTA_V2
 from bertsmith.formats.families.distilbert import DISTILBERT
 from bertsmith.formats.families.electra import ELECTRA
 from bertsmith.formats.families.elmo import ELMO
@@ -36,7 +37,7 @@ OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left|to
 VERY_CLOSE = 0.9  # of a misspelt family; other families are often called nearly the same (`ibert`, `bart`)
 LISTED = (
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA),
-    *(ELMO, OPENAI_GPT),
+    *(ELMO, OPENAI_GPT, DEBERTA, DEBERTA_V2),
 )
 FAMILIES = {family.model_type: family for family in LISTED}
 
