@@ -12,16 +12,7 @@ from bertsmith.errors import UserError, suggestion
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.config import Direction
 from bertsmith.model.recurrent import FeatureConfig
-from bertsmith.model.sizes import (
-    ALBERT_SIZES,
-    SIZES,
-    albert_config,
-    deberta_config,
-    deberta_v3_config,
-    electra_config,
-    elmo_config,
-    encoder_config,
-)
+from bertsmith.model.sizes import ALBERT_SIZES, SIZES, albert_config, electra_config, elmo_config, encoder_config
 from bertsmith.objectives.settings import (
     BIDIRECTIONAL_LM,
     CausalLMConfig,
@@ -29,6 +20,7 @@ from bertsmith.objectives.settings import (
     MaskedLMConfig,
     ReplacedTokenConfig,
 )
+from bertsmith.pretraining.deberta import deberta, deberta_v3
 from bertsmith.pretraining.loader import DataConfig
 from bertsmith.pretraining.masking import MaskPolicy
 from bertsmith.pretraining.settings import PretrainConfig
@@ -147,47 +139,6 @@ def electra(size: str) -> PretrainConfig:
             evaluate_every=0.1,
         ),
         objective=ReplacedTokenConfig(generator_size={"tiny": 1 / 2, "base": 1 / 3}.get(size, 1 / 4)),
-    )
-
-
-def deberta(size: str) -> PretrainConfig:
-    """DeBERTa as in its paper: attention by content and distance, positions before the words are predicted.
-
-    Appendix A.3: n-gram masks, no pair loss, batch 2,048. The published vocabulary is a byte-level BPE of 50,265
-    entries.
-    """
-    return PretrainConfig(
-        recipe=f"deberta-{size}",
-        model=deberta_config(size),
-        data=DataConfig(max_length=512, pairs="full", masking=MaskPolicy(unit="n-gram", span_max=3), copies=0),
-        train=TrainConfig(
-            steps=1_000_000, batch_size=2048, learning_rate=2e-4, warmup=10_000 / 1_000_000, evaluate_every=0.1
-        ),
-        objective=MaskedLMConfig(next_sentence=False, mask_decoder=True),
-    )
-
-
-def deberta_v3(size: str) -> PretrainConfig:
-    """DeBERTa v3 as in its paper: replaced tokens are detected, and the generator alone trains the shared embeddings.
-
-    Section 3 and its appendix; every chosen token becomes a mask, as in the released code. The generator has the width
-    of the discriminator and half of its layers. The published vocabulary is a Unigram of 128,000 entries.
-    """
-    return PretrainConfig(
-        recipe=f"deberta-v3-{size}",
-        model=deberta_v3_config(size),
-        data=DataConfig(max_length=512, pairs="full", masking=MaskPolicy(mask_share=1.0, random_share=0.0), copies=0),
-        train=TrainConfig(
-            steps=500_000,
-            batch_size=8192,
-            learning_rate=3e-4 if size == "large" else 6e-4,
-            warmup=10_000 / 500_000,
-            beta2=0.98,
-            evaluate_every=0.1,
-        ),
-        objective=ReplacedTokenConfig(
-            generator_size=1.0, generator_layers=0.5, disentangled=True, context=True, mask_decoder=True
-        ),
     )
 
 

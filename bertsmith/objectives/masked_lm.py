@@ -8,7 +8,8 @@ from torch import Tensor
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import MaskDecoder, MaskedLMHead, NextSentenceHead, loss_and_correct
+from bertsmith.model.heads import MaskedLMHead, NextSentenceHead, loss_and_correct
+from bertsmith.model.mask_decoder import MaskDecoder
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.settings import MASKED_LM, MaskedLMConfig
 

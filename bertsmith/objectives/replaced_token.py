@@ -23,7 +23,8 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fused.weights import Sampling
-from bertsmith.model.heads import MaskDecoder, loss_and_correct, sample
+from bertsmith.model.heads import loss_and_correct, sample
+from bertsmith.model.mask_decoder import MaskDecoder
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import ORIGINAL_LABEL, Objective
 from bertsmith.objectives.settings import REPLACED_TOKEN, MaskedLMConfig, ReplacedTokenConfig
