@@ -39,8 +39,8 @@ from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.task_data import find_data
-from bertsmith.inference.embedder import pool
 from bertsmith.model.heads import TaskModel
+from bertsmith.model.pooling import pool
 from bertsmith.pretraining.run import pretrain
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog

@@ -16,7 +16,7 @@ LAYERS = [
     {"corpus", "objectives", "training", "rows"},
     {"tasks", "formats"},
     {"pretraining", "inference"},
-    {"finetuning", "corpus/doctor", "extend"},
+    {"finetuning", "corpus/doctor", "extend", "family_recipes"},
     {"recipes", "verify", "conversion"},
     {"pages", "paper", "demo", "serve"},
     {"cli", "commands", "__main__", "__init__"},

@@ -76,6 +76,7 @@ ROWS = {
     "openai-gpt": Row("gpt-tiny", "bpe"),
     "deberta": Row("deberta-tiny", "bytes"),
     "deberta-v2": Row("deberta-v3-tiny", "unigram"),
+    "modernbert": Row("modern-tiny", "bytes", ("model.window=8",)),
 }
 RUN = ["train.steps=4", "train.save_every=2", "train.keep=9", "train.batch_size=8"]
 TUNED = ["train.steps=4", "train.batch_size=4", "train.learning_rate=1e-3", "data.max_length=32", "restarts=0"]

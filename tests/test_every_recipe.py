@@ -60,6 +60,8 @@ def test_the_discriminator_of_electra_tiny_learns_more_than_the_share_of_replace
 PUBLISHED = {  # layers, width, heads; sequences, steps, warm-up steps, rate, beta2; dropout
     "roberta-base": (12, 768, 12, 8192, 500_000, 24_000, 6e-4, 0.98, 0.1),
     "roberta-large": (24, 1024, 16, 8192, 500_000, 30_000, 4e-4, 0.98, 0.1),
+    "modern-base": (22, 768, 12, 4608, 372_251, 636, 8e-4, 0.98, 0.0),
+    "modern-large": (28, 1024, 16, 4928, 348_079, 396, 5e-4, 0.98, 0.0),
     "gpt": (12, 768, 12, 64, None, 0, 2.5e-4, 0.999, 0.1),
     "albert-base": (12, 768, 12, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
     "albert-large": (24, 1024, 16, 4096, 125_000, 3125, 0.00176, 0.999, 0.1),
@@ -70,14 +72,24 @@ PUBLISHED = {  # layers, width, heads; sequences, steps, warm-up steps, rate, be
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_values(name: str) -> None:
-    """RoBERTa, section 4 and Table 9; ALBERT, Table 1 and section 4.1, with the released configurations; GPT, 4.1."""
+    """RoBERTa, section 4 and Table 9; ALBERT, Table 1 and section 4.1, with the released configurations; GPT, 4.1.
+
+    ModernBERT: section 2.2 and the released settings, 1.719 + 0.3 trillion tokens.
+    """
     config = recipe(name)
     model, data, train = config.model, config.data, config.train
     shape = model.num_layers, model.hidden_size, model.num_heads
     schedule = train.batch_size, train.steps, round(train.warmup * (train.steps or 0)), train.learning_rate, train.beta2
     assert (*shape, *schedule, model.hidden_dropout) == PUBLISHED[name]
-    assert (data.max_length, train.weight_decay) == (512, 0.01)
     assert train.adam_eps == (1e-8 if name == "gpt" else 1e-6)
+    if model.family == "modernbert":
+        assert (data.max_length, data.long_length, data.masking.rate, data.pairs) == (1024, 8192, 0.3, "full")
+        assert train.batch_size * train.steps * data.long_share * 8192 == pytest.approx(3e11, rel=1e-3)
+        assert (train.weight_decay, train.schedule, train.optimizer) == (1e-5, "stable", "adamw")
+        published = FAMILIES["modernbert"].defaults if name == "modern-base" else {"intermediate_size": 2624}
+        assert published.items() - vars(model).items() <= {("vocab_size", 50368), ("pad_token_id", 50283)}
+        return
+    assert (data.max_length, train.weight_decay) == (512, 0.01)
     assert (model.intermediate_size, model.attention_dropout) == (4 * model.hidden_size, model.hidden_dropout)
     if name == "gpt":
         assert (data.pairs, train.epochs, train.schedule, train.optimizer) == ("contiguous", 100, "cosine", "adamw")

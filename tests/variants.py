@@ -45,6 +45,13 @@ ELECTRA = {"family": "electra", "pooler_activation": "gelu", "pooler_input_dropo
 ROBERTA = {"family": "roberta", "num_segments": 1, "pooler_input_dropout": True}
 ALBERT = {"family": "albert", "embedding_size": 24, "activation": "gelu_tanh"}
 THEIR_ALBERT = {"embedding_size": 24, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+MODERN = {
+    "family": "modernbert", "norm_first": True, "bias": False, "num_segments": 0, "norm_eps": 1e-5, "gated": True,
+    "positions": "rotary", "rotary_base": 160_000.0, "local_rotary_base": 10_000.0, "window": 8, "global_every": 3,
+    "first_attention_norm": False, "pooler_activation": "gelu", "prediction_head": True,
+}  # fmt: skip
+THEIR_MODERN = {"pad_token_id": 0, "local_attention": 8, "global_attn_every_n_layers": 3}
+WITH_BIAS = dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True)
 SENTENCE_ORDER = {"pair_label": "sentence_order_label", "pair_logits": "sop_logits"}
 DEBERTA = {"num_segments": 0, "norm_eps": 1e-7, "positions": "none", "relative_terms": "both"}
 DEBERTA |= {"pooler_activation": "gelu"}
@@ -86,6 +93,14 @@ VARIANTS = {
         *(False, False, False),
     ),
     "albert without sharing": Variant("Albert", ALBERT, {**THEIR_ALBERT, "num_hidden_groups": 3}, **SENTENCE_ORDER),
+    "modern": Variant("ModernBert", MODERN, THEIR_MODERN, False, False, pooler=False),
+    "modern with mean and bias": Variant(
+        "ModernBert",
+        {**MODERN, "bias": True, "pooling": "mean"},
+        {**THEIR_MODERN, **WITH_BIAS, "classifier_pooling": "mean"},
+        *(False, False),
+        pooler=False,
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ KEPT = frozenset(
     chunk_size_feed_forward task_specific_params torchscript use_bfloat16 prefix pruned_heads model_name language
     keys_to_ignore_at_inference max_length min_length classifier_dropout_prob net_structure_type gap_size
     num_memory_blocks down_scale_factor layers_to_keep sinusoidal_pos_embds qa_dropout seq_classif_dropout
-    summary_first_dropout summary_last_dropout n_ctx padding_idx""".split()
+    summary_first_dropout summary_last_dropout n_ctx padding_idx cls_token_id initializer_cutoff_factor
+    deterministic_flash_attn sparse_prediction sparse_pred_ignore_index reference_compile repad_logits_with_grad""".split()
 )
 
 
@@ -119,6 +120,7 @@ class Family:
     multiples: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # settings that are a multiple of another
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
     layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
+    older: Callable[[Mapping[str, Any], Path], dict[str, Any]] | None = None  # their newer `config.json` in older form
     vocabulary: Kind | None = None  # of the published models; None: of any kind
     is_own: bool = False  # whether `transformers` has no class for it; the classes are then names of our own
     language_model: float = 0.0  # the weight of the language model's loss in the published fine-tuning

@@ -58,6 +58,7 @@ HEAD_NAMES = (  # the parameters of an output layer, and of what is trained with
 )
 OWN_NAMES = ("head.", "beside.")  # the parameters of a model that `transformers` has no class for
 POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
+PREDICTION_HEAD = {"head.pooler.dense.*": "masked_lm.transform.*", "head.pooler.norm.*": "masked_lm.norm.*"}
 NO_CLASS = "transformers has no class for this model: "
 REMARKS = {
     "features": NO_CLASS + "a BiLSTM reads the states of an encoder that was not trained",
@@ -260,6 +261,8 @@ def _saved_names(family: Family, values: Mapping[str, Any]) -> Names:
     saved = architecture(values)
     heads = [output.names for kind, output in family.outputs.items() if output.class_name == saved]
     names = {ours: stored for table in (family.encoder, *pretraining, *heads) for ours, stored in table.items()}
+    if family.default("prediction_head"):  # fine-tuning starts from the layers of the masked-word head
+        names |= {ours: names[words] for ours, words in PREDICTION_HEAD.items()}
     pooler = names.get(POOLERS[1]) or names.get(POOLERS[0])  # one layer for next sentence and for a head on the text
     return {**names, **dict.fromkeys(POOLERS, pooler)} if pooler else names
 

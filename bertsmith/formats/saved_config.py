@@ -58,6 +58,8 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
     """Return their configuration as ours; a field that we do not support is refused by name."""
     where = folder / CONFIG
     family = family_named(values, where)
+    if family.older is not None:
+        values = family.older(values, where)
     for key, value in family.fixed.items():
         if values.get(key, value) != value:
             raise UserError(f"{where}: {key} = {values[key]!r} is not supported; only {value!r} is")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from bertsmith.config import read_json, read_json_value, write_json
 from bertsmith.errors import UserError, suggestion
+from bertsmith.model.config import PoolingKind
 
-PoolingKind = Literal["mean", "cls", "max"]
 MODULES, ENCODER, FACTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING, NORMALIZE, TOKENIZER = "1_Pooling", "2_Normalize", "tokenizer_config.json"
 UNLIMITED = 1_000_000  # tokens; `transformers` writes 1e30 for a tokenizer that cuts nothing

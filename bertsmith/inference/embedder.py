@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from bertsmith.batch import Example, Layout, collate
+from bertsmith.batch import Example, collate
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, writes
-from bertsmith.formats.sentence_folder import Pooling, PoolingKind, pooling_kind, read_pooling
+from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling
 from bertsmith.inference.engines import OnnxEngine, TorchEngine, batch_tokens, batches, refuse_not_finite
 from bertsmith.inference.output import ReadShare, check_out, say_shortened
 from bertsmith.inference.predictor import WINDOW, Predictor
 from bertsmith.inference.writers import VECTOR_FILES, Vectors, vector_writer
+from bertsmith.model.config import PoolingKind
+from bertsmith.model.pooling import pool
 from bertsmith.model.states import hidden_states, layer_number
 from bertsmith.progress import progress_bar
 from bertsmith.rows.columns import Columns, read_rows
@@ -183,16 +184,6 @@ class Embedder:
             hidden = torch.from_numpy(np.concatenate(self.engine.states(examples)))
         pooled = pool(hidden.float(), batch.layout, self.pooling.kind, self.skipped)
         return (F.normalize(pooled, dim=-1) if self.pooling.normalize else pooled).cpu().numpy()
-
-
-def pool(hidden: Tensor, layout: Layout, kind: PoolingKind, skipped: int = 0) -> Tensor:
-    """Return a vector for each sequence (B, H): that of `[CLS]`, or the mean or maximum after `skipped` tokens."""
-    if kind == "cls":
-        return layout.flat(hidden).index_select(0, layout.firsts)
-    if kind == "max":
-        return layout.pad(hidden, float("-inf"))[:, skipped:].amax(1)
-    lengths = layout.pad(torch.ones_like(hidden[..., :1]))[:, skipped:].sum(1)
-    return layout.pad(hidden)[:, skipped:].sum(1) / lengths.clamp_min(1)
 
 
 def _check_keep(out: Path, keep: Sequence[str]) -> None:

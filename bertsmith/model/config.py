@@ -15,6 +15,8 @@ HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]  #
 TagUnit = Literal["word", "token"]  # what `tags` predicts a tag for
 Direction = Literal["both", "left-to-right", "right-to-left"]
 Positions = Literal["learned", "rotary", "none"]
+Pooling = Literal["cls", "mean"]  # of a head on the whole text
+PoolingKind = Literal["mean", "cls", "max"]  # of sentence vectors
 LayerType = Literal["transformer", "lstm"]
 Sharing = Literal["none", "all", "attention", "feed-forward"]
 RelativeTermNames = Literal["none", "both", "content-to-position", "position-to-content"]
@@ -29,6 +31,7 @@ CHOICES = {
     "pooler_activation": PoolerActivation,
     "relative_terms": RelativeTermNames,
     "convolution_activation": PoolerActivation,
+    "pooling": Pooling,
 }
 
 
@@ -117,6 +120,10 @@ class EncoderConfig:
       GELU, DistilBERT ReLU). With `pooler_input_dropout` a classification or regression head applies its dropout before
       this layer, too (RoBERTa, ELECTRA). Without `pooler` there is no such layer, and the output of a classification or
       regression head is a matrix alone (OpenAI GPT).
+    - `pooling`: a head on the whole text reads the state of `[CLS]` (left to right: of the last token), or the mean of
+      all states.
+    - `prediction_head`: every head, those on tokens as well, has a dense layer, an activation and a norm before its
+      output, and these have biases only where the encoder has (ModernBERT).
     - `num_segments` 0: there is no table of segments.
     - `layer_type`: Transformer layers, or LSTMs of both directions, which do not see each other: the first half of the
       states is read from left to right, the second from right to left (ELMo). Each LSTM has `intermediate_size` cells.
@@ -168,6 +175,8 @@ class EncoderConfig:
     pooler: bool = True
     pooler_activation: PoolerActivation = "tanh"
     pooler_input_dropout: bool = False
+    pooling: Pooling = "cls"
+    prediction_head: bool = False
     layer_type: LayerType = "transformer"
     character_filters: tuple[tuple[int, int], ...] = ()
     character_size: int = 16
@@ -267,6 +276,10 @@ class EncoderConfig:
             )
         if not self.pooler and self.pooler_input_dropout:
             raise UserError("pooler_input_dropout=true needs pooler=true: it is the dropout before the pooler")
+        if self.pooling == "mean" and self.direction != "both":
+            raise UserError(f"pooling=mean needs direction=both; {self.direction} pools the token that sees all others")
+        if self.prediction_head and not (self.pooler and self.head_transform):
+            raise UserError("prediction_head=true needs pooler=true and head_transform=true, the layers of every head")
         if self.head_transform:
             return
         if self.head_activation is not None:

@@ -98,8 +98,7 @@ class Embeddings(nn.Module):
     def _fused(self, tokens: Tensor, segments: Tensor, positions: Tensor) -> Tensor:
         from bertsmith.model.fused.layer import embeddings_forward
 
-        parts = None if self.segments is None else self.segments.weight
-        places = None if self.positions is None else self.positions.weight
+        parts, places = (None if table is None else table.weight for table in (self.segments, self.positions))
         tables = self.table(), parts, places
         projection = linear_weights(self.projection) if isinstance(self.projection, nn.Linear) else None
         norm = norm_weights(self.norm) if isinstance(self.norm, nn.LayerNorm) else None
@@ -152,12 +151,12 @@ class Block(nn.Module):
 
         With `asking`, states of the same shape ask in place of the layer's input, which they read.
         """
+        own = angles.get(self.layer.rotary_base)
         if fused:
             from bertsmith.model.fused.layer import layer_forward
 
             assert isinstance(layout, Packed)
-            return layer_forward(self._weights(relative), x, layout, rows, asking)
-        own = angles.get(self.layer.rotary_base)
+            return layer_forward(self._weights(relative), x, layout, rows, asking, own)
         before = self._before(x, self.attention_norm)
         queries = None if asking is None else Asking(self._before(asking, self.attention_norm), rows)
         mixed = self.attention(before, layout, self.layer.reach, own, trace, relative, queries)
@@ -181,7 +180,7 @@ class Block(nn.Module):
     def _weights(self, relative: Relative | None) -> LayerWeights:
         attention, feed_forward = self.attention, self.feed_forward
         return LayerWeights(
-            attention_norm=norm_weights(self.attention_norm),
+            attention_norm=norm_weights(self.attention_norm) if self.layer.attention_norm else None,
             qkv=attention.weights(),
             output=linear_weights(attention.output),
             feed_forward_norm=norm_weights(self.feed_forward_norm),
@@ -190,6 +189,7 @@ class Block(nn.Module):
             num_heads=attention.num_heads,
             reach=self.layer.reach,
             activation=feed_forward.activation,
+            gated=feed_forward.gated,
             norm_first=self.layer.norm_first,
             dropout=self.dropout.p if self.training else 0.0,
             attention_dropout=attention.attention_dropout if self.training else 0.0,

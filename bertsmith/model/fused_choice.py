@@ -22,14 +22,11 @@ OLDEST = (8, 0)  # the first compute capability with bfloat16 products
 UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
     (lambda c: c.layer_type == "lstm", "LSTM layers run on cuDNN"),
     (lambda c: c.head_size not in HEAD_SIZES, "head size {c.head_size} has no tile; 16, 32, 64 and 128 have"),
-    (lambda c: c.positions == "rotary", "positions are rotary"),
     (
         lambda c: c.relative_terms != "none" and any(layer.reach != Reach(None, None) for layer in c.layers),
         "attention has terms of distances and a limited reach",
     ),
     (lambda c: c.convolution is not None, "a convolution is beside the first layer"),
-    (lambda c: c.gated, "the feed-forward layers are gated"),
-    (lambda c: not c.first_attention_norm, "the first layer has no norm before its attention"),
 )
 _allowed = True
 
@@ -109,6 +106,7 @@ def compiled_kernels() -> int:
     from bertsmith.model.fused import (
         attention,
         distances,
+        gate,
         long_attention,
         lookup,
         loss,
@@ -117,6 +115,6 @@ def compiled_kernels() -> int:
         taught,
     )
 
-    parts = (rows, attention, long_attention, relative_attention, distances, lookup, loss, taught)
+    parts = (rows, gate, attention, long_attention, relative_attention, distances, lookup, loss, taught)
     kernels = {k for part in parts for k in vars(part).values() if hasattr(k, "device_caches")}
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.batch import IGNORE, Batch, Layout
+from bertsmith.batch import IGNORE, Batch
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.activation import activate
 from bertsmith.model.config import Direction, EncoderConfig, HeadKind, TagUnit
 from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
 from bertsmith.model.fused.weights import Sampling, WordHead
 from bertsmith.model.matching import MatchingHead
+from bertsmith.model.pooling import Pooler, pooled_rows, pooled_states
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 from bertsmith.model.soft_targets import SoftTargets, word_losses
 
@@ -41,35 +42,18 @@ def sample(logits: Tensor, targets: Tensor, sampling: Sampling) -> Tensor:
     return (scores - torch.empty_like(scores).exponential_().log()).argmax(-1)
 
 
-def pooled_rows(layout: Layout, direction: Direction) -> Tensor:
-    """The row of each sequence's token that sees all of it: the first, or the last in a left-to-right encoder (B,)."""
-    return layout.lasts if direction == "left-to-right" else layout.firsts
-
-
-class Pooler(nn.Module):
-    """A dense layer with an activation (BERT: tanh) on one state of each sequence."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = config.pooler_activation
-
-    def forward(self, state: Tensor) -> Tensor:
-        return activate(self.dense(state), self.activation)  # (B, H)
-
-
 class MaskedLMHead(nn.Module):
     """The logits of all words at the masked positions; the decoder's matrix is tied to the token embeddings.
 
-    With `head_transform` a dense layer, an activation and a norm come first. The head has biases even if the encoder
-    has none, since fine-tuning does not use this head; without `head_bias` the words have none (OpenAI GPT).
+    With `head_transform` a dense layer, an activation and a norm come first. They have biases even if the encoder has
+    none, unless all heads begin so (`prediction_head`); without `head_bias` the words have none (OpenAI GPT).
     """
 
     def __init__(self, config: EncoderConfig, embedding: nn.Embedding) -> None:
         super().__init__()
-        size, transformed = config.table_size, config.head_transform
-        self.transform = nn.Linear(config.hidden_size, size) if transformed else None
-        self.norm = nn.LayerNorm(size, eps=config.norm_eps) if transformed else None
+        size, transformed, bias = config.table_size, config.head_transform, config.bias or not config.prediction_head
+        self.transform = nn.Linear(config.hidden_size, size, bias=bias) if transformed else None
+        self.norm = nn.LayerNorm(size, eps=config.norm_eps, bias=bias) if transformed else None
         self.decoder = nn.Linear(size, config.vocab_size, bias=config.head_bias)
         self.activation = config.masked_word_activation
         init_weights(self, config.init_std)
@@ -236,16 +220,17 @@ class SequenceHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """The logits of each token."""
+    """The logits of each token; only a `prediction_head` has a layer before them."""
 
     def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
         super().__init__()
+        self.pooler = Pooler(config) if config.prediction_head else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(config.hidden_size, outputs)
         init_weights(self, config.init_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.output(self.dropout(hidden))  # (…, K)
+        return self.output(self.dropout(self.pooler(hidden)))  # (…, K)
 
 
 def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
@@ -328,7 +313,7 @@ class TaskModel(nn.Module):
 
     def _pooled(self, batch: Batch) -> Tensor:
         """One state of each sequence from each encoder, concatenated (B, H or 2 H)."""
-        return torch.cat([e(batch, rows=pooled_rows(batch.layout, e.config.direction)) for e in self.encoders], -1)
+        return torch.cat([pooled_states(encoder, batch) for encoder in self.encoders], -1)
 
     def logits(self, batch: Batch) -> Tensor:
         """The logits: (B, K) for sequences, (B, choices) for endings, (…, K) for tags, (B, L, 2) for spans."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bertsmith.batch import Layout, Packed, Padded
 from bertsmith.model.config import Reach
+from bertsmith.model.local_attention import is_worthwhile, local
 from bertsmith.model.relative import RelativeTerms
 
 try:
@@ -59,6 +60,8 @@ def dense(
     """Scaled dot-product attention on rectangles (B, L, A, D); `mask` (B, L) is true at tokens, false at padding."""
     if relative is not None:
         return _dense_relative(q, k, v, mask, dropout, reach, relative)
+    if is_worthwhile(q.shape[1], reach):
+        return local(q, k, v, mask, dropout, reach)
     causal = reach == LEFT_TO_RIGHT  # padding comes after all tokens, so they do not see it anyway
     seen = None if causal else visible(mask, q.shape[1], q.device, reach)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, A, L, D)

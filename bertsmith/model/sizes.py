@@ -38,6 +38,11 @@ DEBERTA_V3_SIZES = {  # layers, hidden size: the released models; tiny is ours
     "base": (12, 768),
     "large": (24, 1024),
 }
+MODERN_SIZES = {  # layers, hidden size, width of the feed-forward layers: Table 4 of ModernBERT's paper; tiny is ours
+    "tiny": (4, 128, 192),
+    "base": (22, 768, 1152),
+    "large": (28, 1024, 2624),
+}
 
 
 def encoder_config(size: str) -> EncoderConfig:
@@ -109,6 +114,35 @@ def deberta_v3_config(size: str) -> EncoderConfig:
         relative_norm=True,
         relative_projections=False,
         key_bias=True,
+    )
+
+
+def modern_config(size: str) -> EncoderConfig:
+    """ModernBERT's configuration of a size; the released classifiers pool the mean of all states."""
+    layers, hidden, intermediate = MODERN_SIZES[size]
+    return EncoderConfig(
+        family="modernbert",
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=hidden // 64,
+        intermediate_size=intermediate,
+        max_positions=8192,
+        num_segments=0,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        norm_eps=1e-5,
+        norm_first=True,
+        bias=False,
+        positions="rotary",
+        rotary_base=160_000.0,
+        local_rotary_base=10_000.0,
+        window=128,
+        global_every=3,
+        gated=True,
+        first_attention_norm=False,
+        pooler_activation="gelu",
+        pooling="mean",
+        prediction_head=True,
     )
 
 

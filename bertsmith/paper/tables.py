@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 
+from bertsmith.family_recipes import elmo, gpt
 from bertsmith.model.recurrent import VARIANTS
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import (
     TABLE_6,
     TABLE_8,
     bert,
-    elmo,
-    gpt,
     left_to_right,
     masked,
     no_nsp,

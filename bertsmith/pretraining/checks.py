@@ -61,7 +61,8 @@ def note_unreachable_positions(config: PretrainConfig, steps: int) -> None:
     """Print a note if new positions cannot move far: Adam moves a weight by at most the sum of the learning rates."""
     data, train, std = config.data, config.train, config.model.init_std
     rate = {"adamw": train.learning_rate, "muon": train.rest_learning_rate}.get(train.optimizer)
-    if data.long_length is None or not rate or steps * data.long_share < 1:
+    learned = config.model.positions == "learned"
+    if data.long_length is None or not learned or not rate or steps * data.long_share < 1:
         return
     begin = round(steps * (1 - data.long_share))
     moved = rate * sum(learning_rate_factor(train, step, steps) for step in range(begin, steps))

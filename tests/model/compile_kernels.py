@@ -19,7 +19,17 @@ from triton.runtime.jit import JITFunction
 from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused import attention, distances, long_attention, lookup, loss, relative_attention, rows, taught
+from bertsmith.model.fused import (
+    attention,
+    distances,
+    gate,
+    long_attention,
+    lookup,
+    loss,
+    relative_attention,
+    rows,
+    taught,
+)
 from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -91,11 +101,15 @@ def main() -> None:
         windows = dataclasses.replace(config, window=64, global_every=2)
         compile_model(windows, [20, 3])
         compile_model(windows, [20, 300])
+        rotary = dataclasses.replace(windows, positions="rotary", gated=True, num_segments=0)
+        compile_model(rotary, [20, 300])
+        modern = {"norm_first": True, "bias": False, "first_attention_norm": False, "prediction_head": True}
+        compile_model(dataclasses.replace(rotary, **modern, intermediate_size=1152), [20, 300])
     compile_sampling()
     compile_taught()
     compile_muon(64)
     compile_muon(128)
-    parts = attention, long_attention, relative_attention, distances, lookup, loss, rows, taught, muon_kernels
+    parts = attention, gate, long_attention, relative_attention, distances, lookup, loss, rows, taught, muon_kernels
     for part in parts:
         for name, kernel in vars(part).items():
             if isinstance(kernel, JITFunction) and len(kernel.device_caches[0][0]):

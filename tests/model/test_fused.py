@@ -30,6 +30,7 @@ from bertsmith.model.fused.weights import NormWeights, Sampling
 from bertsmith.model.fused_choice import Choice, choose, choose_for_run, choose_now, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.kernels import visible
+from bertsmith.model.rotary import rotate, rotation
 from bertsmith.model.soft_targets import word_losses
 from bertsmith.objectives.masked_lm import MaskedLM
 
@@ -37,7 +38,17 @@ pytest.importorskip("triton", reason="the fused kernels are written in Triton")
 import triton
 import triton.language as tl
 
-from bertsmith.model.fused import attention, distances, layer, long_attention, lookup, relative_attention, rows, taught
+from bertsmith.model.fused import (
+    attention,
+    distances,
+    gate,
+    layer,
+    long_attention,
+    lookup,
+    relative_attention,
+    rows,
+    taught,
+)
 from bertsmith.model.fused import loss as loss_kernel
 from bertsmith.model.fused import operations as ops
 from bertsmith.training import muon_kernels
@@ -126,6 +137,25 @@ def test_activations(name: Activation, columns: int) -> None:
     tails = torch.cat([torch.linspace(-12, 12, 2001), torch.tensor([-1e4, 0.0, 1e4])])[None].requires_grad_()
     assert_same(ops.activated(tails, None, name), activate(tails.double(), name).float(), [tails])
     assert ops.activated(torch.tensor([[torch.nan]]), None, name).isnan().all()  # a diverged run is noticed
+
+
+@pytest.mark.parametrize(("columns", "has_bias"), [(192, False), (24, True), (130, True)])
+def test_gates(columns: int, has_bias: bool) -> None:
+    x, bias = random(71, 2 * columns), random(2 * columns) if has_bias else None
+    for name in ("gelu", "silu"):
+        inner, gate = (4 * x if bias is None else 4 * x + bias).chunk(2, -1)
+        assert_same(ops.gated(4 * x, bias, name), activate(inner, name) * gate, [x, *([] if bias is None else [bias])])
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_rotation(has_bias: bool) -> None:
+    """The gradients of queries, keys and the bias are those before the rotation."""
+    qkv, bias = random(37, 3 * 4 * 16), random(3 * 4 * 16) if has_bias else None
+    by = rotation(torch.arange(37) % 20, 16, 100.0)
+    ours = ops.rotated(qkv + (0 if bias is None else bias.detach()), bias, 4, by)
+    q, k, v = (qkv if bias is None else qkv + bias).unflatten(-1, (3, 4, 16)).unbind(1)
+    expected = torch.stack([rotate(q, by), rotate(k, by), v], 1).flatten(1)
+    assert_same(ours * 1, expected, [qkv, *([] if bias is None else [bias])])  # the gradient is changed in place
 
 
 @DROPOUTS
@@ -323,6 +353,12 @@ CONFIGS["long sequences"] = CONFIGS["bert"]
 CONFIGS["albert"] = dataclasses.replace(
     CONFIGS["bert"], num_layers=2, embedding_size=16, shared_layers="all", activation="gelu_tanh", num_segments=0
 )
+CONFIGS["modern"] = dataclasses.replace(
+    CONFIGS["bert"], num_layers=2, norm_first=True, bias=False, num_segments=0, positions="rotary",
+    rotary_base=160_000.0, local_rotary_base=10_000.0, window=8, global_every=2, gated=True,
+    first_attention_norm=False, prediction_head=True, pooling="mean",
+)  # fmt: skip
+CONFIGS["rotary with biases"] = dataclasses.replace(CONFIGS["bert"], positions="rotary", gated=True, activation="silu")
 CONFIGS["gpt"] = dataclasses.replace(
     CONFIGS["bert"], embedding_norm=False, num_segments=0, direction="left-to-right", activation="gelu_tanh",
     head_transform=False, head_bias=False, pooler=False,
@@ -351,19 +387,25 @@ def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-SLOW = {*CONFIGS} - {"bert", "albert", "gpt"}
+SLOW = {*CONFIGS} - {"bert", "albert", "gpt", "modern"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
 def test_a_pretraining_model(name: str, request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(CONFIGS[name]))
-    short = {"long sequences": [20, 150, 3], "windows, shared layers": [14, 3], "albert": [9, 2], "gpt": [9, 2]}
+    short = {
+        "long sequences": [20, 150, 3],
+        "windows, shared layers": [14, 3],
+        "albert": [9, 2],
+        "gpt": [9, 2],
+        "modern": [14, 3],
+    }
     batch = masked_batch(short.get(name, [20, 3, 30]))
     expected = losses_and_gradients(model, batch)
     request.getfixturevalue("fused")
     assert_alike(losses_and_gradients(model, batch), expected)
-    if name not in ("albert", "gpt"):  # padding sequences do not change the result
+    if name not in ("albert", "gpt", "modern"):  # padding sequences do not change the result
         assert_alike(losses_and_gradients(model, bucketed(batch)), expected)
 
 
@@ -440,18 +482,15 @@ def test_the_choice_of_plain_code_has_a_reason(gpu: None) -> None:
 
 OTHER_VALUES: dict[str, dict[str, object]] = {  # fields of which the fused kernels support one value
     "layer_type": {"layer_type": "lstm", "character_filters": ((1, 4),), "num_segments": 0},
-    "positions": {"positions": "rotary"},
     "relative_terms": {"relative_terms": "both", "direction": "left-to-right"},
     "convolution": {"convolution": 3},
-    "gated": {"gated": True},
-    "first_attention_norm": {"norm_first": True, "first_attention_norm": False},
 }
 KNOWN = {  # fields whose values the fused kernels all support, or that do not concern them
     "vocab_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "max_positions", "activation",
     "hidden_dropout", "attention_dropout", "norm_eps", "init_std", "pad_token_id", "norm_first", "bias", "direction",
     "family", "shared_layers", "head_activation", "pooler_activation", "pooler_input_dropout", "window", "global_every",
     "num_segments", "embedding_size", "embedding_norm", "head_transform", "head_bias", "pooler",
-    "rotary_base", "local_rotary_base",  # only with rotary positions
+    "positions", "rotary_base", "local_rotary_base", "gated", "first_attention_norm", "pooling", "prediction_head",
     "character_filters", "character_size", "num_characters", "max_characters", "num_highways",  # only with LSTM layers
     "predicted_words",  # the same
     "relative_reach", "relative_buckets", "relative_norm", "relative_projections", "key_bias",
@@ -468,7 +507,7 @@ def test_every_configuration_field_is_supported_or_gives_a_reason(gpu: None) -> 
     }
     assert all(reasons.values()), reasons
     assert len(set(reasons.values())) == len(reasons)
-    assert reasons["positions"] == "positions are rotary"
+    assert reasons["layer_type"] == "LSTM layers run on cuDNN"
 
 
 def test_the_active_autocast_decides(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +551,7 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    parts = attention, long_attention, relative_attention, distances, lookup, loss_kernel, rows, taught, muon_kernels
+    parts = attention, gate, long_attention, relative_attention, distances, lookup, loss_kernel, rows, taught, muon_kernels
     started = {
         name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))
     }

@@ -16,7 +16,7 @@ from bertsmith.model import kernels
 from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.heads import Pooler
+from bertsmith.model.pooling import Pooler
 from bertsmith.model.sizes import SIZES, encoder_config
 
 PUBLISHED = {"tiny": 4.4e6, "mini": 11.2e6, "small": 28.8e6, "medium": 41.4e6, "base": 109.5e6, "large": 335.1e6}

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertsmith.batch import Layout, Packed, Padded
-from bertsmith.model import kernels
+from bertsmith.model import kernels, local_attention
 from bertsmith.model.config import REACHES, Reach
 
 LENGTHS = [5, 31, 2, 17, 8, 30]
@@ -110,3 +111,48 @@ def test_the_variable_length_kernel_equals_the_reference(reach):
     found = kernels.varlen(q, k, v, layout, reach)
     expected = reference(q.float(), k.float(), v.float(), LENGTHS, reach)
     assert_close(found.float(), expected, atol=3e-2, rtol=0)
+
+
+@pytest.mark.parametrize("form", [packed, padded])
+@pytest.mark.parametrize("reach", [Reach(3, 3), Reach(0, 5), Reach(7, 2), Reach(0, 0)], ids=str)
+def test_blocks_give_the_attention_of_all_pairs(reach, form, monkeypatch) -> None:
+    """Blocks of four queries, with lengths that are multiples of four, one more and one less."""
+    monkeypatch.setattr(local_attention, "BLOCK", 4)
+    lengths = [64, 33, 31, 1, 63, 5]
+    layout, inputs = form(lengths), random_qkv(lengths)
+    used = []
+    monkeypatch.setattr(kernels, "local", lambda *args: used.append(0) or local_attention.local(*args))
+    q, k, v = (laid_out(x, layout, lengths) for x in inputs)
+    found = kernels.attend(q, k, v, layout, reach=reach)
+    assert used
+    found = found[layout.mask] if isinstance(layout, Padded) else found
+    assert_same(found, reference(*inputs, lengths, reach), inputs)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest number of elements of a tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        for each in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(each, Tensor):
+                self.elements = max(self.elements, each.untyped_storage().nbytes() // each.element_size())
+        return output
+
+
+@pytest.mark.parametrize("form", [packed, padded])
+@pytest.mark.parametrize("reach", [Reach(64, 64), Reach(None, None)], ids=["window", "all"])
+def test_memory_grows_with_the_length_alone(reach, form) -> None:
+    """No tensor of a forward and backward pass has an element for each pair of tokens."""
+    found = []
+    for length in (1024, 2048):
+        lengths = [length, length - 9]
+        layout, inputs = form(lengths), random_qkv(lengths)
+        with Largest() as largest:
+            q, k, v = (laid_out(x, layout, lengths) for x in inputs)
+            kernels.attend(q, k, v, layout, reach=reach).sum().backward()
+        found.append(largest.elements)
+    assert found[1] <= 2.1 * found[0]
+    assert found[1] < 2048 * 2048 / 2

@@ -14,6 +14,7 @@ from paper_data import write_tasks
 from bertsmith.config import override, read_json
 from bertsmith.corpus.build import build_corpus
 from bertsmith.errors import UserError
+from bertsmith.family_recipes import electra
 from bertsmith.finetuning import scored as scoring
 from bertsmith.finetuning.run import finetune as real_finetune
 from bertsmith.finetuning.task_data import Data, find_data
@@ -27,7 +28,7 @@ from bertsmith.paper.plan import pretraining_flops
 from bertsmith.paper.reproduce import find_tables, reproduce
 from bertsmith.paper.scales import SCALES, find_scale
 from bertsmith.paper.tables import TABLES, table5, table6
-from bertsmith.recipes import TABLE_6, bert, electra, left_to_right
+from bertsmith.recipes import TABLE_6, bert, left_to_right
 from bertsmith.tasks.glue_average import PAPER_COLUMNS
 from bertsmith.tasks.published import AVERAGES
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import KOREAN
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from bertsmith.errors import UserError
@@ -113,6 +114,29 @@ def save_roberta(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
     mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": True, "single_word": False}
     (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
+
+
+def save_modern(folder: Path) -> None:
+    """`tokenizer.json` as ModernBERT was released: runs of spaces and the special tokens are added to the BPE."""
+    entries = released_files(train_byte_bpe(TEXTS, 800).backend)
+    vocab, merges = json.loads(entries["vocab.json"]), entries["merges.txt"].splitlines()[1:]
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    vocab = {entry: i for i, entry in enumerate(e for e in vocab if not e.startswith("<") or len(e) == 1)}
+    backend = Backend(models.BPE(vocab, [tuple(line.split(" ")) for line in merges]))
+    backend.normalizer, backend.decoder = normalizers.NFC(), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_tokens([AddedToken(" " * size, normalized=True) for size in range(8, 1, -1)])
+    backend.add_special_tokens([AddedToken(name, lstrip=name == "[MASK]", normalized=False) for name in special])
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "mask_token": "[MASK]"}
+    settings |= {"model_input_names": ["input_ids", "attention_mask"], "model_max_length": 8192}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def save_gpt(folder: Path) -> None:
@@ -223,6 +247,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Reference]]] =
     "roberta, ours": (ours(train_byte_bpe), opened_by("AutoTokenizer")),
     "albert, released": (save_spiece, albert),
     "albert, ours": (ours(train_unigram), opened_by("AutoTokenizer")),
+    "modern, released": (save_modern, opened_by("AutoTokenizer")),
     "gpt, released": (save_gpt, opened_by("OpenAIGPTTokenizer")),
     "gpt, ours": (ours(train_word_bpe), opened_by("AutoTokenizer")),
     "gpt, for tasks": (lambda folder: train_word_bpe(TEXTS, 800).for_tasks().save(folder), opened_by("AutoTokenizer")),

@@ -18,6 +18,7 @@ from bertsmith.formats.families.deberta import DEBERTA, DEBERTA_V2
 from bertsmith.formats.families.distilbert import DISTILBERT
 from bertsmith.formats.families.electra import ELECTRA
 from bertsmith.formats.families.elmo import ELMO
+from bertsmith.formats.families.modernbert import MODERNBERT
 from bertsmith.formats.families.openai_gpt import OPENAI_GPT
 from bertsmith.formats.families.roberta import CAMEMBERT, ROBERTA, ROBERTA_PRELAYERNORM, XLM_ROBERTA
 from bertsmith.formats.family import Family, Output
@@ -37,7 +38,7 @@ OWN_TYPE = re.compile(r"bertsmith-(features|bilstm|two-encoders|right-to-left|to
 VERY_CLOSE = 0.9  # of a misspelt family; other families are often called nearly the same (`ibert`, `bart`)
 LISTED = (
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ROBERTA_PRELAYERNORM, ALBERT, DISTILBERT, ELECTRA),
-    *(ELMO, OPENAI_GPT, DEBERTA, DEBERTA_V2),
+    *(ELMO, OPENAI_GPT, DEBERTA, DEBERTA_V2, MODERNBERT),
 )
 FAMILIES = {family.model_type: family for family in LISTED}
 

@@ -16,10 +16,12 @@ from bertsmith.model.fused.operations import (
     attend,
     attend_with_distances,
     embed,
+    gated,
     linear,
     linear_and_residual,
     masked_words,
     norm_and_residual,
+    rotated,
     taught_words,
     word_scores,
 )
@@ -33,6 +35,7 @@ from bertsmith.model.fused.weights import (
     Tables,
     WordHead,
 )
+from bertsmith.model.rotary import Rotation
 
 DTYPE = torch.bfloat16  # of the states between two operations
 
@@ -47,38 +50,54 @@ def embeddings_forward(
 
 
 def layer_forward(
-    layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None, asking: Tensor | None = None
-) -> Tensor:
+    layer: LayerWeights, x: Tensor, layout: Packed, rows: Tensor | None = None, asking: Tensor | None = None,
+    angles: Rotation | None = None,
+) -> Tensor:  # fmt: skip
     """One layer on packed tokens (T, H); with `rows`, only the states of these rows (R, H).
 
-    With `asking`, states of the same shape as the result ask in place of `x`, which they read.
+    With `asking`, states of the same shape as the result ask in place of `x`, which they read. `angles` rotate queries
+    and keys.
     """
     if layer.norm_first:
-        y, x = norm_and_residual(x, layer.attention_norm)
-        qkv, _ = linear_and_residual(y, *layer.qkv)
+        y, x = _normed(x, layer.attention_norm)
+        qkv, x = linear_and_residual(x, *layer.qkv) if y is None else (linear_and_residual(y, *layer.qkv)[0], x)
         if asking is not None:
-            y, asking = norm_and_residual(asking, layer.attention_norm)
-            qkv = _with_queries(layer, qkv, y, rows)
-        mixed, x = _select(_mixed(layer, qkv, layout), x, rows, asking)
+            y, asking = _normed(asking, layer.attention_norm)
+            qkv = _with_queries(layer, qkv, asking if y is None else y, rows)
+        mixed, x = _select(_mixed(layer, qkv, layout, angles), x, rows, asking)
         x = _add(x, mixed, layer.output, layer.dropout)
         y, x = norm_and_residual(x, layer.feed_forward_norm)
-        inner = activated(linear(y, layer.inner.weight), layer.inner.bias, layer.activation)
-        return _add(x, inner, layer.outer, layer.dropout)
+        return _add(x, _inner(layer, linear(y, layer.inner.weight)), layer.outer, layer.dropout)
+    assert layer.attention_norm is not None
     qkv, x = linear_and_residual(x, *layer.qkv)
     if asking is not None:
         qkv = _with_queries(layer, qkv, asking, rows)
-    mixed, x = _select(_mixed(layer, qkv, layout), x, rows, asking)
+    mixed, x = _select(_mixed(layer, qkv, layout, angles), x, rows, asking)
     x = add_norm(x, linear(mixed, layer.output.weight), layer.output.bias, layer.attention_norm, layer.dropout)
     y, x = linear_and_residual(x, layer.inner.weight)
-    outer = linear(activated(y, layer.inner.bias, layer.activation), layer.outer.weight)
+    outer = linear(_inner(layer, y), layer.outer.weight)
     return add_norm(x, outer, layer.outer.bias, layer.feed_forward_norm, layer.dropout)
 
 
-def _mixed(layer: LayerWeights, qkv: Tensor, layout: Packed) -> Tensor:
+def _normed(x: Tensor, norm: NormWeights | None) -> tuple[Tensor | None, Tensor]:
+    """The norm of x, None if the layer has none, and x itself for the residual."""
+    return (None, x) if norm is None else norm_and_residual(x, norm)
+
+
+def _mixed(layer: LayerWeights, qkv: Tensor, layout: Packed, angles: Rotation | None) -> Tensor:
+    bias = layer.qkv.bias
+    if angles is not None:
+        qkv, bias = rotated(qkv, bias, layer.num_heads, angles), None
     if layer.relative is None:
-        return attend(qkv, layer.qkv.bias, layout, layer.num_heads, layer.reach, layer.attention_dropout)
+        return attend(qkv, bias, layout, layer.num_heads, layer.reach, layer.attention_dropout)
     tables = _relative_tables(layer.relative, qkv.shape[1] // (3 * layer.num_heads))
-    return attend_with_distances(qkv, layer.qkv.bias, layout, layer.num_heads, tables, layer.attention_dropout)
+    return attend_with_distances(qkv, bias, layout, layer.num_heads, tables, layer.attention_dropout)
+
+
+def _inner(layer: LayerWeights, x: Tensor) -> Tensor:
+    """The states between the two products of a feed-forward layer, given the first product without its bias."""
+    between = gated if layer.gated else activated
+    return between(x, layer.inner.bias, layer.activation)
 
 
 def _relative_tables(relative: RelativeWeights, head_size: int) -> RelativeTables:

@@ -18,8 +18,19 @@ from torch.autograd.function import once_differentiable
 
 from bertsmith.batch import Packed
 from bertsmith.model.config import Activation, Reach
-from bertsmith.model.fused import attention, distances, long_attention, lookup, loss, relative_attention, rows, taught
+from bertsmith.model.fused import (
+    attention,
+    distances,
+    gate,
+    long_attention,
+    lookup,
+    loss,
+    relative_attention,
+    rows,
+    taught,
+)
 from bertsmith.model.fused.weights import NormWeights, RelativeTables, Sampling, Tables
+from bertsmith.model.rotary import Rotation
 
 
 def draw_seed(device: torch.device, dropout: float) -> Tensor | None:
@@ -108,6 +119,25 @@ class _Activated(torch.autograd.Function):
         return *rows.activation_backward(grad.contiguous(), x, bias, ctx.activation), None
 
 
+def gated(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
+    """The activation of the first half of x + bias (T, 2 I), times its second half (T, I)."""
+    return _Gated.apply(x, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x, bias, activation):  # type: ignore[override]
+        ctx.save_for_backward(x, bias)
+        ctx.activation = activation
+        return gate.gate_forward(x, bias, activation)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        x, bias = ctx.saved_tensors
+        return *gate.gate_backward(grad.contiguous(), x, bias, ctx.activation), None
+
+
 _copies: dict[Tensor, Tensor] | None = None  # of weights, inside `one_copy_of_each_weight`
 
 
@@ -168,6 +198,33 @@ class _Product(torch.autograd.Function):
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
     """A matrix product in float32, whatever the precision of a and b."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()  # type: ignore[call-overload, no-any-return]
+
+
+def rotated(qkv: Tensor, bias: Tensor | None, heads: int, by: Rotation) -> Tensor:
+    """Queries, keys and values (T, 3 H) with the queries and keys rotated, in the same memory.
+
+    Nothing else may read `qkv`: a matrix product does not keep its result. `bias` has been added already, and gets its
+    gradient here, where the gradient is that of queries and keys before the rotation.
+    """
+    return _Rotated.apply(qkv, bias, heads, by.cos, by.sin)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv, bias, heads, cos, sin):  # type: ignore[override]
+        gate.rotate_in_place(qkv, cos, sin, heads)
+        ctx.mark_dirty(qkv)
+        ctx.save_for_backward(cos, sin)
+        ctx.heads, ctx.bias = heads, bias is not None
+        return qkv
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        grad = grad.contiguous()  # in place: it is the attention kernel's output, which nothing else reads
+        cos, sin = ctx.saved_tensors
+        gate.rotate_in_place(grad, cos, sin, ctx.heads, back=True)
+        return grad, grad.sum(0, dtype=torch.float32) if ctx.bias else None, None, None, None
 
 
 def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, reach: Reach, dropout: float) -> Tensor:

@@ -296,7 +296,7 @@ def _activation_backward(
         tl.store(dbias_ptr + program.to(tl.int64) * columns + column, total, column < columns)
 
 
-def _tile(elements: int, columns: int) -> dict[str, int]:
+def tile_sides(elements: int, columns: int) -> dict[str, int]:
     """The sides of a tile with this many elements; of a narrow matrix it has more rows."""
     across = min(1024, triton.next_power_of_2(columns))
     return {"ROWS": elements // across, "COLUMNS": across}
@@ -306,7 +306,7 @@ def activation_forward(x: Tensor, bias: Tensor | None, activation: Activation) -
     """The activation of x + bias."""
     rows, columns = x.shape
     out = torch.empty_like(x)
-    tile = _tile(ACTIVATION_ELEMENTS[0], columns)
+    tile = tile_sides(ACTIVATION_ELEMENTS[0], columns)
     grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(columns, tile["COLUMNS"]))
     _activation_forward[grid](x, bias, out, rows, columns, **tile, BIAS=bias is not None, ACTIVATION=activation)
     return out
@@ -318,7 +318,7 @@ def activation_backward(
     """Gradients of x and of the bias."""
     rows, columns = x.shape
     dx = torch.empty_like(x)
-    tile = _tile(ACTIVATION_ELEMENTS[1], columns)
+    tile = tile_sides(ACTIVATION_ELEMENTS[1], columns)
     across = triton.cdiv(columns, tile["COLUMNS"])
     programs = min(triton.cdiv(ACTIVATION_PROGRAMS, across), triton.cdiv(rows, tile["ROWS"]))
     sums = torch.empty(programs if bias is not None else 0, columns, dtype=torch.float32, device=x.device)

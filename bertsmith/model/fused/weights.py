@@ -72,7 +72,7 @@ class RelativeWeights(NamedTuple):
 class LayerWeights(NamedTuple):
     """One layer of an encoder; the dropout probabilities are 0 outside training."""
 
-    attention_norm: NormWeights
+    attention_norm: NormWeights | None  # None: a pre-norm layer without one
     qkv: LinearWeights
     output: LinearWeights
     feed_forward_norm: NormWeights
@@ -81,6 +81,7 @@ class LayerWeights(NamedTuple):
     num_heads: int
     reach: Reach
     activation: Activation
+    gated: bool
     norm_first: bool
     dropout: float
     attention_dropout: float
