@@ -19,6 +19,7 @@ from torch import Tensor
 
 IGNORE = -100  # the label of a token that no loss counts
 CHARACTERS = "characters"  # the label with the characters of every token, for encoders that read them
+ROWS = "rows"  # the label with the row of each sequence, where the sequences are windows of texts
 Item = TypeVar("Item")
 
 

@@ -29,6 +29,7 @@ SHORT = {
     "batch_size": "train.batch_size",
     "seed": "train.seed",
     "max_length": "data.max_length",
+    "windows": "data.windows",
     "text": "data.columns.text",
     "pair": "data.columns.pair",
     "label": "data.columns.label",

@@ -125,6 +125,10 @@ def finetune(
     steps: Steps = None,
     batch_size: BatchSize = None,
     max_length: MaxLength = None,
+    windows: Annotated[
+        int | None,
+        typer.Option("--windows", help="Read longer texts in up to this many windows, instead of truncating them"),
+    ] = None,
     skip_bad: SkipBad = False,
     seeds: Seeds = None,
     grid: Grid = None,
@@ -145,6 +149,7 @@ def finetune(
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
     Columns and settings: bertsmith finetune classify … --text body --label topic --lr 3e-5 --epochs 4
+    Long documents: bertsmith finetune classify --model run --data train.csv --windows 8 --out run2
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
     Entities by their characters: bertsmith finetune tag --model run --data entities.jsonl --out tagger
     Five seeds of every setting: bertsmith finetune rte --model run --data glue/RTE --out rte --grid paper --seeds 5
@@ -154,7 +159,7 @@ def finetune(
     from bertsmith.finetuning.run import finetune as function
 
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
-    short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed}
+    short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "windows": windows, "seed": seed}
     changes = with_short(settings or [], **short, skip_bad=skip_bad or None, teacher=teacher)
     config = _finetune_config(task, features, changes)
     options: dict[str, Any] = {"dev": dev, "device": device, "resume": resume}

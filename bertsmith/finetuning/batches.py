@@ -25,9 +25,9 @@ def micro_batches(
     """The micro-batches of one rank in a step: every epoch shuffles the rows, and the run's last step may be smaller.
 
     A row of a multiple-choice task is one example for each of its `endings`, which stay in one micro-batch, and so do a
-    pair's two orders.
+    pair's two orders, and the windows of a text, of which there are at most `endings`.
     """
-    count = len(examples) // endings
+    count = examples.num_rows
     by_epochs = train.epochs is not None and train.steps is None and train.hours is None
     last = max(1, int((train.epochs or 0) * count)) if by_epochs else sys.maxsize
     begin = step * train.batch_size

@@ -35,6 +35,10 @@ class FrozenExamples:
     def __len__(self) -> int:
         return len(self.examples)
 
+    @property
+    def num_rows(self) -> int:
+        return len(self)
+
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """These sentences as a packed batch."""
         return collate([self.examples[row] for row in rows], packed=True, indices=rows)

@@ -81,7 +81,7 @@ def digest(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     found = hashlib.blake2b(digest_size=16)
     settings = [_code(), tokenizers.__version__, tokenizer.hash, head.kind, head.labels, head.sequences, labelled]
     settings += [limits.max_length, limits.stride, limits.max_query, len(rows), head.features is not None]
-    settings += [tokenizer.spells, head.unit]
+    settings += [tokenizer.spells, head.unit, limits.windows]
     found.update(json.dumps(settings).encode())
     _add_rows(found, rows, labelled)
     return found.hexdigest()
@@ -130,6 +130,7 @@ def _write(path: Path, encoded: Encoded, *, with_details: bool) -> None:
         "owners": np.asarray(encoded.owners, dtype=np.int64),
         **({} if encoded.sources is None else {"sources": np.asarray(encoded.sources, dtype=np.int64)}),
         **({} if examples.labels is None else {"labels": examples.labels}),
+        **({} if examples.rows is None else {"rows": examples.rows}),
         **({} if examples.tags is None else {"tags": examples.tags}),
         **({} if examples.word_marks is None else {"read": examples.word_marks}),
         **(
@@ -156,6 +157,7 @@ def _read(path: Path) -> Encoded | None:
         flat: Any = [arrays.get(name) for name in ("tokens", "segments", "starts", "labels", "tags")]
         spelling = Spelling(arrays["spelt"], arrays["letters"]) if "spelt" in arrays else None
         examples = replace(Examples(*flat), step=facts["step"], word_marks=arrays.get("read"), spelling=spelling)
+        examples = replace(examples, rows=arrays.get("rows"))
         found = Encoded(examples, arrays["owners"], _details(arrays), facts["shortened"], arrays.get("sources"))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None

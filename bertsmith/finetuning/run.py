@@ -11,6 +11,7 @@ import torch
 
 from bertsmith.batch import Batch, largest_id
 from bertsmith.config import override, to_dict, with_short
+from bertsmith.errors import UserError
 from bertsmith.finetuning.batches import micro_batches
 from bertsmith.finetuning.collapse import collapse
 from bertsmith.finetuning.data import RunData, class_weights, read_data
@@ -58,6 +59,7 @@ def finetune(
     steps: int | None = None,
     batch_size: int | None = None,
     max_length: int | None = None,
+    windows: int | None = None,
     seed: int | None = None,
     skip_bad: bool | None = None,
     teacher: str | Path | None = None,
@@ -68,8 +70,9 @@ def finetune(
 
     `task` is a task's name or a whole configuration; `data` and `dev` are files, the folder of a data set, or rows in
     memory: dicts, tuples `(text, label)` or `(text, pair, label)`, a table of pandas, polars, pyarrow or `datasets`.
-    Columns that are not named are guessed. Without `dev`, a tenth of the rows is held out for evaluation. `teacher` is
-    a fine-tuned model whose predictions for the training rows are learnt beside their labels.
+    Columns that are not named are guessed. Without `dev`, a tenth of the rows is held out for evaluation. A text that
+    is longer than `max_length` is read in up to so many `windows`, and its label is predicted from all of them.
+    `teacher` is a fine-tuned model whose predictions for the training rows are learnt beside their labels.
 
     >>> import bertsmith
     >>> rows = [(f"The battery of phone {n} died.", "bad") for n in range(20)]
@@ -81,6 +84,7 @@ def finetune(
     """
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
     short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "seed": seed, "skip_bad": skip_bad}
+    short["windows"] = windows
     short |= {"teacher": None if teacher is None else str(teacher)}
     start = FinetuneConfig(task) if isinstance(task, str) else task
     config = override(start, with_short([], **short))
@@ -117,7 +121,7 @@ def _finetune(
     }
     counts |= _ceiling(data, loaded)
     stored = stores_states(data.head)
-    steps = seeded.train.num_steps(len(data.rows) if stored else len(encoded.examples) // data.head.sequences)
+    steps = seeded.train.num_steps(len(data.rows) if stored else encoded.examples.num_rows)
     teacher = find_teacher(config, data, loaded.tokenizer, limits, device)
     facts = {**_facts(source, data), **({} if teacher is None else {"teacher": teacher.facts})}
     checkpoint, finished = open_run(run, config, facts, resume, {"start_task": start_task(loaded)})
@@ -126,6 +130,7 @@ def _finetune(
     if checkpoint is not None and distributed.is_rank_zero():
         loaded = replace(loaded, model=load_folder(checkpoint[0]).model)
     network = _trainable(loaded, seeded, weights, device)
+    network.pooled_windows = limits.pooled
     if teacher is not None:
         encoded, network.soft_targets = teacher.teach(data, encoded), teacher.soft_targets
         teacher = None  # its memory is free for training
@@ -155,6 +160,7 @@ def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
     max_length = config.data.max_length or min(data.task.max_length, encoder.max_positions)
     check_length(max_length, encoder)
     limits = Limits(max_length, config.data.stride, config.data.max_query, config.data.max_answer)
+    limits = replace(limits, windows=_windows(config, data), pooled=config.data.pooled)
     if note := KINDS[data.head.kind].limits_note(limits, loaded.tokenizer.frame):
         data.notes.append(note)
     for name, rows in (data.dev_rows or {"": data.rows}).items():
@@ -163,17 +169,41 @@ def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
     return limits
 
 
+def _windows(config: FinetuneConfig, data: RunData) -> int:
+    """The most windows of a text; a task whose texts are never read in pooled windows is refused."""
+    if config.data.windows and not KINDS[data.head.kind].reads_windows:
+        raise UserError(
+            f"data.windows {config.data.windows} pools the labels or numbers of a text's windows, and {data.task.name} "
+            "has none; leave it out: words are tagged in the context that fits, and answers are found in windows"
+        )
+    if config.data.windows and data.head.both_orders:
+        raise UserError(f"data.windows {config.data.windows} and both_orders cannot be combined; leave one of them out")
+    return config.data.windows
+
+
 def _encode(data: RunData, loaded: Loaded, limits: Limits) -> Encoded:
     """Encode the training rows; print the notes on them."""
     encoded = encode_once(data.rows, loaded.tokenizer, limits, data.head, labelled=True)
     loaded.model.encoder.check_ids(largest_id(encoded.examples.tokens), largest_id(encoded.examples.segments))
     notes = list(data.notes)
     if encoded.shortened:
-        count, length = f"{encoded.shortened} of {len(data.rows)}", limits.max_length
-        notes.append(f"{count} texts did not fit whole into {length} tokens; see data.max_length")
+        count = f"{encoded.shortened} of {len(data.rows)}"
+        notes.append(f"{count} texts did not fit whole into {_room(limits)}; {_more_room(data, limits)}")
     for note in notes:
         say(f"note: {note}")
     return encoded
+
+
+def _room(limits: Limits) -> str:
+    windows = f"{limits.windows} windows of " if limits.windows else ""
+    return f"{windows}{limits.max_length} tokens"
+
+
+def _more_room(data: RunData, limits: Limits) -> str:
+    """What reads more of long texts."""
+    if not KINDS[data.head.kind].reads_windows or data.head.both_orders:
+        return "see data.max_length"
+    return "raise data.windows" if limits.windows else "see data.max_length, or read them in windows (--windows 8)"
 
 
 def _unknowns(encoded: Encoded, loaded: Loaded) -> float:
@@ -243,7 +273,8 @@ def _train(
 
     def batches(step: int, share: float) -> list[Batch]:
         rank, ranks = distributed.rank(), distributed.world_size()
-        return micro_batches(examples, step, config.train, predictor.max_length, rank, ranks, data.head.sequences)
+        together = max(data.head.sequences, predictor.limits.windows)
+        return micro_batches(examples, step, config.train, predictor.max_length, rank, ranks, together)
 
     def load(folder: Path) -> dict[str, torch.Tensor]:
         best = load_folder(folder)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 from bertsmith.config import Bounds, check_bounds
 from bertsmith.errors import UserError
+from bertsmith.model.config import PooledWindows
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Columns
 from bertsmith.training.settings import TrainConfig
@@ -16,10 +18,12 @@ class FinetuneData:
     """How rows are read and encoded; `max_length` is that of the task if it is not set.
 
     Contexts are read in windows that begin `stride` tokens apart; a question keeps `max_query` tokens, an answer has at
-    most `max_answer`. `class_weights` are factors of the loss by class; `balanced` gives all classes the same weight.
-    `partial` marks the scores in reports, because the rows are only a part of their data set. With `skip_bad`, rows
-    that cannot be used (an empty text, no label) are skipped and counted; else they end the run. If there are no dev
-    rows, `dev_share` of the training rows are held out for evaluation (see `dev_split`); 0: none.
+    most `max_answer`. A text to classify that is longer than `max_length` is read in up to `windows` windows, and its
+    logits are theirs, `pooled` by the mean or the maximum; with 0 its end is cut. `class_weights` are factors of the
+    loss by class; `balanced` gives all classes the same weight. `partial` marks the scores in reports, because the rows
+    are only a part of their data set. With `skip_bad`, rows that cannot be used (an empty text, no label) are skipped
+    and counted; else they end the run. If there are no dev rows, `dev_share` of the training rows are held out for
+    evaluation (see `dev_split`); 0: none.
     """
 
     max_length: int | None = None
@@ -27,6 +31,8 @@ class FinetuneData:
     stride: int = 128
     max_query: int = 64
     max_answer: int = 30
+    windows: int = 0
+    pooled: PooledWindows = "mean"
     class_weights: dict[str, float] = field(default_factory=dict)
     balanced: bool = False
     partial: bool = False
@@ -37,12 +43,15 @@ class FinetuneData:
         "stride": Bounds(1, 2**24),
         "max_query": Bounds(1, 2**24),
         "max_answer": Bounds(1, 2**24),
+        "windows": Bounds(0, 10**6),
         "class_weights": Bounds(0, 10**9),
         "dev_share": Bounds(0, 0.5),
     }
 
     def __post_init__(self) -> None:
         check_bounds(self, "data.")
+        if self.pooled not in get_args(PooledWindows):
+            raise UserError(f"data.pooled {self.pooled!r} is not one of {', '.join(get_args(PooledWindows))}")
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ class TaskTeacher:
         for begin in range(0, len(data.rows), WINDOW):
             rows = data.rows[begin : begin + WINDOW]
             read = KINDS[head.kind].encode(rows, predictor.tokenizer, predictor.limits, head, labelled=False)
-            yield np.stack(of_rows(predictor.logits(read.examples), head)).reshape(len(rows), -1)
+            logits = of_rows(predictor.logits(read.examples), read, head, predictor.limits)
+            yield np.stack(logits).reshape(len(rows), -1)
 
     def _of_tokens(self, encoded: Encoded) -> Iterator[Logits]:
         """The logits of all tokens (T, K), which are the same for both models."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bertsmith.errors import UserError
 from bertsmith.formats.storage import Names, as_stored, expand
@@ -120,6 +120,7 @@ class Family:
     multiples: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # settings that are a multiple of another
     reasons: Mapping[str, str] = field(default_factory=dict)  # why another value of a setting is refused
     layer_groups: str = ""  # their field with the number of layers that have parameters of their own: 1, or all layers
+    frame_ids: Mapping[str, Literal["first", "last"]] = field(default_factory=dict)  # their fields for special tokens
     older: Callable[[Mapping[str, Any], Path], dict[str, Any]] | None = None  # their newer `config.json` in older form
     vocabulary: Kind | None = None  # of the published models; None: of any kind
     is_own: bool = False  # whether `transformers` has no class for it; the classes are then names of our own

@@ -84,7 +84,7 @@ class Notes:
     columns: dict[str, str] = field(default_factory=dict)
     max_length: int | None = None
     recipe: str = ""
-    limits: dict[str, float | None] = field(default_factory=dict)
+    limits: dict[str, object] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
     remark: str = ""
 
@@ -107,7 +107,7 @@ def save_folder(
     folder.mkdir(parents=True, exist_ok=True)
     weights = weights_out(model, model.state_dict() if tensors is None else tensors)
     write_weights(folder / WEIGHTS, weights)
-    values = config_out(model)
+    values = {**config_out(model), **_frame_ids(model, tokenizer)}
     kept = {name: value for name, value in notes.kept.items() if name not in values}
     write_json(folder / CONFIG, {**kept, **values})
     family = family_of(model.encoder.config)
@@ -116,6 +116,13 @@ def save_folder(
     write_notes(folder, notes)
     config = model.encoder.config
     tokenizer.save(folder, config.max_positions, config.num_segments)
+
+
+def _frame_ids(model: Model, tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of special tokens that the family's `config.json` has: those around a sequence."""
+    ids = {"first": tokenizer.joiner.first, "last": tokenizer.joiner.last}
+    fields = family_of(model.encoder.config).frame_ids
+    return {name: int(ids[place][0]) for name, place in fields.items() if len(ids[place])}
 
 
 def load_folder(

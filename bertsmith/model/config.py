@@ -16,6 +16,7 @@ TagUnit = Literal["word", "token"]  # what `tags` predicts a tag for
 Direction = Literal["both", "left-to-right", "right-to-left"]
 Positions = Literal["learned", "rotary", "none"]
 Pooling = Literal["cls", "mean"]  # of a head on the whole text
+PooledWindows = Literal["mean", "max"]  # of the logits of a document's windows
 PoolingKind = Literal["mean", "cls", "max"]  # of sentence vectors
 LayerType = Literal["transformer", "lstm"]
 Sharing = Literal["none", "all", "attention", "feed-forward"]

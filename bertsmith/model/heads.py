@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.batch import IGNORE, Batch
+from bertsmith.batch import IGNORE, ROWS, Batch
 from bertsmith.errors import UserError, suggestion
 from bertsmith.model.activation import activate
-from bertsmith.model.config import Direction, EncoderConfig, HeadKind, TagUnit
+from bertsmith.model.config import Direction, EncoderConfig, HeadKind, PooledWindows, TagUnit
 from bertsmith.model.encoder import Encoder, init_weights, linear_weights, norm_weights
 from bertsmith.model.fused.weights import Sampling, WordHead
 from bertsmith.model.matching import MatchingHead
-from bertsmith.model.pooling import Pooler, pooled_rows, pooled_states
+from bertsmith.model.pooling import Pooler, pool_windows, pooled_rows, pooled_states
 from bertsmith.model.recurrent import FeatureConfig, RecurrentHead, RecurrentTop
 from bertsmith.model.soft_targets import SoftTargets, word_losses
 
@@ -224,13 +224,14 @@ class TokenHead(nn.Module):
 
     def __init__(self, config: EncoderConfig, outputs: int, dropout: float) -> None:
         super().__init__()
-        self.pooler = Pooler(config) if config.prediction_head else nn.Identity()
+        self.pooler = Pooler(config) if config.prediction_head else None
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(config.hidden_size, outputs)
         init_weights(self, config.init_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.output(self.dropout(self.pooler(hidden)))  # (…, K)
+        hidden = hidden if self.pooler is None else self.pooler(hidden)
+        return self.output(self.dropout(hidden))  # (…, K)
 
 
 def make_head(config: EncoderConfig, head: HeadConfig) -> nn.Module:
@@ -274,6 +275,7 @@ class TaskModel(nn.Module):
         self.encoder = encoder
         self.head_config = head
         self.class_weights: list[float] | None = None  # in the training loss; None: all classes have the same weight
+        self.pooled_windows: PooledWindows = "mean"  # how the logits of a text's windows become its own in training
         self.soft_targets: SoftTargets | None = None  # how a teacher's logits are learnt; None: there is no teacher
         self._sent: tuple[list[float] | None, Tensor | None] = None, None  # these weights and their copy on the device
         self.head = make_head(encoder.config, head)
@@ -332,6 +334,8 @@ class TaskModel(nn.Module):
         logits = self._shaped(scores, batch)
         if self.head_config.both_orders:
             logits = logits.unflatten(0, (-1, 2)).sum(1)
+        if ROWS in batch.labels:
+            logits = pool_windows(logits, batch.labels[ROWS], len(batch.labels["label"]), self.pooled_windows)
         loss = self.loss(logits, batch)
         if self.soft_targets is not None:
             loss = self.soft_targets.loss(loss, logits, batch, self.head_config.kind)

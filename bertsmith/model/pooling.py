@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bertsmith.batch import Batch, Layout
 from bertsmith.model.activation import activate
-from bertsmith.model.config import Direction, EncoderConfig, PoolingKind
+from bertsmith.model.config import Direction, EncoderConfig, PooledWindows, PoolingKind
 from bertsmith.model.encoder import Encoder, make_norm
 
 
@@ -34,6 +34,14 @@ def pooled_states(encoder: Encoder, batch: Batch) -> Tensor:
     if encoder.config.pooling == "mean":
         return batch.layout.valid(pool(encoder(batch).float(), batch.layout, "mean"))
     return encoder(batch, rows=pooled_rows(batch.layout, encoder.config.direction))  # type: ignore[no-any-return]
+
+
+def pool_windows(logits: Tensor, rows: Tensor, count: int, how: PooledWindows) -> Tensor:
+    """The logits of each row (count, K) from those of its windows (B, K), whose rows are `rows` (B,)."""
+    inside = rows[None, :] == torch.arange(count, device=rows.device)[:, None]  # (count, B)
+    if how == "max":
+        return logits[None].masked_fill(~inside[..., None], float("-inf")).amax(1)
+    return inside.to(logits.dtype) @ logits / inside.sum(1, keepdim=True)
 
 
 class Pooler(nn.Module):

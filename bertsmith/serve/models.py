@@ -25,6 +25,7 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.pages.view import Look, sequence_of
 from bertsmith.rows.columns import Row
 from bertsmith.serve.batching import Lane, TooLarge
+from bertsmith.tasks.description import Encoded
 from bertsmith.tasks.inputs import row_of_input
 from bertsmith.tasks.sequences import of_rows
 
@@ -81,6 +82,9 @@ class ServedModel:
 
     def predict(self, items: Sequence[Any], place: str = "inputs") -> Work:
         """Predict items as `Predictor.predict` takes them, or rows."""
+        return self._of_rows(items, place, self.predictor.decode_rows)
+
+    def _of_rows(self, items: Sequence[Any], place: str, decode: Callable[..., list[Any]]) -> Work:
         rows = self._rows(items, place)
         encoded = self.predictor.encode_rows(rows) if rows else None
         if encoded is None:
@@ -89,7 +93,7 @@ class ServedModel:
         return self._work(
             Lane(self.name, "predict", compute=self.predictor.logits),
             examples,
-            lambda logits: self.predictor.decode_rows(rows, encoded, logits),
+            lambda logits: decode(rows, encoded, logits),
         )
 
     def _rows(self, items: Sequence[Any], place: str) -> list[Row]:
@@ -105,12 +109,14 @@ class ServedModel:
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> Work:
         """Compute the one score of each pair, before any activation, as a re-ranker gives it."""
-        found = self.predict(pairs, "texts")
-        return replace(found, decode=lambda logits: [float(row[0]) for row in of_rows(logits, self.predictor.head)])
+        return self._of_rows(pairs, "texts", lambda *found: [float(row[0]) for row in self._logits(*found)])
 
     def logits(self, items: Sequence[Any]) -> Work:
         """Compute the logits of texts and pairs, without decoding them."""
-        return replace(self.predict(items), decode=lambda logits: list(of_rows(logits, self.predictor.head)))
+        return self._of_rows(items, "inputs", self._logits)
+
+    def _logits(self, rows: Sequence[Row], encoded: Encoded, logits: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        return list(of_rows(logits, encoded, self.predictor.head, self.predictor.limits))
 
     def fill(self, texts: Sequence[str], top: int) -> Work:
         """Fill the masks of texts; the words are chosen with their batch, since logits of the vocabulary are large."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.model.config import HeadKind
+from bertsmith.model.config import HeadKind, PooledWindows
 from bertsmith.tasks.examples import Examples
 
 Names = dict[str, tuple[str, ...]]
@@ -67,6 +67,9 @@ class Limits:
     tokens, an answer has at most `max_answer`. The prediction is no answer where its score exceeds that of the best
     answer by more than `threshold` (the paper's -τ); with None there is always an answer. A model that may give no
     answer and has no threshold of its own takes 0, as the original code does.
+
+    A text to classify that is longer than `max_length` is read in at most `windows` windows, whose logits are `pooled`
+    by their mean or their maximum; with 0 it is truncated.
     """
 
     max_length: int = 128
@@ -75,6 +78,8 @@ class Limits:
     max_answer: int = 30
     n_best: int = 20
     threshold: float | None = None
+    windows: int = 0
+    pooled: PooledWindows = "mean"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.batch import CHARACTERS, IGNORE, Batch, Example, Label, LabelKind, lay_out
+from bertsmith.batch import CHARACTERS, IGNORE, ROWS, Batch, Example, Label, LabelKind, lay_out
 from bertsmith.model.config import Direction
 from bertsmith.objectives.causal_lm import MASKED, next_tokens
 from bertsmith.objectives.causal_lm import TARGET as NEXT
@@ -28,6 +28,7 @@ SOFT, SOFT_TOKEN = LabelKind("sequence"), LabelKind("token", fill=0)  # `soft`: 
 # `words`: the first token of each word that is predicted, the other tokens being context; `sentences`: those of them
 # that start a sentence.
 WORD = LabelKind("position", index=True)
+ROW = LabelKind("sequence")  # `rows`: the row that each sequence, a window of its text, belongs to
 SPELLING = LabelKind("token", fill=PADDING)  # the characters of every token
 
 
@@ -47,8 +48,9 @@ class Spelling:
 class Examples(Sequence[Example]):
     """Concatenated examples: number i has the tokens from `starts[i]` to `starts[i + 1]`.
 
-    If `step` examples belong together, as the endings of a question do, the first of them has the label. `soft` are a
-    teacher's logits, for each label or for each token. With `names_words` batches name the tokens that are tagged.
+    If `step` examples belong together, as the endings of a question do, the first of them has the label. With `rows`,
+    row i has the examples from `rows[i]` to `rows[i + 1]`, the windows of a text, and one label. `soft` are a teacher's
+    logits, for each label or for each token. With `names_words` batches name the tokens that are tagged.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -62,6 +64,7 @@ class Examples(Sequence[Example]):
     predicted: Direction | None = None  # the direction of a language model that learns the texts; None: there is none
     spelling: Spelling | None = None  # for encoders that read characters
     names_words: bool = False  # for a BiLSTM on them
+    rows: NDArray[np.int64] | None = None  # (number of rows + 1,); None: a row is `step` examples
 
     @classmethod
     def of(cls, examples: Sequence[Example], step: int = 1) -> Examples:
@@ -96,7 +99,7 @@ class Examples(Sequence[Example]):
         number %= len(self)
         place = slice(self.starts[number], self.starts[number + 1])
         labels = {}
-        if self.labels is not None and number % self.step == 0:
+        if self.labels is not None and self.rows is None and number % self.step == 0:
             labels["label"] = Label(self.labels[number // self.step], TARGET)
         if self.tags is not None:
             labels["tags"] = Label(self.tags[place], TAG)
@@ -106,15 +109,23 @@ class Examples(Sequence[Example]):
             labels |= self.spelling.at(place)
         return Example(self.tokens[place], self.segments[place], labels)
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows, each of which may be several examples."""
+        return len(self) // self.step if self.rows is None else len(self.rows) - 1
+
     def batch(self, rows: NDArray[np.int64]) -> Batch:
-        """Rows (`step` examples each) as a packed batch to learn from, as `collate` makes it."""
-        chosen = rows if self.step == 1 else (rows[:, None] * self.step + np.arange(self.step)).ravel()
+        """Rows as a packed batch to learn from, as `collate` makes it."""
+        counts = self.step if self.rows is None else self.rows[rows + 1] - self.rows[rows]
+        firsts = rows * self.step if self.rows is None else self.rows[rows]
+        owners = np.repeat(np.arange(len(rows)), counts)
+        chosen = firsts[owners] + _ranges(np.broadcast_to(counts, len(rows)))
         begins = self.starts[chosen]
         lengths = self.starts[chosen + 1] - begins
         shifts = begins - lengths.cumsum() + lengths  # from a token's place in the batch to its place here
         source = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
         batch = lay_out(self.tokens[source], self.segments[source], lengths, packed=True)
-        labels = {}
+        labels = {} if self.rows is None else {ROWS: Label(owners, ROW)}
         if self.labels is not None:
             labels["label"] = Label(self.labels[rows], TARGET)
         if self.tags is not None:

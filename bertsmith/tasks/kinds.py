@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from bertsmith.model.config import HeadKind
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
-from bertsmith.tasks import baseline, by_class, choice, comparison, guessing, official_files, sequences, spans, tagging
+from bertsmith.tasks import (
+    baseline,
+    by_class,
+    choice,
+    comparison,
+    documents,
+    guessing,
+    official_files,
+    sequences,
+    spans,
+    tagging,
+)
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.spelled import encode_spelled
 from bertsmith.text.frame import Frame
@@ -48,6 +59,7 @@ class Kind:
     official_split: Literal["dev", "test"] = "test"  # what the data sets' servers or scripts score
     # Fields that only some kinds need.
     has_classes: bool = False  # labels are names, which a table may store as numbers
+    reads_windows: bool = False  # a text may be read in windows whose logits are pooled (`data.windows`)
     tags_words: bool = False  # every word has a label, and files may have one word per line
     finish_rows: Callable[..., Iterable[Row]] = sequences.finish_rows  # give rows the task's label names, and words
     align: Callable[[list[Row], list[str] | None], tuple[list[Row], str]] = lambda rows, skipped: (rows, "")
@@ -60,7 +72,7 @@ class Kind:
     constant: Callable[[Sequence[Row], Sequence[Prediction], HeadConfig], str] = lambda *_: ""  # if all are the same
     limits_note: Callable[[Limits, Frame], str | None] = lambda limits, frame: None  # a warning about them
     ceiling: Callable[[Sequence[Row], Tokenizer, HeadConfig], str] = lambda *_: ""  # how far tokens limit the scores
-    limits_to_save: Callable[[Sequence[Row], Limits], dict[str, float | None]] = lambda rows, limits: {}
+    limits_to_save: Callable[[Sequence[Row], Limits], dict[str, object]] = lambda rows, limits: {}
     tune: Callable[[Task, Sequence[Row], Sequence[Prediction]], dict[str, float | None]] = lambda *_: {}  # on dev rows
 
 
@@ -85,6 +97,8 @@ SINGLE = Kind(
     class_counts=sequences.label_counts,
     constant_loss=baseline.label_loss,
     constant=baseline.constant_label,
+    limits_to_save=documents.limits_to_save,
+    reads_windows=True,
 )
 MULTI = replace(
     SINGLE,
@@ -118,6 +132,8 @@ REGRESSION = Kind(
     stratum=sequences.number_of,
     constant_loss=baseline.number_loss,
     constant=baseline.constant_number,
+    limits_to_save=documents.limits_to_save,
+    reads_windows=True,
 )
 CHOICE = Kind(
     guess=guessing.guess_choice,

@@ -13,6 +13,7 @@ from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
+from bertsmith.tasks.documents import in_windows, pooled
 from bertsmith.tasks.examples import join_texts, texts_of
 from bertsmith.tasks.metrics import METRICS, accuracy, micro_f1
 from bertsmith.text.tokenizer import Tokenizer
@@ -115,14 +116,20 @@ def encode(
     labelled: bool,
     target: Callable[[Row, HeadConfig], Any],
 ) -> Encoded:
-    """One example per row: one text or a pair of texts, with `target` as its label; in both orders, two examples."""
+    """One example per row: one text or a pair of texts, with `target` as its label; in both orders, two examples.
+
+    With `limits.windows` a row is as many examples as its text needs windows.
+    """
     labels = np.asarray([target(row, head) for row in rows]) if labelled else None
     owners = np.arange(len(rows))
     if head.both_orders:
         owners = np.repeat(np.arange(len(rows)), 2)
         rows = [each for row in rows for each in (row, _swapped(row))]
     first, second = (texts_of(texts, tokenizer) for texts in ([r.text for r in rows], [r.pair or "" for r in rows]))
-    has_second = np.array([row.pair is not None for row in rows])
+    has_second = np.array([row.pair is not None for row in rows], dtype=bool)
+    if limits.windows:
+        encoded = in_windows(first, second, has_second, tokenizer, limits)
+        return replace(encoded, examples=replace(encoded.examples, labels=labels))
     examples, shortened = join_texts(first, second, has_second, tokenizer, limits.max_length)
     examples = replace(examples, labels=labels, step=head.sequences)
     return Encoded(examples, owners, shortened=int(shortened[:: head.sequences].sum()))
@@ -175,11 +182,15 @@ def decode(
     predict: Callable[[NDArray[np.float32], HeadConfig], Prediction],
 ) -> list[Prediction]:
     """One prediction per row."""
-    return [predict(scores, head) for scores in of_rows(logits, head)]
+    return [predict(scores, head) for scores in of_rows(logits, encoded, head, limits)]
 
 
-def of_rows(logits: Sequence[NDArray[np.float32]], head: HeadConfig) -> Sequence[NDArray[np.float32]]:
-    """The logits of rows: those of the two orders of a pair are added (OpenAI GPT, section 3.3)."""
+def of_rows(
+    logits: Sequence[NDArray[np.float32]], encoded: Encoded, head: HeadConfig, limits: Limits
+) -> Sequence[NDArray[np.float32]]:
+    """The logits of rows: those of windows are pooled, those of the two orders of a pair added (OpenAI GPT, 3.3)."""
+    if encoded.examples.rows is not None:
+        return pooled(logits, encoded, limits)
     return [a + b for a, b in zip(logits[::2], logits[1::2], strict=True)] if head.both_orders else logits
 
 

@@ -303,9 +303,9 @@ def gold_texts(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {key: [text for text, _ in answers_of(row)] for key, row in zip(keys_of(rows), rows, strict=True)}
 
 
-def limits_to_save(rows: Sequence[Row], limits: Limits) -> dict[str, float | None]:
+def limits_to_save(rows: Sequence[Row], limits: Limits) -> dict[str, object]:
     """The limits that a saved model needs in order to answer questions as in training."""
-    saved: dict[str, float | None] = {name: getattr(limits, name) for name in ("stride", "max_query", "max_answer")}
+    saved: dict[str, object] = {name: getattr(limits, name) for name in ("stride", "max_query", "max_answer")}
     return {**saved, "threshold": None} if all(map(answers_of, rows)) else saved  # None: there is always an answer
 
 

@@ -202,7 +202,7 @@ def test_settings_that_a_family_lacks_are_refused_with_the_reason(made_up, tmp_p
     refused = encoder_config(tiny_tokenizer.vocab_size, norm_first=True)
     reason = (
         "model.norm_first=true: turned models normalise after each sublayer; set model.norm_first=false, or "
-        "model.family=roberta-prelayernorm"
+        "model.family=roberta-prelayernorm or modernbert"
     )
     with pytest.raises(UserError) as caught:
         save_folder(tmp_path / "folder", make_model("masked_lm", refused), tiny_tokenizer, Notes())

@@ -55,8 +55,16 @@ DEBERTA: dict[str, object] = {
 DEBERTA_V3: dict[str, object] = {
     **DEBERTA, "key_bias": True, "relative_buckets": 256, "relative_norm": True, "relative_projections": False,
 }  # fmt: skip
+MODERN: dict[str, object] = {
+    "norm_first": True, "bias": False, "num_segments": 0, "positions": "rotary", "rotary_base": 160_000.0,
+    "local_rotary_base": 10_000.0, "window": 128, "global_every": 2, "gated": True, "intermediate_size": 1152,
+    "first_attention_norm": False, "prediction_head": True, "max_positions": 8192,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, object]] = {  # what differs from BERT
     "gpt": GPT,
+    "modern": MODERN,
+    "modern-large": {**MODERN, "hidden_size": 1024, "num_heads": 16, "intermediate_size": 2624},
+    "rotary with biases": {**MODERN, "bias": True, "norm_first": False, "first_attention_norm": True},
     "albert": ALBERT,
     "albert-xlarge": {**ALBERT, "hidden_size": 2048, "num_heads": 16, "intermediate_size": 8192},
     "albert-xxlarge": {**ALBERT, "hidden_size": 4096, "num_heads": 64, "intermediate_size": 16384},
@@ -115,6 +123,21 @@ def test_fused_kernels_are_as_close_to_float32_as_plain_code(longest: int, chang
     assert (fused - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()
 
 
+def test_memory_grows_with_the_length_alone() -> None:
+    """Of a training step on one sequence: with twice the tokens, twice the activations, up to 8,192 tokens."""
+    model, peaks = MaskedLM(Encoder(config(**MODERN))).to(CUDA), []  # type: ignore[arg-type]
+    for length in (2048, 2048, 4096, 8192):  # once to compile and to allocate the gradients
+        rng = np.random.default_rng(0)
+        batch = lay_out(rng.integers(1000, 30000, length), np.zeros(length, int), np.array([length]), packed=True)
+        masked = np.sort(rng.choice(length, length // 7, replace=False))
+        batch = batch.with_labels(of_pretraining(masked, rng.integers(1000, 30000, len(masked)), np.zeros(1, int)))
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        all_gradients(model, batch.to(CUDA), "bfloat16")
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[3] < 2.2 * peaks[2] < 2.2**2 * peaks[1]
+
+
 def weights_after(
     model: torch.nn.Module, batches: list[Batch], train: TrainConfig, captured: bool
 ) -> tuple[list[float], Tensor]:
@@ -139,6 +162,7 @@ def weights_after(
         *(pytest.param(name, ALBERT, id=f"albert-{name}") for name in ("adamw", "muon", "lamb")),
         pytest.param("muon", GPT, id="gpt-muon"),
         pytest.param("adamw", DEBERTA_V3, id="deberta-v3-adamw"),
+        pytest.param("adamw", MODERN, id="modern"),
     ],
 )
 def test_captured_steps_equal_eager_steps(optimizer: str, changes: dict[str, object]) -> None:

@@ -108,6 +108,7 @@ MODERNBERT = Family(
     fixed={**FIXED, "is_decoder": False, "classifier_activation": "gelu"},
     own_fields=("shared_layers",),
     older=older_form,
+    frame_ids={"bos_token_id": "first", "cls_token_id": "first", "eos_token_id": "last", "sep_token_id": "last"},
     defaults={
         "vocab_size": 50368,
         "num_layers": 22,
