@@ -121,10 +121,8 @@ class EncoderConfig:
       GELU, DistilBERT ReLU). With `pooler_input_dropout` a classification or regression head applies its dropout before
       this layer, too (RoBERTa, ELECTRA). Without `pooler` there is no such layer, and the output of a classification or
       regression head is a matrix alone (OpenAI GPT).
-    - `pooling`: a head on the whole text reads the state of `[CLS]` (left to right: of the last token), or the mean of
-      all states.
-    - `prediction_head`: every head, those on tokens as well, has a dense layer, an activation and a norm before its
-      output, and these have biases only where the encoder has (ModernBERT).
+    - `pooling`: a head on the whole text reads `[CLS]` (left to right: the last token), or the mean of all states.
+    - `prediction_head`: every head has a dense layer, an activation and a norm, with the encoder's `bias` (ModernBERT).
     - `num_segments` 0: there is no table of segments.
     - `layer_type`: Transformer layers, or LSTMs of both directions, which do not see each other: the first half of the
       states is read from left to right, the second from right to left (ELMo). Each LSTM has `intermediate_size` cells.
@@ -278,7 +276,7 @@ class EncoderConfig:
         if not self.pooler and self.pooler_input_dropout:
             raise UserError("pooler_input_dropout=true needs pooler=true: it is the dropout before the pooler")
         if self.pooling == "mean" and self.direction != "both":
-            raise UserError(f"pooling=mean needs direction=both; {self.direction} pools the token that sees all others")
+            raise UserError(f"pooling=mean needs direction=both, not {self.direction}")
         if self.prediction_head and not (self.pooler and self.head_transform):
             raise UserError("prediction_head=true needs pooler=true and head_transform=true, the layers of every head")
         if self.head_transform:
