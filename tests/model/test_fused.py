@@ -551,7 +551,18 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    parts = attention, gate, long_attention, relative_attention, distances, lookup, loss_kernel, rows, taught, muon_kernels
+    parts = (
+        attention,
+        gate,
+        long_attention,
+        relative_attention,
+        distances,
+        lookup,
+        loss_kernel,
+        rows,
+        taught,
+        muon_kernels,
+    )
     started = {
         name for part in parts for name in re.findall(r"\b(_[a-z_]+)\[\(", Path(part.__file__).read_text("utf-8"))
     }
