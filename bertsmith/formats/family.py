@@ -35,7 +35,8 @@ KEPT = frozenset(
     keys_to_ignore_at_inference max_length min_length classifier_dropout_prob net_structure_type gap_size
     num_memory_blocks down_scale_factor layers_to_keep sinusoidal_pos_embds qa_dropout seq_classif_dropout
     summary_first_dropout summary_last_dropout n_ctx padding_idx cls_token_id initializer_cutoff_factor
-    deterministic_flash_attn sparse_prediction sparse_pred_ignore_index reference_compile repad_logits_with_grad""".split()
+    deterministic_flash_attn sparse_prediction sparse_pred_ignore_index reference_compile
+    repad_logits_with_grad""".split()
 )
 
 
