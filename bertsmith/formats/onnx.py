@@ -283,7 +283,9 @@ def _quantise(source: Path, path: Path) -> None:
     matrices = [
         (n.name, shapes[n.input[1]]) for n in graph.graph.node if n.op_type == "MatMul" and n.input[1] in shapes
     ]
-    kept = [name for name, (rows, columns) in matrices if rows > columns]
+    kept = [
+        name for name, shape in matrices if len(shape) != 2 or shape[0] > shape[1]
+    ]  # tables of distances have heads
     # The quantiser turns every Gemm into a MatMul of this name before it looks at the nodes to exclude.
     kept += [f"{node.name}_MatMul" for node in graph.graph.node if node.op_type == "Gemm"]
     with _quiet():

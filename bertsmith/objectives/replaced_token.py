@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.batch import IGNORE, Batch
+from bertsmith.batch import IGNORE, Batch, Padded
 from bertsmith.errors import UserError
 from bertsmith.model.activation import activate
 from bertsmith.model.config import EncoderConfig
@@ -65,11 +65,12 @@ class ReplacedTokenHead(nn.Module):
 
     def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
         if self.norm is not None:
-            flat, positions = batch.layout.flat(hidden), batch.layout.flat(batch.positions)
-            firsts = (
-                torch.arange(len(positions), device=positions.device) - positions
-            )  # the row of each token's `[CLS]`
-            hidden = self.norm(hidden + flat.index_select(0, firsts).view_as(hidden))
+            if isinstance(batch.layout, Padded):
+                first = hidden[:, :1]
+            else:  # positions count from `[CLS]`
+                rows = torch.arange(len(hidden), device=hidden.device) - batch.positions
+                first = hidden.index_select(0, rows)
+            hidden = self.norm(hidden + first)
         return self.output(activate(self.dense(hidden), self.activation)).squeeze(-1)  # (…)
 
 
