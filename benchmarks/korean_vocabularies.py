@@ -19,11 +19,11 @@ from bertsmith.config import override
 from bertsmith.corpus.sources import Reading, find_sources, read_blocks
 from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
-from bertsmith.inference.ceiling import span_ceiling
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.rows.columns import Columns
+from bertsmith.tasks.ceiling import span_ceiling
 from bertsmith.tasks.reading import Splits, read_task
 from bertsmith.tasks.task import find_task
 from bertsmith.text.morphemes import BORDER, Bordered, bordered, divided, open_analyser

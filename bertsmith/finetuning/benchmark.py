@@ -27,7 +27,7 @@ from bertsmith.finetuning.task_data import Data, find_data, remarks
 from bertsmith.folders import locked, new_file
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import config_in, read_config
-from bertsmith.tasks.metrics import seqeval_metrics
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
 from bertsmith.training.run import MODEL, facts_of, final_scores, same_settings
@@ -174,11 +174,11 @@ def _find_columns(tasks: Sequence[str], folder: Path) -> tuple[list[Column], dic
 
 
 def _why_unscored(column: Column) -> str:
-    if find_task(column.task).head == "tags":
-        try:
-            seqeval_metrics()
-        except UserError as error:
-            return str(error)
+    """Return why dev rows of a column cannot be scored here: a library is missing."""
+    try:
+        KINDS[find_task(column.task).head].check_dev([])
+    except UserError as error:
+        return str(error)
     return ""
 
 

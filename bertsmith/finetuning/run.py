@@ -25,7 +25,6 @@ from bertsmith.finetuning.teacher import find_teacher
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
 from bertsmith.formats.hub import find_model, hub_name
-from bertsmith.inference.ceiling import LOW, span_ceiling
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
@@ -108,7 +107,7 @@ def _finetune(
     data = read_data(seeded, splits, command)
     data = replace(data, head=with_settings_of_family(data.head, data.task, seeded, source))
     loaded = start_model(source, data.head, seeded)
-    limits = _limits(seeded, data, loaded)
+    limits, ceilings = _limits(seeded, data, loaded), _ceilings(data, loaded)
     weights = class_weights(data.rows, data.head, config.data.class_weights, config.data.balanced)
     encoded = _encode(data, loaded, limits)
     if data.head.language_model:
@@ -119,7 +118,7 @@ def _finetune(
         "labels": len(data.head.labels),
         "unknown_percent": _unknowns(encoded, loaded),
     }
-    counts |= _ceiling(data, loaded)
+    counts |= ceilings
     stored = stores_states(data.head)
     steps = seeded.train.num_steps(len(data.rows) if stored else encoded.examples.num_rows)
     teacher = find_teacher(config, data, loaded.tokenizer, limits, device)
@@ -155,7 +154,7 @@ def _finetune(
 
 
 def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
-    """The maximum lengths of inputs and answers; notes on what they and the vocabulary leave out."""
+    """The maximum lengths of inputs and answers; a note on what they leave out."""
     encoder = loaded.model.encoder.config
     max_length = config.data.max_length or min(data.task.max_length, encoder.max_positions)
     check_length(max_length, encoder)
@@ -163,9 +162,6 @@ def _limits(config: FinetuneConfig, data: RunData, loaded: Loaded) -> Limits:
     limits = replace(limits, windows=_windows(config, data), pooled=config.data.pooled)
     if note := KINDS[data.head.kind].limits_note(limits, loaded.tokenizer.frame):
         data.notes.append(note)
-    for name, rows in (data.dev_rows or {"": data.rows}).items():
-        if note := KINDS[data.head.kind].ceiling(rows, loaded.tokenizer, data.head):
-            data.notes.append(f"{name}: {note}" if name else note)
     return limits
 
 
@@ -215,15 +211,15 @@ def _unknowns(encoded: Encoded, loaded: Loaded) -> float:
     return round(100 * unknowns.share, 2)
 
 
-def _ceiling(data: RunData, loaded: Loaded) -> dict[str, float]:
-    """The best exact match that the vocabulary allows on the dev questions; a note is printed if it is low."""
-    rows = next(iter(data.dev_rows.values()), [])
-    ceiling = span_ceiling(rows, loaded.tokenizer, data.task) if data.head.kind == "span" else None
-    if ceiling is None:
-        return {}
-    if ceiling.exact_match < LOW:
-        say(f"note: {ceiling}; `tokenizer train --morphemes` makes vocabularies with a higher one for Korean")
-    return {"on_borders_percent": round(ceiling.on_borders, 2), "ceiling_exact_match": round(ceiling.exact_match, 2)}
+def _ceilings(data: RunData, loaded: Loaded) -> dict[str, float]:
+    """Note how far the tokens of the vocabulary limit the dev scores; the figures of the first dev file."""
+    found: dict[str, float] = {}
+    for name, rows in (data.dev_rows or {"": data.rows}).items():
+        note, figures = KINDS[data.head.kind].ceiling(rows, loaded.tokenizer, data.head, data.task)
+        if note:
+            data.notes.append(f"{name}: {note}" if name else note)
+        found = found or figures
+    return found
 
 
 def _facts(source: Path, data: RunData) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Field:
     refused: tuple[Any, ...] = ()  # values of ours that their class cannot have
     none_as: str = ""  # our None is written as the value of this setting of ours
     none_value: Any = None  # our None is written as this value
+    is_list: bool = False  # it may be a list of texts, which is read as one text with bars
 
     def accepts(self, value: Any) -> bool:
         return value not in self.refused and (not self.values or value in self.values)
@@ -68,7 +69,7 @@ class Field:
     def _ours(self, name: str, value: Any, where: Path) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{where}: {name} is {value}; give a finite number")
-        if isinstance(value, list):  # an older form is one text
+        if isinstance(value, list) and self.is_list:
             value = "|".join(map(str, value))
         if value == self.none_value:
             return None

@@ -16,6 +16,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from bertsmith.pages.page import asset
 from bertsmith.serve import bodies
 from bertsmith.serve.service import SMALL_NUMBERS, service_of, to_json
+from bertsmith.text.frame import SHOWN_MASK
 
 router = APIRouter()
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -60,7 +61,8 @@ def _file(name: str) -> File:
 def _index(asks_for_key: bool) -> File:
     """Return the page, with the markup of the view in its template; it says whether the server wants a key."""
     text = _own("index.html").replace("<!-- view -->", asset("view.html"))
-    return File(text.replace("<body>", "<body data-key>" if asks_for_key else "<body>").encode(), "text/html")
+    body = f'<body data-mask="{SHOWN_MASK}"{" data-key" if asks_for_key else ""}>'
+    return File(text.replace("<body>", body).encode(), "text/html")
 
 
 @router.get("/", include_in_schema=False)

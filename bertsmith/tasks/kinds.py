@@ -16,6 +16,7 @@ from bertsmith.rows.columns import Row
 from bertsmith.tasks import (
     baseline,
     by_class,
+    ceiling,
     choice,
     comparison,
     documents,
@@ -71,7 +72,8 @@ class Kind:
     constant_loss: Callable[..., float | None] = lambda rows, head, weights: None  # of the best constant prediction
     constant: Callable[[Sequence[Row], Sequence[Prediction], HeadConfig], str] = lambda *_: ""  # if all are the same
     limits_note: Callable[[Limits, Frame], str | None] = lambda limits, frame: None  # a warning about them
-    ceiling: Callable[[Sequence[Row], Tokenizer, HeadConfig], str] = lambda *_: ""  # how far tokens limit the scores
+    # How far the tokens of a vocabulary limit the scores on rows: a note, and figures for the result of a run.
+    ceiling: Callable[[Sequence[Row], Tokenizer, HeadConfig, Task], tuple[str, dict[str, float]]] = lambda *_: ("", {})
     limits_to_save: Callable[[Sequence[Row], Limits], dict[str, object]] = lambda rows, limits: {}
     tune: Callable[[Task, Sequence[Row], Sequence[Prediction]], dict[str, float | None]] = lambda *_: {}  # on dev rows
 
@@ -170,7 +172,7 @@ TAGS = Kind(
     finish_rows=tagging.finish_rows,
     check_dev=tagging.check_dev,
     goal=tagging.goal,
-    ceiling=tagging.ceiling,
+    ceiling=lambda rows, tokenizer, head, task: (tagging.ceiling(rows, tokenizer, head), {}),
     constant_loss=baseline.tag_loss,
     constant=baseline.constant_tag,
 )
@@ -191,6 +193,7 @@ SPAN = Kind(
     check_dev=spans.check_dev,
     group=lambda row: row.pair or "",
     limits_note=spans.stride_note,
+    ceiling=ceiling.ceiling,
     limits_to_save=spans.limits_to_save,
     tune=spans.tune,
 )

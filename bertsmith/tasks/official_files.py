@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bertsmith.rows.columns import Row
+from bertsmith.rows.conll import COMMENT
 from bertsmith.tasks.description import Prediction, Task
 from bertsmith.tasks.spans import keys_of
 from bertsmith.tasks.tagging import predicted_tags, text_tags
@@ -41,7 +42,7 @@ def write_tags(folder: Path, name: str, task: Task, rows: Sequence[Row], predict
             tags = prediction["tags"] if len(prediction["tags"]) == len(row.parts) else predicted_tags(row, prediction)
             lines += [f"{word} {tag}" for word, tag in zip(row.parts, tags, strict=True)]
         else:
-            lines += [f"## {row.key}", *map("\t".join, zip(row.text, text_tags(row, prediction), strict=True))]
+            lines += [f"{COMMENT} {row.key}", *map("\t".join, zip(row.text, text_tags(row, prediction), strict=True))]
         lines.append("")
     write_lines(folder / f"{name}.txt", lines)
 

@@ -165,7 +165,7 @@ def test_a_folder_without_model_type_is_read_as_bert_if_its_class_is_bert(saved)
         load_folder(find_model(folder))
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "xlnet", "mobilebert"])
+@pytest.mark.parametrize("family", ["funnel", "xlnet", "mobilebert"])
 def test_an_unsupported_family_is_refused_without_suggesting_bert(family, saved):
     folder = saved()
     edit(folder / "config.json", model_type=family)

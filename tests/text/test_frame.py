@@ -232,7 +232,8 @@ def test_only_the_frame_names_special_tokens():
     files = [path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".js"}]
     assert any(path.suffix == ".js" for path in files)
     found = {str(path.relative_to(PACKAGE)): literals(path.read_text("utf-8"), path.name) for path in files}
-    assert {name for name, some in found.items() if some} == {"text/frame.py"}
+    remarks = {"rows/conll.py"}  # there, ## begins a remark in a file
+    assert {name for name, some in found.items() if some} - remarks == {"text/frame.py"}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from bertsmith.corpus.doctor.examination import examine
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.errors import UserError
-from bertsmith.inference.ceiling import span_ceiling
 from bertsmith.rows.columns import Row
+from bertsmith.tasks.ceiling import span_ceiling
 from bertsmith.tasks.task import find_task
 from bertsmith.text import morphemes
 from bertsmith.text.morphemes import BORDER, Bordered, bordered, borders, divided

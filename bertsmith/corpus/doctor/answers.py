@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bertsmith.corpus.doctor.findings import Finding
 from bertsmith.errors import UserError
-from bertsmith.inference.ceiling import LOW, span_ceiling
 from bertsmith.rows.columns import Columns
+from bertsmith.tasks.ceiling import LOW, span_ceiling
 from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer

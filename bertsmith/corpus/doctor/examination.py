@@ -13,7 +13,6 @@ from typing import Any
 
 from bertsmith.config import to_dict
 from bertsmith.corpus import sources as files
-from bertsmith.corpus.doctor.answers import answer_finding
 from bertsmith.corpus.doctor.findings import (
     Diagnosis,
     Finding,
@@ -68,7 +67,7 @@ def examine(
     tok = Tokenizer.load(tokenizer) if tokenizer is not None else None
     if answers is not None and tok is None and not corpora:
         raise UserError("--answers needs --tokenizer: whether answers end at tokens depends on the vocabulary")
-    questions = [] if answers is None else [answer_finding(answers, tok or Tokenizer.load(corpora[0]))]
+    questions = [] if answers is None else [_question_finding(answers, tok or Tokenizer.load(corpora[0]))]
     if corpora:
         found = _examine_corpus(Corpus.open(corpora[0]), tok, str(tokenizer), sample_bytes)
     else:
@@ -82,6 +81,12 @@ def _is_corpus(item: str | Path) -> bool:
 
 
 # A corpus folder
+
+
+def _question_finding(path: str | Path, tokenizer: Tokenizer) -> Finding:
+    from bertsmith.corpus.doctor.answers import answer_finding  # reads tasks, which need torch
+
+    return answer_finding(path, tokenizer)
 
 
 def _examine_corpus(corpus: Corpus, given: Tokenizer | None, where: str, sample_bytes: int) -> Diagnosis:

@@ -75,6 +75,7 @@ FIRST_FIELDS = {
         ("pos_att_type",),
         values={"both": "c2p|p2c", "content-to-position": "c2p", "position-to-content": "p2c", "none": "none"},
         aliases={"p2c|c2p": "both", "": "none"},
+        is_list=True,
     ),
     "relative_reach": Field(("max_relative_positions",), none_value=-1, aliases={0: None}),
     "pooler_activation": Field(("pooler_hidden_act",), values=ACTIVATIONS),

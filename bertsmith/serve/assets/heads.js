@@ -1,7 +1,7 @@
 // What a person can do with a model: for each route its fields, its request, how its result is drawn, and examples.
 import {drawAnswer, drawChoice, drawLabels, drawMasks, drawRanks, drawSimilarity, drawTags, drawView, hasEntities,
   lines, Refused} from "./results.js";
-import {say} from "./words.js";
+import {say, SHOWN_MASK} from "./words.js";
 
 const field = (name, kind = "text", label = name) => ({name, kind, label});
 const PASSAGE = {
@@ -31,7 +31,7 @@ export const HEADS = {
     fields: [field("masked", "text", "text")],
     body: values => ({inputs: values.masked, top: 8}),
     check(values, model) {
-      if (!values.masked.includes(model.mask) && !values.masked.includes("[MASK]"))
+      if (!values.masked.includes(model.mask) && !values.masked.includes(SHOWN_MASK))
         throw new Refused(say("mask_missing", model), "masked");
     },
     draw: drawMasks,

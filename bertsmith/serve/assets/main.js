@@ -3,7 +3,7 @@ import {HEADS, headsOf, titleOf} from "./heads.js";
 import {ask, hasKey, keep, Problem} from "./requests.js";
 import {Refused} from "./results.js";
 import {make} from "./view.js";
-import {language, say, speak, translate} from "./words.js";
+import {language, say, SHOWN_MASK, speak, translate} from "./words.js";
 
 const $ = id => document.getElementById(id);
 const LONGEST_JSON = 20000, LONGEST_EXAMPLE = 60;
@@ -82,7 +82,7 @@ function maskButton() {
 }
 
 function exampleButton(example) {
-  const values = Object.entries(example).map(([name, value]) => [name, value.replaceAll("[MASK]", model.mask)]);
+  const values = Object.entries(example).map(([name, value]) => [name, value.replaceAll(SHOWN_MASK, model.mask)]);
   const first = values[0][1].replaceAll("\n", " · ");
   const shown = first.length > LONGEST_EXAMPLE ? first.slice(0, LONGEST_EXAMPLE).replace(/[ ·]+$/, "") + "…" : first;
   const button = make("button", "example", shown);

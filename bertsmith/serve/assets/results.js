@@ -1,6 +1,6 @@
 // How results are drawn. Texts of people and models become text nodes only, so they are never read as HTML.
 import {bars, make, percent, showView} from "./view.js";
-import {say, translate} from "./words.js";
+import {say, SHOWN_MASK, translate} from "./words.js";
 
 const MOST_LABELS = 10, MOST_SENTENCES = 40, COLOURS = 8;
 
@@ -43,7 +43,7 @@ function folded(title, content) {
 }
 
 export function drawMasks(box, found, values, model) {
-  const text = values.masked, mask = text.includes(model.mask) ? model.mask : "[MASK]", parts = text.split(mask);
+  const text = values.masked, mask = text.includes(model.mask) ? model.mask : SHOWN_MASK, parts = text.split(mask);
   if (parts.length === found.length + 1) {
     const sentence = make("p", "passage", parts[0]);
     found.forEach((words, i) => sentence.append(make("mark", "filled", words[0].token), parts[i + 1]));

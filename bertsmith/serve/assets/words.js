@@ -1,6 +1,8 @@
 // The words of the page in English and Korean, and which language is chosen.
 import {ENGLISH as VIEW, filled} from "./view.js";
 
+export const SHOWN_MASK = document.body.dataset.mask; // of a masked word, whatever the mask token of a model is
+
 const WORDS = {
   en: {
     ...VIEW,

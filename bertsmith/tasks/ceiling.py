@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.spans import answers_of, find_answer
@@ -59,6 +60,16 @@ def span_ceiling(rows: Sequence[Row], tokenizer: Tokenizer, task: Task) -> Ceili
         return None
     scores = squad1_scores(golds, best, korean=task.letters)
     return Ceiling(len(golds), 100 * exact / len(golds), scores["exact_match"], scores["f1"])
+
+
+def ceiling(rows: Sequence[Row], tokenizer: Tokenizer, head: HeadConfig, task: Task) -> tuple[str, dict[str, float]]:
+    """A note on a low ceiling of questions, and its figures; empty if there is nothing to note or no answer."""
+    found = span_ceiling(rows, tokenizer, task)
+    if found is None:
+        return "", {}
+    advice = "`tokenizer train --morphemes` makes vocabularies with a higher one for Korean"
+    figures = {"on_borders_percent": round(found.on_borders, 2), "ceiling_exact_match": round(found.exact_match, 2)}
+    return (f"{found}; {advice}" if found.exact_match < LOW else ""), figures
 
 
 def _scores(golds: Sequence[str], text: str, task: Task) -> tuple[float, float]:
