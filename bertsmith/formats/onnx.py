@@ -263,7 +263,9 @@ def _fused_attention(
     if is_causal:
         mixed = attention(q, k, v, num_heads=heads, unidirectional=1)
     else:
-        mask = op.Cast(op.Squeeze(attn_mask, op.Constant(value_ints=[1, 2])), to=6)  # (B, L) int32
+        alike = attn_mask.shape[2] == 1  # all queries see the same keys
+        axes = op.Constant(value_ints=[1, 2] if alike else [1])
+        mask = op.Cast(op.Squeeze(attn_mask, axes), to=6)  # (B, L) int32; with a window (B, L, L)
         mixed = attention(q, k, v, None, mask, num_heads=heads)
     mixed = op.Reshape(mixed, op.Constant(value_ints=[0, 0, heads, size]))
     return op.Transpose(mixed, perm=[0, 2, 1, 3])

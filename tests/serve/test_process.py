@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
 import bertsmith
+from bertsmith.serve.app import create_app
+from bertsmith.serve.settings import ServeConfig
 
 ROOT = Path(__file__).parents[2]
 FUZZED = 10_000
@@ -72,8 +75,14 @@ def test_several_workers_share_the_port_and_their_counters(served) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_fuzzed_requests_never_get_a_5xx(client) -> None:
+def test_fuzzed_requests_never_get_a_5xx(served_models) -> None:
     """Requests that schemathesis draws from the OpenAPI schema, valid and invalid ones."""
+    application = create_app(served_models, ServeConfig(wait_ms=0))  # schemathesis shuts its application down
+    with TestClient(application, raise_server_exceptions=False) as client:
+        _fuzz(client)
+
+
+def _fuzz(client: TestClient) -> None:
     import schemathesis
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis.errors import Unsatisfiable
