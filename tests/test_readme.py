@@ -38,6 +38,7 @@ def shortened(command: str) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 def test_commands_from_text_to_predictions_run_in_their_order(tmp_path: Path, monkeypatch, run_command) -> None:
     """The same commands on less text, with a few steps of training; the slow test below shows what they learn."""
     monkeypatch.chdir(tmp_path)

@@ -13,6 +13,7 @@ from bertsmith.demo.run import DemoResult, Guess, guess_words
 from bertsmith.demo.text import AREAS, collect
 
 
+@pytest.mark.slow
 def test_held_out_rows_are_not_in_the_training_text() -> None:
     text = collect(25, 75)
     assert sum(map(len, text.documents)) > 1_500_000

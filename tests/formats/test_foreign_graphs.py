@@ -59,6 +59,7 @@ def export(kind: str, folder: Path, tokenizer, names: tuple[str, ...] = INPUTS[:
     return loaded
 
 
+@pytest.mark.slow
 def test_a_classifier_of_another_family_without_segments(tmp_path, tiny_tokenizer):
     loaded = export("single", tmp_path / "model", tiny_tokenizer)
     expected = Predictor(loaded, "cpu")(TEXTS)
@@ -90,6 +91,7 @@ def test_vectors_of_our_own_export(tmp_path, tiny_tokenizer):
     np.testing.assert_allclose(Embedder.load(tmp_path / "onnx")(TEXTS), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_graphs_with_other_inputs_are_refused(tmp_path, tiny_tokenizer):
     export("mlm", tmp_path / "model", tiny_tokenizer, ("input_ids", "position_ids"))
     with pytest.raises(UserError, match="wants the input 'position_ids'"):

@@ -142,7 +142,10 @@ def test_attention_in_16_bits_is_close_to_float32() -> None:
         assert (found - exact).norm() < 0.005 * exact.norm()
 
 
-@pytest.mark.parametrize("config", [pytest.param(DEBERTA, id="v1", marks=pytest.mark.slow), pytest.param(V3, id="v3")])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(DEBERTA, id="v1", marks=pytest.mark.slow), pytest.param(V3, id="v3", marks=pytest.mark.slow)],
+)
 def test_a_pretraining_model(config: EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(config))

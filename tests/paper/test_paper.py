@@ -440,6 +440,7 @@ def test_given_models_are_not_pre_trained(tmp_path, tasks, world, monkeypatch, c
         given(["table2"], work, tasks, f"bert-base={tmp_path / 'other'}")
 
 
+@pytest.mark.slow
 def test_the_second_model_may_be_given(folder, tmp_path, tasks, world) -> None:
     shutil.copytree(tasks / "glue" / "MRPC", tmp_path / "tasks" / "MRPC")
     run("table5", folder, tmp_path / "tasks", world)

@@ -84,6 +84,7 @@ def test_fsdp_on_two_ranks_equals_one_rank(alone: Path, together: Path) -> None:
     close(alone, together / "fsdp", 1e-6)
 
 
+@pytest.mark.slow
 def test_shared_layers_on_two_ranks_equal_one_rank_and_resume_to_the_bit(world: Path, tmp_path: Path) -> None:
     config, whole = override(recipe("albert-tiny"), SHARED), tmp_path / "whole"
     pretrain(config, world / "shards", whole, device="cpu")
