@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,18 +104,6 @@ def plain_kernels() -> Iterator[None]:
 
 def compiled_kernels() -> int:
     """The number of kernels compiled so far in this process; it must not grow after a run's first steps."""
-    from bertsmith.model.fused import (
-        attention,
-        distances,
-        gate,
-        long_attention,
-        lookup,
-        loss,
-        relative_attention,
-        rows,
-        taught,
-    )
-
-    parts = (rows, gate, attention, long_attention, relative_attention, distances, lookup, loss, taught)
+    parts = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.fused.")]
     kernels = {k for part in parts for k in vars(part).values() if hasattr(k, "device_caches")}
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())

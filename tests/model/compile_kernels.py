@@ -7,6 +7,7 @@ names of the kernels.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from functools import partialmethod
 from types import SimpleNamespace
 
@@ -19,17 +20,7 @@ from triton.runtime.jit import JITFunction
 from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused import (
-    attention,
-    distances,
-    gate,
-    long_attention,
-    lookup,
-    loss,
-    relative_attention,
-    rows,
-    taught,
-)
+from bertsmith.model.fused import loss, taught
 from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -109,8 +100,8 @@ def main() -> None:
     compile_taught()
     compile_muon(64)
     compile_muon(128)
-    parts = attention, gate, long_attention, relative_attention, distances, lookup, loss, rows, taught, muon_kernels
-    for part in parts:
+    parts = [module for name, module in sys.modules.items() if name.startswith("bertsmith.model.fused.")]
+    for part in (*parts, muon_kernels):
         for name, kernel in vars(part).items():
             if isinstance(kernel, JITFunction) and len(kernel.device_caches[0][0]):
                 print(name)

@@ -102,40 +102,30 @@ class _AddNorm(torch.autograd.Function):
 
 def activated(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """The activation of x + bias."""
-    return _Activated.apply(x, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Activated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x, bias, activation):  # type: ignore[override]
-        ctx.save_for_backward(x, bias)
-        ctx.activation = activation
-        return rows.activation_forward(x, bias, activation)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad):  # type: ignore[override]
-        x, bias = ctx.saved_tensors
-        return *rows.activation_backward(grad.contiguous(), x, bias, ctx.activation), None
+    kernels = rows.activation_forward, rows.activation_backward
+    return _Activated.apply(x, bias, activation, *kernels)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gated(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
     """The activation of the first half of x + bias (T, 2 I), times its second half (T, I)."""
-    return _Gated.apply(x, bias, activation)  # type: ignore[no-any-return, no-untyped-call]
+    kernels = gate.gate_forward, gate.gate_backward
+    return _Activated.apply(x, bias, activation, *kernels)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Gated(torch.autograd.Function):
+class _Activated(torch.autograd.Function):
+    """A function of x + bias, by the kernels of its forward and of its backward pass."""
+
     @staticmethod
-    def forward(ctx: Any, x, bias, activation):  # type: ignore[override]
+    def forward(ctx: Any, x, bias, activation, kernel, backward_kernel):  # type: ignore[override]
         ctx.save_for_backward(x, bias)
-        ctx.activation = activation
-        return gate.gate_forward(x, bias, activation)
+        ctx.activation, ctx.kernel = activation, backward_kernel
+        return kernel(x, bias, activation)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         x, bias = ctx.saved_tensors
-        return *gate.gate_backward(grad.contiguous(), x, bias, ctx.activation), None
+        return *ctx.kernel(grad.contiguous(), x, bias, ctx.activation), None, None, None
 
 
 _copies: dict[Tensor, Tensor] | None = None  # of weights, inside `one_copy_of_each_weight`
