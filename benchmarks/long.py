@@ -137,7 +137,7 @@ class Run:
         speed = tokens / found["seconds"]
         facts |= {"length": length, "tokens": tokens, "tokens_per_second": round(speed)}
         facts |= {"memory_gb": found["memory_gb"], "compile_seconds": round(found["extra"], 1)}
-        keep("long", self.given.out, self.given.part, f"{key}, {length}", facts)
+        keep("long", self.given.results, self.given.part, f"{key}, {length}", facts)
         return speed
 
     def by_length(self) -> None:
@@ -225,12 +225,12 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a step")
     parser.add_argument("--seconds", type=float, default=300.0, help="no measurement begins after this time")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     arguments = parser.parse_args()
     if arguments.part != "plot":
         run = Run(arguments)
         run.memory() if arguments.part == "memory" else run.by_length()
-    print(plot(earlier("long", arguments.out), arguments.out))
+    print(plot(earlier("long", arguments.results), arguments.results))
 
 
 if __name__ == "__main__":

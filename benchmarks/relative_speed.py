@@ -5,13 +5,16 @@
 
 `kernels` times the kernels of one layer's attention, forward and backward, with 12 heads of 64 and dropout 0.1, for
 several sizes of a block, warps and stages, beside BERT's attention and FlexAttention. `steps` times whole steps of
-pre-training (12 × 768, masked words only) for BERT, DeBERTa v1 and DeBERTa v3, and the two of `transformers`, compiled.
+pre-training (12 × 768, masked words only) for BERT, DeBERTa v1 and DeBERTa v3, and the two of `transformers`, compiled;
+where a model of `transformers` does not compile, it runs as it is, and the result says so ("compiled": false).
 A variant that fails prints its error, and the others go on. `--smoke` tries `steps` out with tiny shapes.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +49,7 @@ DEBERTA: dict[str, Any] = {
 V3: dict[str, Any] = {
     **DEBERTA, "relative_buckets": 256, "relative_norm": True, "relative_projections": False, "key_bias": True,
 }  # fmt: skip
+Times = tuple[int, int, int]  # tokens of a step, steps that are measured, steps before them
 MODELS: dict[str, dict[str, Any]] = {"bert": {"num_segments": 0}, "deberta v1": DEBERTA, "deberta v3": V3}
 
 
@@ -181,14 +185,24 @@ def peer_config(name: str, config: EncoderConfig) -> Any:
     return transformers.DebertaV2Config(**values, position_buckets=256, norm_rel_ebd="layer_norm", share_att_key=True)
 
 
-def peer_step(name: str, config: EncoderConfig, batch: Batch) -> Step:
+def peer_step(name: str, config: EncoderConfig, batch: Batch, compiled: bool) -> Step:
     free_memory()
     torch._dynamo.reset()
     kind = transformers.DebertaForMaskedLM if name == "deberta v1" else transformers.DebertaV2ForMaskedLM
     model = kind(peer_config(name, config)).to(DEVICE)
     given = rectangular(batch, mask=True)
     inputs = {n: v for n, v in given.items() if n in ("input_ids", "attention_mask", "labels")}
-    return peer_steps(torch.compile(model) if DEVICE.type == "cuda" else model, [pinned(inputs)])
+    return peer_steps(torch.compile(model) if compiled else model, [pinned(inputs)])
+
+
+def peer_speed(name: str, label: str, config: EncoderConfig, batch: Batch, times: Times) -> dict[str, Any] | None:
+    """The speed of `transformers`, compiled if its model compiles."""
+    for compiled in (True, False) if DEVICE.type == "cuda" else (False,):
+        form = f"{label}, transformers, {'compiled' if compiled else 'not compiled'}"
+        found = speed_of(form, lambda compiled=compiled: peer_step(name, config, batch, compiled), *times)  # type: ignore[misc]
+        if found is not None:
+            return {**found, "compiled": compiled}
+    return None
 
 
 def our_model_steps(config: EncoderConfig, batch: Batch) -> Step:
@@ -220,8 +234,7 @@ def steps_of(name: str, length: int, arguments: argparse.Namespace) -> dict[str,
     label, times = f"{name}, {length}", (tokens, count, warm)
     found: dict[str, Any] = {"bertsmith": speed_of(label, lambda: our_model_steps(config, own), *times)}
     if name != "bert" and not arguments.no_peer:
-        peer = f"{label}, transformers"
-        found["transformers"] = speed_of(peer, lambda: peer_step(name, config, batch), *times)
+        found["transformers"] = peer_speed(name, label, config, batch, times)
     return found
 
 
@@ -245,6 +258,12 @@ def steps(arguments: argparse.Namespace) -> None:
 COMMANDS = {"kernels": kernels, "steps": steps}
 
 
+def without_warnings() -> None:
+    """Print no warnings of the compiler and the profiler, so that the end of a log shows the results."""
+    warnings.simplefilter("ignore")
+    torch._logging.set_logs(all=logging.ERROR)
+
+
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=COMMANDS)
@@ -256,6 +275,7 @@ def main(given: list[str] | None = None) -> None:
     arguments = parser.parse_args(given)
     if arguments.smoke and arguments.results == RESULTS:
         parser.error("--smoke needs --results FOLDER: what it measures means nothing")
+    without_warnings()
     COMMANDS[arguments.command](arguments)
 
 

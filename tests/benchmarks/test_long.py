@@ -20,7 +20,7 @@ def test_a_variant_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(long, "their_prediction", fail)
     arguments = ["--size", "smoke", "--part", "predict", "--lengths", "32", "64", "--tokens", "128"]
-    monkeypatch.setattr(sys, "argv", ["long", *arguments, "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["long", *arguments, "--results", str(tmp_path)])
     main()
     found = json.loads((tmp_path / "long.json").read_text())["results"]["predict"]
     assert found.keys() == {f"{OURS}, 32", f"{OURS}, 64", f"{BERT}, 32"}

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST = 64  # positions of a block
+LARGEST = 64  # positions of a block, as measured on an H200
 TABLE_PROGRAMS, TABLE_WARPS, TABLE_STAGES = 1584, 4, 3
 ROWS_COLUMNS, ROWS_AT_ONCE = 256, 16
 
