@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import family_pages, family_quality, family_speed
-from benchmarks.family_table import FAMILIES, KINDS
+from benchmarks.corpora import KINDS, VOCABULARY, corpus_folder, train_tokenizers
+from benchmarks.family_table import FAMILIES
 from benchmarks.record import RESULTS, earlier, keep, merge_files
 
 NAME = "families"
@@ -60,13 +61,13 @@ def speed(arguments: argparse.Namespace) -> None:
 
 
 def tokenizers(arguments: argparse.Namespace) -> None:
-    family_quality.train_tokenizers(arguments.data, arguments.names or list(KINDS), arguments.vocabulary)
+    train_tokenizers(arguments.data, arguments.names or list(KINDS), arguments.vocabulary)
 
 
 def corpora(arguments: argparse.Namespace) -> None:
     for kind in arguments.names or KINDS:
         began = time.monotonic()
-        print(family_quality.corpus_folder(arguments.data, arguments.work, kind), f"{time.monotonic() - began:.0f} s")
+        print(corpus_folder(arguments.data, arguments.work, kind), f"{time.monotonic() - began:.0f} s")
 
 
 def quality(arguments: argparse.Namespace) -> None:
@@ -111,7 +112,7 @@ def parse(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--teacher", choices=FAMILIES, help="quality distilbert: the teacher instead of the best family"
     )
-    parser.add_argument("--vocabulary", type=int, default=family_quality.VOCABULARY, help="tokenizers: entries")
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="tokenizers: entries")
     parser.add_argument("--set", action="append", default=[], help="quality: a change of the pre-training settings")
     parser.add_argument("--device")
     parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")

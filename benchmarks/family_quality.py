@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.family_table import FAMILIES, KINDS, QUALITY, QUALITY_SMOKE, quality_config
+from benchmarks.corpora import corpus_folder, text_bytes, text_files
+from benchmarks.family_table import FAMILIES, QUALITY, QUALITY_SMOKE, quality_config
+from benchmarks.tuning import figures, run_all, tune
 from bertsmith.config import load, to_dict
-from bertsmith.corpus.build import build_corpus
-from bertsmith.corpus.shards import MANIFEST, Corpus
-from bertsmith.corpus.sources import Reading, find_sources, read_blocks
-from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
-from bertsmith.finetuning.protocols import figures_of
-from bertsmith.finetuning.scored import SCORES, scored
+from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
 from bertsmith.finetuning.task_data import find_data
 from bertsmith.formats.hf import load_folder
@@ -29,55 +26,16 @@ from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.segments import segment_source
 from bertsmith.pretraining.settings import PretrainConfig
-from bertsmith.tasks.reading import Splits
 from bertsmith.tasks.task import find_task
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import runlog
 from bertsmith.training.run import CONFIG, MODEL, final_scores, is_finished
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
-from bertsmith.training.side_by_side import side_by_side
 from bertsmith.training.speed import release_memory
 
-VOCABULARY = 32_000
 EPOCHS = {"cola": 5.0, "sst2": 1.0, "mrpc": 5.0, "stsb": 5.0, "rte": 5.0}
 RATES = (5e-5, 1e-4)  # of fine-tuning, the same two for every family; the better mean on dev counts
-FACTS = "facts.json"
 Results = dict[str, Any]
-
-
-def text_files(data: Path) -> list[Path]:
-    """The text files, in the folders `text` up to two levels down."""
-    found = sorted(path for depth in ("", "*/") for path in data.glob(f"{depth}text/*.txt*"))
-    if not found:
-        raise SystemExit(f"{data} holds no text: put .txt or .txt.xz files into {data}/text")
-    return sorted(found, key=lambda path: path.name)  # the order of the documents decides which ones are held out
-
-
-def train_tokenizers(data: Path, kinds: list[str], vocabulary: int) -> None:
-    """Train a tokenizer of every kind on the same text, and note how many bytes each file has."""
-    text, out = text_files(data), data / "tokenizers"
-    for kind in kinds:
-        if not (out / kind).exists():
-            train_tokenizer(text, out / kind, vocab_size=vocabulary, kind=kind)
-    blocks = {path.name: read_blocks(find_sources([path]), "text", Reading()) for path in text}
-    sizes = {name: sum(len(block.data) for block in found) for name, found in blocks.items()}
-    (out / FACTS).write_text(json.dumps({"bytes": sizes}), encoding="utf-8")
-
-
-def tokenizer_folder(data: Path, kind: str) -> Path:
-    """The folder of a tokenizer inside the data."""
-    for depth in ("", "*/"):
-        for found in sorted(data.glob(f"{depth}tokenizers/{kind}")):
-            return found
-    raise SystemExit(f"{data} holds no tokenizer {kind}: run `tokenizers` first")
-
-
-def corpus_folder(data: Path, work: Path, kind: str) -> Path:
-    """The corpus of a tokenizer, built if that is not done."""
-    folder = work / "corpora" / kind
-    if not (folder / MANIFEST).exists():
-        build_corpus(text_files(data), tokenizer_folder(data, kind), folder, workers=max(1, (os.cpu_count() or 2) - 1))
-    return folder
 
 
 def pretrained(name: str, arguments: Any, teacher: str) -> Results:
@@ -88,15 +46,15 @@ def pretrained(name: str, arguments: Any, teacher: str) -> Results:
         shutil.rmtree(run, ignore_errors=True)  # a run that was killed begins again: its minutes are to be whole ones
         start_pretraining(name, corpus, run, arguments, teacher)
     return {
-        **run_facts(run, corpus, arguments),
+        **run_facts(run, corpus, text_files(arguments.data)),
         "masked_words": masked_words(run / MODEL, corpus, arguments),
         "published_rate": FAMILIES[name].published,
         **({"teacher": teacher} if teacher else {}),
     }
 
 
-def run_facts(run: Path, corpus: Path, arguments: Any) -> Results:
-    """What a pre-training run has seen and learnt, and its settings."""
+def run_facts(run: Path, corpus: Path, files: Sequence[Path]) -> Results:
+    """What a pre-training run has seen and learnt, and its settings; `files` is the text of the corpus."""
     records = [record for record in runlog.read(run) if "tokens_per_second" in record]
     facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
     speeds = sorted(record["tokens_per_second"] for record in records)
@@ -109,7 +67,7 @@ def run_facts(run: Path, corpus: Path, arguments: Any) -> Results:
         "tokens_per_second": round(speeds[len(speeds) // 2]),
         "waiting_share": round(sum(r.get("waiting_share", 0.0) for r in records) / len(records), 4),
         "parameters": facts["model"]["parameters"],
-        "corpus": {"files": [p.name for p in text_files(arguments.data)], "tokens": manifest.tokens},
+        "corpus": {"files": [path.name for path in files], "tokens": manifest.tokens},
         "held_out": {k: round(v, 4) for k, v in final_scores(run).items() if isinstance(v, float)},
         "settings": changed_settings(load(PretrainConfig, run / CONFIG)),
     }
@@ -137,11 +95,12 @@ def start_pretraining(name: str, corpus: Path, run: Path, arguments: Any, teache
     pretrain(config, corpus, run, teacher=folder, device=arguments.device)
 
 
-def masked_words(model: Path, corpus: Path, arguments: Any) -> Results | None:
+def masked_words(model: Path, corpus: Path, arguments: Any, files: Sequence[Path] = ()) -> Results | None:
     """The masked-word loss on held-out full sentences, 15 % of the tokens masked one by one, whatever was trained.
 
     ELECTRA's is its generator's. Families with one tokenizer compare by the loss; across tokenizers only bits per byte
-    of text come near a comparison, and the byte-level one keeps the case that the other two drop.
+    of text come near a comparison, and the byte-level one keeps the case that the other two drop. `files` is the
+    text of the corpus; none: all of the data.
     """
     folder = model / "generator" if (model / "generator").is_dir() else model
     loaded = load_folder(folder, objective=MaskedLMConfig(next_sentence=False))
@@ -156,15 +115,13 @@ def masked_words(model: Path, corpus: Path, arguments: Any) -> Results | None:
     dtype = autocast_dtype("auto", device)
     scores = held_out.evaluate(loaded.model.to(device), loader, [], dtype)  # type: ignore[arg-type]
     found = {"loss": round(scores["mlm_loss"], 4), "accuracy": round(scores["mlm_accuracy"], 2)}
-    bits = scores["mlm_loss"] / math.log(2) * opened.manifest.tokens / text_bytes(arguments.data)
+    bits = (
+        scores["mlm_loss"]
+        / math.log(2)
+        * opened.manifest.tokens
+        / text_bytes(arguments.data, files or text_files(arguments.data))
+    )
     return {**found, "bits_per_byte": round(bits, 4), "of": "the generator" if folder != model else "the model"}
-
-
-def text_bytes(data: Path) -> int:
-    """The bytes of the text files that are there, without their compression."""
-    facts = tokenizer_folder(data, KINDS[0]).parent / FACTS
-    sizes = json.loads(facts.read_text(encoding="utf-8"))["bytes"]
-    return sum(sizes[path.name] for path in text_files(data))
 
 
 def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneConfig:
@@ -173,12 +130,6 @@ def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneCon
     train = TrainConfig(**length, batch_size=32, learning_rate=rate, warmup=0.1, seed=seed, workers=0)
     data = FinetuneData(max_length=(QUALITY_SMOKE if smoke else QUALITY).length)
     return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
-
-
-def tune(config: FinetuneConfig, model: Path, data: Path | Splits, run: Path, device: str | None) -> None:
-    """One fine-tuning run, which leaves its scores and no weights."""
-    if not (run / SCORES).exists():
-        scored(config, model, data, run, device=device)
 
 
 def finetuned(name: str, arguments: Any) -> Results:
@@ -198,15 +149,6 @@ def finetuned(name: str, arguments: Any) -> Results:
     return {task: task_scores(task, folder / task) for task in arguments.tasks}
 
 
-def run_all(jobs: int, title: str, function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
-    """Call a function with each of some arguments, several at a time in processes, or one after the other here."""
-    if jobs > 1:
-        side_by_side(jobs, title, function, calls)
-        return
-    for call in calls:
-        function(*call)
-
-
 def task_scores(task: str, folder: Path) -> Results:
     """The mean and deviation of a task's first metric over the seeds, at the rate with the best mean."""
     metric, rates = find_task(task).metrics[0], {}
@@ -218,11 +160,6 @@ def task_scores(task: str, folder: Path) -> Results:
         rates[rate.name] = {"values": values, **figures(values), **({"failed": failed} if failed else {})}
     best = max(rates, key=lambda rate: rates[rate]["mean"] if rates[rate]["values"] else -math.inf)
     return {"metric": metric, "rate": float(best), **rates[best], "rates": {r: f["values"] for r, f in rates.items()}}
-
-
-def figures(values: list[float]) -> Results:
-    found = figures_of(values)
-    return {n: found[n] if found[n] is None else round(found[n], 2) for n in ("mean", "deviation")}
 
 
 def best_teacher(results: Results) -> str:

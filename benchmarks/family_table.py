@@ -11,8 +11,6 @@ from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.training.settings import TrainConfig
 
-KINDS = ("wordpiece", "bytes", "unigram")  # of tokenizers, as `bertsmith tokenizer train --kind` names them
-
 
 @dataclass(frozen=True)
 class Family:

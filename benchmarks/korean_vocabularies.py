@@ -14,7 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.family_quality import FACTS, corpus_folder, figures, run_all, run_facts, text_files, tune
+from benchmarks.corpora import FACTS, corpus_folder, text_files
+from benchmarks.family_quality import run_facts
+from benchmarks.tuning import figures, run_all, tune
 from bertsmith.config import override
 from bertsmith.corpus.sources import Reading, find_sources, read_blocks
 from bertsmith.finetuning.scored import SCORES
@@ -134,7 +136,7 @@ def pretrained(name: str, arguments: Any) -> Results:
         shutil.rmtree(run, ignore_errors=True)
         pretrain(pretraining_config(name, arguments), corpus, run, device=arguments.device)
         shutil.rmtree(run / "checkpoints", ignore_errors=True)
-    return run_facts(run, corpus, arguments)
+    return run_facts(run, corpus, text_files(arguments.data))
 
 
 def halves(arguments: Any) -> Splits:

@@ -21,27 +21,22 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
+from benchmarks.corpora import corpus_folder, text_files
 from benchmarks.family_pages import NAMES, put_tables
-from benchmarks.family_quality import corpus_folder, figures, masked_words, run_all, run_facts, tune
+from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.left_to_right_table import EXPERIMENTS, TASKS, TUNINGS, Experiment, pretraining_config, tuning_config
 from benchmarks.record import RESULTS, earlier, keep, merge_files
-from bertsmith.batch import Batch
+from benchmarks.tuning import Pooled, Way, tune_all
 from bertsmith.errors import UserError
-from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.task_data import find_data
-from bertsmith.model.heads import TaskModel
-from bertsmith.model.pooling import pool
 from bertsmith.pretraining.run import pretrain
+from bertsmith.tasks.reading import Splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import OPTIMIZER, STATE, checkpoints
@@ -65,7 +60,7 @@ def pretrained(name: str, arguments: argparse.Namespace) -> Path:
         pretrain(pretraining_config(name, arguments.minutes, arguments.smoke), corpus, run, device=arguments.device)
         for left in run.glob(f"checkpoints/*/{OPTIMIZER}"):
             left.unlink()
-    found = run_facts(run, corpus, arguments)
+    found = run_facts(run, corpus, text_files(arguments.data))
     found |= {"asks": EXPERIMENTS[name].asks, "curve": curve(run)}
     found["checkpoints"] = [checkpoint_facts(path, name, corpus, arguments) for path in saved(run)]
     keep(NAME, arguments.results, "pretraining", name, found)
@@ -105,63 +100,31 @@ def model_at(run: Path, share: float) -> Path:
     return found[-1]
 
 
-@contextmanager
-def pooled_from(token: str) -> Iterator[None]:
-    """Classify texts from another token than the encoder's own, or from the mean of all.
-
-    The package has no such setting, because the models would not be those of `transformers`; nothing is saved here.
-    """
-    usual = TaskModel._pooled
-
-    def other(self: TaskModel, batch: Batch) -> Tensor:
-        layout, rows = batch.layout, {"first": batch.layout.firsts, "last": batch.layout.lasts}
-        if token == "mean":
-            return torch.cat([pool(encoder(batch), layout, "mean") for encoder in self.encoders], -1)
-        return torch.cat([encoder(batch, rows=rows[token]) for encoder in self.encoders], -1)
-
-    TaskModel._pooled = other if token else usual  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        TaskModel._pooled = usual  # type: ignore[method-assign]
-
-
-def tune_pooled(token: str, *given: Any) -> None:
-    """One fine-tuning, classified from a token."""
-    with pooled_from(token):
-        tune(*given)
-
-
 def finetuned(name: str, run: Path, share: float, tunings: list[str], arguments: argparse.Namespace) -> None:
     """Fine-tune a model on every task and seed in some ways, all of them together; keep the scores of each way."""
-    model = run / MODEL if share == 1.0 else model_at(run, share)
-    calls, folders = [], {}
+    model, ways = run / MODEL if share == 1.0 else model_at(run, share), {}
     for way in tunings:
         tuning = TUNINGS[way]
+        tasks = [task for task in arguments.tasks if not (tuning.only_texts and task == "squad1")]
+        configs = {task: tuning_config(tuning, task, 1, arguments.smoke) for task in tasks}
         key = f"{name} {way}" + (f" at {share:g}" if share < 1.0 else "")
-        folders[key] = arguments.work / NAME / "tuned" / key.replace(" ", "-")
-        for task in (task for task in arguments.tasks if not (tuning.only_texts and task == "squad1")):
-            data = find_data(arguments.data, task)
-            if isinstance(data, str):
-                raise UserError(data)
-            for seed in range(1, arguments.seeds + 1):
-                config = tuning_config(tuning, task, seed, arguments.smoke)
-                at = folders[key] / task / str(seed)
-                calls.append((tuning.pooled, config, model, data.splits(task), at, arguments.device))
-    calls.sort(key=lambda call: ("squad1", "sst2", "stsb", "cola", "mrpc", "rte").index(call[1].task))  # longest first
-    run_all(arguments.jobs, f"fine-tuning {name}", tune_pooled, calls)
-    for (key, folder), way in zip(folders.items(), tunings, strict=True):
-        tasks = {path.name: task_scores(path) for path in sorted(folder.iterdir())}
-        keep(NAME, arguments.results, "tuning", key, {"experiment": name, "way": way, "share": share, "tasks": tasks})
+        ways[way] = Way(key, model, configs, Pooled(tuning.pooled))
+    found = tune_all(
+        f"fine-tuning {name}", list(ways.values()), {task: splits_of(task, arguments) for task in arguments.tasks},
+        {task: find_task(task).metrics[0] for task in arguments.tasks}, arguments.work / NAME / "tuned",
+        seeds=arguments.seeds, jobs=arguments.jobs, device=arguments.device,
+    )  # fmt: skip
+    for way, described in ways.items():
+        facts = {"experiment": name, "way": way, "share": share, "tasks": found[described.key]}
+        keep(NAME, arguments.results, "tuning", described.key, facts)
 
 
-def task_scores(folder: Path) -> Results:
-    """The values of a task's first metric over the seeds, their mean and deviation."""
-    metric = find_task(folder.name).metrics[0]
-    files = sorted(folder.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
-    found = [json.loads(path.read_text(encoding="utf-8"))["scores"] for path in files]
-    values = [round(scores[metric], 2) for scores in found if metric in scores]
-    return {"metric": metric, "values": values, **figures(values), "failed": len(found) - len(values)}
+def splits_of(task: str, arguments: argparse.Namespace) -> Splits:
+    """The files of a task inside the data."""
+    data = find_data(arguments.data, task)
+    if isinstance(data, str):
+        raise UserError(data)
+    return data.splits(task)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -63,6 +63,7 @@ COLUMNS = (
     Column("conll2003", "CoNLL-2003", "f1", counts=False),
     Column("squad1", "SQuAD 1.1", "f1", counts=False),
 )
+LONGEST = ("squad1", "sst2", "conll2003", "cola", "stsb", "mrpc", "rte")  # the task with the longest runs first
 # Scores on dev that others report for the same five tasks, to be shown below the table.
 PUBLISHED: dict[str, tuple[float, ...]] = {
     "BERT-Base, as it is commonly fine-tuned": (56.5, 92.3, 88.9, 88.5, 65.7),
@@ -104,12 +105,13 @@ def benchmark(
     columns, found, absent = _find_columns(tasks, Path(data))
     if not columns:
         raise UserError(f"--data {data}: " + "; ".join(f"{name}: {why}" for name, why in absent.items()))
-    configs = {column.task: _config(column, found[column.task], settings) for column in columns}
+    configs = {column.task: protocol(column.task, found[column.task], settings) for column in columns}
     calls = [
         (replace(configs[column.task], train=replace(configs[column.task].train, seed=seed)), entry, column,
          found[column.task], _run_folder(out, entry, column, seed), device)
-        for column, entry, seed in product(_longest_first(columns), entries, range(1, seeds + 1))
+        for column, entry, seed in product(columns, entries, range(1, seeds + 1))
     ]  # fmt: skip
+    calls.sort(key=lambda call: LONGEST.index(call[0].task))
     try:
         with locked(out):
             _run_all([call for call in calls if not _is_known(call[0], call[1], call[4])], jobs, entries, device)
@@ -182,16 +184,12 @@ def _why_unscored(column: Column) -> str:
     return ""
 
 
-def _longest_first(columns: Sequence[Column]) -> list[Column]:
-    order = ("squad1", "sst2", "conll2003", "cola", "stsb", "mrpc", "rte")
-    return sorted(columns, key=lambda column: order.index(column.task))
-
-
-def _config(column: Column, data: Data, settings: Sequence[str]) -> FinetuneConfig:
-    config = FinetuneConfig(column.task, train=TRAIN, restarts=0, dropout=DROPOUT)
+def protocol(task: str, data: Data, settings: Sequence[str] = ()) -> FinetuneConfig:
+    """Return the protocol of a task with some settings changed."""
+    config = FinetuneConfig(task, train=TRAIN, restarts=0, dropout=DROPOUT)
     config = replace(config, data=replace(config.data, partial=data.is_subset))
     changed = override(config, settings)
-    if changed.task != column.task or changed.train.seed != TRAIN.seed:
+    if changed.task != task or changed.train.seed != TRAIN.seed:
         raise UserError("--set cannot change the task or the seed: --task and --seeds say which are run")
     return changed
 
@@ -262,7 +260,7 @@ def _row(out: Path, entry: Entry, columns: Sequence[Column], seeds: int, partial
     scores: dict[str, Values] = {}
     for column in columns:
         done = [read_json(_run_folder(out, entry, column, seed) / SCORES) for seed in range(1, seeds + 1)]
-        values = [_value(each, column) for each in done]
+        values = [score_of(each, column.metric) for each in done]
         scores[column.name] = {**figures_of(values), "values": values}
         if failed := sum("failed" in each for each in done):
             scores[column.name]["failed"] = failed
@@ -275,9 +273,9 @@ def _row(out: Path, entry: Entry, columns: Sequence[Column], seeds: int, partial
     return result
 
 
-def _value(done: Mapping[str, Any], column: Column) -> float:
+def score_of(done: Mapping[str, Any], metric: str) -> float:
     """Return the score of a run; one that has diverged has learnt nothing, which counts as 0."""
-    return float(runlog.rescaled(done["scores"], done.get("scale")).get(column.metric, 0.0))
+    return float(runlog.rescaled(done["scores"], done.get("scale")).get(metric, 0.0))
 
 
 def _encoder_facts(entry: Entry) -> Values:

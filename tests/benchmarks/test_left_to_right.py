@@ -10,12 +10,11 @@ import pytest
 pytest.importorskip("transformers")
 
 from benchmarks import left_to_right
+from benchmarks.corpora import train_tokenizers
 from benchmarks.family_pages import put_tables
-from benchmarks.family_quality import train_tokenizers
 from benchmarks.family_toy import write_toy_data, write_toy_questions
-from benchmarks.left_to_right import PAGE, pooled_from, rows_of
+from benchmarks.left_to_right import PAGE, rows_of
 from benchmarks.left_to_right_table import EXPERIMENTS, TUNINGS, pretraining_config, tuning_config
-from bertsmith.model.heads import TaskModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,10 +61,3 @@ def test_every_experiment_changes_what_it_says() -> None:
     assert (configs["masked-12x768"].model.num_layers, configs["masked-4x256"].model.hidden_size) == (12, 256)
     assert tuning_config(TUNINGS["long"], "rte", 1, False).train.epochs == 10
     assert tuning_config(TUNINGS["bilstm"], "rte", 1, False).bilstm_layers == 1
-
-
-def test_another_token_is_classified_only_inside() -> None:
-    usual = TaskModel._pooled
-    with pooled_from("mean"):
-        assert TaskModel._pooled is not usual
-    assert TaskModel._pooled is usual

@@ -1,0 +1,141 @@
+"""The plan and the tables of the speedrun's experiments, for the terminal and for docs/experiments.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.family_pages import NAMES, Rows, put_tables
+from benchmarks.speedrun_table import BASE, EXPERIMENTS, VARIANTS, WORDPIECE
+
+PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
+START = 0.25  # minutes that a run takes beside its own: the start, the last evaluation, saving
+RUN_SECONDS = 3.0  # of a fine-tuning, all of them side by side on an H200, until it is measured
+HEADER = ["question", "command", "result", "verdict"]
+Results = dict[str, Any]
+
+
+def run_seconds(results: Results) -> float:
+    """The seconds that a fine-tuning has taken, or is assumed to take."""
+    found = [tuned["seconds_of_all"] / tuned["runs_of_all"] for tuned in results.get("tuning", {}).values()]
+    return median(found) if found else RUN_SECONDS
+
+
+def minutes_of(minutes: float, seeds: int, results: Results) -> float:
+    """The minutes of an experiment with five tasks."""
+    return minutes + START + len(NAMES) * seeds * run_seconds(results) / 60
+
+
+def show_plan(names: Sequence[str], minutes: float, seeds: int, results: Results) -> None:
+    """Print the experiments with the minutes of each, and what some of them need first."""
+    table, total = Table("experiment", "asks", "beside", "minutes", "needs"), 0.0
+    for name in names:
+        experiment = EXPERIMENTS[name]
+        taken = 0.0 if experiment.needs else minutes_of(minutes, seeds, results)
+        total += taken
+        needs = experiment.needs or (f"the corpus {experiment.corpus}" if experiment.corpus != WORDPIECE else "")
+        table.add_row(name, experiment.asks, experiment.base, f"{taken:.1f}" if taken else "–", needs)
+    table.add_row("", "in all", "", f"{total:.0f}", "")
+    Console(width=170).print(table)
+
+
+def tuned_by(results: Results, key: str, variant: str = "protocol") -> Results:
+    """The scores of a run; empty if it is not fine-tuned in this way."""
+    found: Results = results.get("tuning", {}).get(f"{key}: {variant}", {})
+    return found
+
+
+def base_key(run: Results) -> str:
+    """The key of the run that a run is compared with: of the base, or without the changes that a call has added."""
+    name, minutes = run["experiment"], f"{run['minutes']:g} min"
+    if run["changed"]:
+        return f"{name} {minutes}"
+    return f"{EXPERIMENTS[name].base} {minutes}"
+
+
+def result_of(key: str, results: Results) -> str:
+    """What a run has seen and learnt, and its scores, in words; differences are those from its base."""
+    run = results["pretraining"][key]
+    other = results["pretraining"].get(base_key(run), {})
+    parts = [f"{run['tokens'] / 1e6:,.0f} M tokens ({run['tokens_per_second'] / 1000:,.0f} k/s)"]
+    words, beside = run["masked_words"] or {}, other.get("masked_words") or {}
+    if words:
+        same = not other or other["corpus_name"] == run["corpus_name"]
+        name, unit = ("loss", "loss") if same else ("bits_per_byte", "bits per byte")
+        text = f"{unit} {words[name]:.3f}" + _difference(words[name], beside.get(name), 3)
+        parts.append(text + (" of the generator" if words["of"] == "the generator" else ""))
+    tuned = tuned_by(results, key)
+    return ", ".join(parts) + (f"; {scores_text(tuned, tuned_by(results, base_key(run)))}" if tuned else "")
+
+
+def scores_text(tuned: Results, other: Results) -> str:
+    """The scores of a way of fine-tuning: medians over the seeds, with the differences from another."""
+    parts = []
+    if "glue5" in tuned:
+        parts.append(f"**GLUE-5 {tuned['glue5']:.1f}**" + _difference(tuned["glue5"], other.get("glue5"), 1))
+    for task, found in tuned["tasks"].items():
+        beside = other.get("tasks", {}).get(task, {}).get("median")
+        text = f"{NAMES.get(task, task)} {found['median']:.1f}" + _difference(found["median"], beside, 1)
+        parts.append(text + (f" ({found['failed']} diverged)" if found["failed"] else ""))
+    return ", ".join(parts)
+
+
+def _difference(value: float, other: float | None, digits: int) -> str:
+    return "" if other is None else f" ({value - other:+.{digits}f})".replace("-", "−")
+
+
+def experiment_rows(results: Results) -> Rows:
+    """A line for each run, in the order of the experiments and of the minutes."""
+    runs, order = results.get("pretraining", {}), list(EXPERIMENTS)
+    rows = [HEADER]
+    for key in sorted(runs, key=lambda key: (runs[key]["minutes"], order.index(runs[key]["experiment"]))):
+        run = runs[key]
+        experiment = EXPERIMENTS[run["experiment"]]
+        changes = [*experiment.changes, *run["changed"]]
+        changes += [f"corpus {experiment.corpus}"] if experiment.corpus != WORDPIECE else []
+        asks = experiment.asks + (f" ({_code(changes)})" if changes else "")
+        asks += f", beside `{experiment.base}`" if experiment.base not in ("", BASE) else ""
+        further = "".join(f" --set {change}" for change in run["changed"])
+        command = f"`run {run['experiment']} --minutes {run['minutes']:g}{further}`"
+        rows.append([asks, command, result_of(key, results), experiment.verdict])
+    return rows
+
+
+def tuning_rows(results: Results) -> Rows:
+    """A line for each way of fine-tuning beside the protocol, in the order of the variants."""
+    order = list(VARIANTS)
+    found = [t for t in results.get("tuning", {}).values() if t["variant"] != "protocol"]
+    rows = [HEADER]
+    for tuned in sorted(found, key=lambda t: (t["run"], order.index(t["variant"]))):
+        variant = VARIANTS[tuned["variant"]]
+        asks = variant.asks + (f" ({_code(variant.settings)})" if variant.settings else "")
+        text = scores_text(tuned, tuned_by(results, tuned["run"]))
+        rows.append([asks, f"`tune {tuned['run']}: {tuned['variant']}`", text, variant.verdict])
+    return rows
+
+
+def _code(changes: Sequence[str]) -> str:
+    return ", ".join(f"`{change}`" for change in changes)
+
+
+def tables(results: Results) -> dict[str, Rows]:
+    return {"experiments": experiment_rows(results), "fine-tuning": tuning_rows(results)}
+
+
+def show(results: Results) -> None:
+    """Print both tables."""
+    for rows in tables(results).values():
+        table = Table(*rows[0])
+        for row in rows[1:]:
+            table.add_row(*row)
+        Console(width=190).print(table)
+
+
+def write_page(results: Results, page: Path = PAGE) -> None:
+    """Put the tables into the page."""
+    put_tables(page, tables(results))

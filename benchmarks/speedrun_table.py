@@ -1,0 +1,265 @@
+"""The experiments of the speedrun, each with one change beside a base, and the ways to fine-tune one checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from benchmarks.corpora import Text
+from benchmarks.tuning import Pooled
+from bertsmith.config import override
+from bertsmith.errors import UserError
+from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.recipes import recipe
+
+RECIPE, BASE, WORDPIECE = "speedrun", "base", "wordpiece"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A pre-training run that answers a question by one change beside its `base`, another experiment.
+
+    `base` is empty where it is the recipe itself. `corpus` is a name of `CORPORA`. `needs` is what the package lacks
+    for it; `verdict` is what its result says, written by hand, and empty until it is measured.
+    """
+
+    asks: str
+    changes: tuple[str, ...] = ()
+    base: str = BASE
+    corpus: str = WORDPIECE
+    needs: str = ""
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A change of the fine-tuning protocol on one checkpoint: settings, or the state that is classified.
+
+    With `one_segment` the second segment has the vector of the first: full sentences train no second one. `tasks` are
+    those that it can change; none: all.
+    """
+
+    asks: str
+    settings: tuple[str, ...] = ()
+    pooled: Pooled = field(default_factory=Pooled)
+    one_segment: bool = False
+    tasks: tuple[str, ...] = ()
+    verdict: str = ""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer beside those of `benchmarks.families`."""
+
+    entries: int = 32_000
+    kind: str = WORDPIECE
+    cased: bool | None = None
+
+
+VOCABULARIES = {
+    "wordpiece-8k": Vocabulary(8_000),
+    "wordpiece-16k": Vocabulary(16_000),
+    "wordpiece-64k": Vocabulary(64_000),
+    "wordpiece-cased": Vocabulary(cased=True),
+    "unigram": Vocabulary(kind="unigram"),
+}
+CORPORA = {
+    **{name: Text(name) for name in (WORDPIECE, "bytes", *VOCABULARIES)},
+    "wikipedia": Text(WORDPIECE, ("wikipedia",)),
+    "books": Text(WORDPIECE, ("books",)),
+    "simplewiki": Text(WORDPIECE, ("simplewiki",)),
+    "wikipedia-and-books": Text(WORDPIECE, ("wikipedia", "books")),
+    "long-documents": Text(WORDPIECE, clean=("clean.min_length=2000",)),
+    "duplicates": Text(WORDPIECE, clean=("clean.duplicate_documents=false", "clean.duplicate_paragraphs=false")),
+}
+
+
+def shape(layers: int, hidden: int) -> tuple[str, ...]:
+    """The settings of a shape with heads of 64 units and feed-forward layers of four times the width."""
+    return (f"model.num_layers={layers}", f"model.hidden_size={hidden}", f"model.num_heads={hidden // 64}",
+            f"model.intermediate_size={4 * hidden}")  # fmt: skip
+
+
+POST_NORM = ("model.family=bert", "model.norm_first=false")
+DETECTOR = ("model.family=electra", "model.pooler_activation=gelu", "model.pooler_input_dropout=true",
+            "objective.kind=replaced-token", "objective.generator_layers=0.5",
+            "data.masking.mask_share=0.85", "data.masking.random_share=0")  # fmt: skip
+MODERN = ("model.family=modernbert", "model.num_segments=0", "model.positions=rotary", "model.gated=true",
+          "model.first_attention_norm=false", "model.prediction_head=true", "model.pooler_activation=gelu",
+          "model.pooling=mean", "model.norm_eps=1e-5", "model.intermediate_size=2048")  # fmt: skip
+ENCODER_CODE = "a family that saves this alone; `modern` has it with all the rest of ModernBERT"
+
+EXPERIMENTS = {
+    "base": Experiment("what does the recipe `speedrun` give in these minutes?", base=""),
+    "base-seed-2": Experiment("how much does the seed of pre-training change?", ("train.seed=2",)),
+    # Pairs: full sentences train neither the second segment nor short sequences.
+    "pairs": Experiment("do pairs of segments, without a loss of their own, help tasks with pairs?",
+                        ("data.pairs=next",)),
+    "nsp": Experiment("does next sentence prediction help?", ("objective.next_sentence=true",), "pairs"),
+    "sop": Experiment("does sentence order help?", ("data.pairs=order", "objective.next_sentence=true"), "pairs"),
+    "pairs-short": Experiment("do short sequences help, as most tasks have them? half of the pairs are shortened",
+                              ("data.short_share=0.5",), "pairs"),
+    "contiguous": Experiment("must sequences begin with a sentence?", ("data.pairs=contiguous",)),
+    # Objective and masking.
+    "post-norm": Experiment("does pre-norm matter, with Muon?", POST_NORM),
+    "electra": Experiment("replaced-token detection, which learns from every token (post-norm, as the family is)",
+                          DETECTOR, "post-norm"),
+    "electra-slow": Experiment("does a high rate keep the discriminator from learning?",
+                               ("train.learning_rate=0.005", "train.rest_learning_rate=3e-4"), "electra"),
+    "electra-weight-10": Experiment("a smaller weight of the detection", ("objective.detection_weight=10",), "electra"),
+    "mask-15": Experiment("15 % masked", ("data.masking.rate=0.15",)),
+    "mask-30": Experiment("30 % masked", ("data.masking.rate=0.3",)),
+    "mask-40": Experiment("40 % masked", ("data.masking.rate=0.4",)),
+    "mask-only": Experiment("every chosen token is masked, instead of 80/10/10",
+                            ("data.masking.mask_share=1", "data.masking.random_share=0")),
+    "mask-words": Experiment("whole words are masked", ("data.masking.unit=word",)),
+    "mask-spans": Experiment("spans of words are masked", ("data.masking.unit=span",)),
+    # Shape, all with equal time.
+    "24x512": Experiment("deep and narrow", shape(24, 512)),
+    "16x640": Experiment("a little deeper", shape(16, 640)),
+    "7x1024": Experiment("shallow and wide", shape(7, 1024)),
+    "6x768": Experiment("half the layers, twice the tokens", shape(6, 768)),
+    "12x512": Experiment("a smaller encoder, twice the tokens", shape(12, 512)),
+    "6-heads": Experiment("heads of 128 units", ("model.num_heads=6",)),
+    "feed-forward-2": Experiment("feed-forward layers of twice the width", ("model.intermediate_size=1536",)),
+    # Architecture.
+    "modern": Experiment("rotary positions, gates, no segments, the mean of all states behind the masked-word head's "
+                         "layer: the ModernBERT form with equal parameters", MODERN),
+    "modern-cls": Experiment("the same, classified from [CLS]", ("model.pooling=cls",), "modern"),
+    "modern-silu": Experiment("SwiGLU instead of GeGLU", ("model.activation=silu", "model.head_activation=gelu"),
+                              "modern"),
+    "modern-24x512": Experiment("the same, deep and narrow", (*shape(24, 512), "model.intermediate_size=1344"),
+                                "modern"),
+    "relu": Experiment("a cheaper activation", ("model.activation=relu", "model.head_activation=gelu")),
+    "gelu-tanh": Experiment("the tanh form of GELU", ("model.activation=gelu_tanh", "model.head_activation=gelu")),
+    "bias": Experiment("do biases matter?", ("model.bias=true",)),
+    "init-0.01": Experiment("smaller weights at the start", ("model.init_std=0.01",)),
+    "dropout": Experiment("dropout 0.1 in pre-training, so that fine-tuning's is nothing new",
+                          ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")),
+    # Optimiser.
+    "muon-0.01": Experiment("half of Muon's rate", ("train.learning_rate=0.01",)),
+    "muon-0.04": Experiment("twice Muon's rate", ("train.learning_rate=0.04",)),
+    "rest-5e-4": Experiment("half the rate of embeddings and norms", ("train.rest_learning_rate=5e-4",)),
+    "rest-2e-3": Experiment("twice the rate of embeddings and norms", ("train.rest_learning_rate=2e-3",)),
+    "rest-4e-3": Experiment("four times that rate", ("train.rest_learning_rate=4e-3",)),
+    "momentum-0.9": Experiment("a shorter momentum", ("train.momentum=0.9",)),
+    "beta2-0.95": Experiment("a shorter memory of AdamW", ("train.beta2=0.95",)),
+    "decay-0.1": Experiment("ten times the weight decay", ("train.weight_decay=0.1",)),
+    "decay-0": Experiment("no weight decay", ("train.weight_decay=0",)),
+    "adamw": Experiment("is it Muon?", ("train.optimizer=adamw", "train.learning_rate=1e-3")),
+    "no-clipping": Experiment("no clipping of gradients", ("train.clip_norm=0",)),
+    # Schedule, batch and length.
+    "stable-0.5": Experiment("a constant rate, which falls in the second half",
+                             ("train.schedule=stable", "train.decay=0.5")),
+    "stable-0.2": Experiment("a constant rate, which falls in the last fifth",
+                             ("train.schedule=stable", "train.decay=0.2")),
+    "cosine": Experiment("a cosine", ("train.schedule=cosine",)),
+    "warm-up-0.15": Experiment("three times the warm-up", ("train.warmup=0.15",)),
+    "warm-up-0.01": Experiment("nearly no warm-up", ("train.warmup=0.01",)),
+    "batch-256": Experiment("half the batch, twice the steps", ("train.batch_size=256",)),
+    "batch-1024": Experiment("twice the batch, half the steps", ("train.batch_size=1024",)),
+    "length-64": Experiment("sequences of 64 tokens, as many tokens a step",
+                            ("data.max_length=64", "train.batch_size=1024")),
+    "length-256": Experiment("sequences of 256 tokens, as many tokens a step",
+                             ("data.max_length=256", "train.batch_size=256")),
+    "length-64-then-128": Experiment("64 tokens in the first 70 %, then 128, of as many sequences",
+                                     ("data.max_length=64", "data.long_length=128", "data.long_share=0.3")),
+    # Vocabulary and text: losses compare by bits per byte, and those of other texts not at all.
+    "vocabulary-8k": Experiment("8,000 entries", corpus="wordpiece-8k"),
+    "vocabulary-16k": Experiment("16,000 entries", corpus="wordpiece-16k"),
+    "vocabulary-64k": Experiment("64,000 entries", corpus="wordpiece-64k"),
+    "cased": Experiment("capitals and accents kept", corpus="wordpiece-cased"),
+    "bytes": Experiment("byte-level BPE, with capitals", corpus="bytes"),
+    "unigram": Experiment("a Unigram vocabulary", corpus="unigram"),
+    "wikipedia": Experiment("English Wikipedia alone", corpus="wikipedia"),
+    "books": Experiment("books alone", corpus="books"),
+    "simplewiki": Experiment("Simple English Wikipedia alone", corpus="simplewiki"),
+    "wikipedia-and-books": Experiment("no Simple English Wikipedia", corpus="wikipedia-and-books"),
+    "long-documents": Experiment("no documents under 2,000 characters", corpus="long-documents"),
+    "duplicates": Experiment("duplicate documents and paragraphs kept", corpus="duplicates"),
+    # What the package cannot do yet.
+    "falling-rate": Experiment("a masking rate that falls during the run", needs="a schedule of the masking rate"),
+    "late-masks": Experiment("masked tokens dropped from the lower layers", needs="layers for a part of the rows"),
+    "causal-and-masked": Experiment("causal and masked objectives mixed, as in GPT-BERT",
+                                    needs="an objective of both kinds"),
+    "value-residuals": Experiment("values of the first layer added in every layer", needs="a field of the encoder"),
+    "averaged": Experiment("weights averaged over the end of the run", needs="averages in `fit`"),
+    "fp8": Experiment("matrix products in FP8", needs="FP8 products"),
+    "rotary": Experiment("rotary positions alone", needs=ENCODER_CODE),
+    "gated": Experiment("gated feed-forward layers alone", needs=ENCODER_CODE),
+    "no-embedding-norm": Experiment("no norm of the embeddings", needs=ENCODER_CODE),
+    "full-short": Experiment("short sequences among full sentences", needs="`data.short_share` for full sentences"),
+    "simplewiki-first": Experiment("simple text first, the rest later", needs="an order of sources in an epoch"),
+    "electra-pre-norm": Experiment("replaced-token detection with pre-norm",
+                                   needs="a detector in the family of pre-norm encoders"),
+}  # fmt: skip
+
+VARIANTS = {
+    "protocol": Variant("the fixed protocol: 5e-5, 5 epochs, batches of 32, dropout 0.1, warm-up of a tenth"),
+    "rate-2e-5": Variant("a lower rate", ("train.learning_rate=2e-5",)),
+    "rate-1e-4": Variant("twice the rate: Muon leaves larger weights than Adam does", ("train.learning_rate=1e-4",)),
+    "rate-2e-4": Variant("four times the rate", ("train.learning_rate=2e-4",)),
+    "rate-4e-4": Variant("eight times the rate", ("train.learning_rate=4e-4",)),
+    "epochs-3": Variant("3 epochs", ("train.epochs=3",)),
+    "epochs-10": Variant("10 epochs; the final protocol has at most 5", ("train.epochs=10",)),
+    "batch-16": Variant("batches of 16, twice the steps", ("train.batch_size=16",)),
+    "batch-16-rate-1e-4": Variant("both", ("train.batch_size=16", "train.learning_rate=1e-4")),
+    "mean": Variant("the mean of all states, since no loss has trained that of [CLS]", pooled=Pooled("mean")),
+    "max": Variant("the maximum of all states", pooled=Pooled("max")),
+    "direct": Variant("[CLS] without the pooler, which starts at random", pooled=Pooled(dense=False)),
+    "mean-direct": Variant("the mean of all states without the pooler", pooled=Pooled("mean", dense=False)),
+    "mean-rate-2e-4": Variant("the mean at four times the rate", ("train.learning_rate=2e-4",), Pooled("mean")),
+    "one-segment": Variant("the second segment has the vector of the first", one_segment=True,
+                           tasks=("mrpc", "stsb", "rte")),
+    "no-dropout": Variant("no dropout, as in pre-training", ("dropout=0",)),
+    "dropout-0.2": Variant("more dropout", ("dropout=0.2",)),
+    "warm-up-0.3": Variant("three times the warm-up", ("train.warmup=0.3",)),
+    "warm-up-0.02": Variant("nearly no warm-up", ("train.warmup=0.02",)),
+    "length-64": Variant("at most 64 tokens", ("data.max_length=64",)),
+    "layer-decay-0.9": Variant("lower rates in lower layers", ("train.layer_decay=0.9",)),
+    "layer-decay-0.8": Variant("much lower rates in lower layers", ("train.layer_decay=0.8",)),
+    "decay-0.1": Variant("ten times the weight decay", ("train.weight_decay=0.1",)),
+    "no-decay": Variant("no weight decay", ("train.weight_decay=0",)),
+    "reinit-1": Variant("the top layer starts at random", ("reinit_layers=1",)),
+    "reinit-2": Variant("the top two layers start at random", ("reinit_layers=2",)),
+    "frozen-embeddings": Variant("the embeddings are kept", ("frozen_layers=0",)),
+    "balanced": Variant("both labels count the same: CoLA has 70 % acceptable sentences", ("data.balanced=true",),
+                        tasks=("cola", "sst2", "mrpc", "rte")),
+    "beta2-0.98": Variant("a shorter memory of AdamW", ("train.beta2=0.98",)),
+    "cosine": Variant("a cosine instead of a line", ("train.schedule=cosine",)),
+    "muon": Variant("fine-tuned by Muon, as it was pre-trained",
+                    ("train.optimizer=muon", "train.learning_rate=1e-3", "train.rest_learning_rate=1e-4")),
+    "muon-low": Variant("by Muon at a third of that rate",
+                        ("train.optimizer=muon", "train.learning_rate=3e-4", "train.rest_learning_rate=1e-4")),
+    "random": Variant("random weights: what fine-tuning alone gives", ("random_start=true",)),
+}  # fmt: skip
+
+
+def chain(name: str) -> list[str]:
+    """An experiment and those it is based on, the recipe's own first."""
+    found = [name]
+    while base := EXPERIMENTS[found[0]].base:
+        found.insert(0, base)
+    return found
+
+
+def pretraining_config(name: str, minutes: float, settings: list[str], smoke: bool) -> PretrainConfig:
+    """The recipe with the changes of an experiment and of those it is based on, for some minutes.
+
+    It is evaluated at its end only, because evaluations take time of the clock.
+    """
+    if needs := EXPERIMENTS[name].needs:
+        raise UserError(f"the experiment {name} cannot run yet: it needs {needs}")
+    config = recipe(RECIPE)
+    train = replace(config.train, hours=minutes / 60, evaluate_every=0, workers=12)
+    config = replace(config, recipe=name, train=train)
+    config = override(config, [*(change for each in chain(name) for change in EXPERIMENTS[each].changes), *settings])
+    return _small(config) if smoke else config
+
+
+def _small(config: PretrainConfig) -> PretrainConfig:
+    """The same in a tiny shape, for three steps."""
+    tiny = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "max_positions": 64}
+    long = None if config.data.long_length is None else 64
+    data = replace(config.data, max_length=64 if long is None else 32, long_length=long)
+    train = replace(config.train, hours=None, steps=3, batch_size=8, workers=0)
+    return replace(config, model=replace(config.model, **tiny), data=data, train=train)  # type: ignore[arg-type]

@@ -1,0 +1,125 @@
+"""Fine-tuning in several ways, all runs side by side; of each run only its scores are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertsmith.batch import Batch
+from bertsmith.finetuning.benchmark import LONGEST, score_of
+from bertsmith.finetuning.protocols import figures_of
+from bertsmith.finetuning.scored import SCORES, scored
+from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.model.heads import TaskModel
+from bertsmith.model.pooling import Pooler, pool
+from bertsmith.tasks.reading import Splits
+from bertsmith.training.side_by_side import side_by_side
+
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The state that a text is classified from: `token` is first, last, mean or max, and empty the encoder's own.
+
+    Without `dense` there is no layer between that state and the output layer.
+    """
+
+    token: str = ""
+    dense: bool = True
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of fine-tuning a model: the configuration of each task, and what is classified. `key` names its results."""
+
+    key: str
+    model: Path
+    configs: Mapping[str, FinetuneConfig]
+    pooled: Pooled = field(default_factory=Pooled)
+
+
+@contextmanager
+def pooled_from(pooled: Pooled) -> Iterator[None]:
+    """Classify texts from another state than the encoder's own, or with no layer before the output layer.
+
+    The package has no such settings, because the models would not be those of `transformers`; nothing is saved here.
+    """
+    usual, dense = TaskModel._pooled, Pooler.forward
+
+    def other(self: TaskModel, batch: Batch) -> Tensor:
+        layout, rows = batch.layout, {"first": batch.layout.firsts, "last": batch.layout.lasts}
+        if pooled.token in rows:
+            return torch.cat([encoder(batch, rows=rows[pooled.token]) for encoder in self.encoders], -1)
+        states = [pool(encoder(batch).float(), layout, pooled.token) for encoder in self.encoders]  # type: ignore[arg-type]
+        return torch.cat([layout.valid(state) for state in states], -1)
+
+    def direct(self: Pooler, states: Tensor) -> Tensor:
+        return states + 0.0 * self.dense(states)  # the layer has a gradient, of zeros, as the optimiser expects
+
+    TaskModel._pooled = other if pooled.token else usual  # type: ignore[method-assign]
+    Pooler.forward = dense if pooled.dense else direct  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TaskModel._pooled, Pooler.forward = usual, dense  # type: ignore[method-assign]
+
+
+def tune(config: FinetuneConfig, model: Path, data: Path | Splits, run: Path, device: str | None) -> None:
+    """One fine-tuning run, which leaves its scores and no weights."""
+    if not (run / SCORES).exists():
+        scored(config, model, data, run, device=device)
+
+
+def tune_pooled(pooled: Pooled, *given: Any) -> None:
+    """One fine-tuning run, classified from a state."""
+    with pooled_from(pooled):
+        tune(*given)
+
+
+def run_all(jobs: int, title: str, function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+    """Call a function with each of some arguments, several at a time in processes, or one after the other here."""
+    if jobs > 1:
+        side_by_side(jobs, title, function, calls)
+        return
+    for call in calls:
+        function(*call)
+
+
+def tune_all(
+    title: str, ways: Sequence[Way], data: Mapping[str, Splits], metrics: Mapping[str, str], folder: Path, *,
+    seeds: int, jobs: int, device: str | None,
+) -> dict[str, Results]:  # fmt: skip
+    """Fine-tune in all ways, on all tasks and with all seeds at once; the scores of each way by its key and the task.
+
+    `data` and `metrics` are those of the tasks. Runs in `folder` that are finished are not run again.
+    """
+    places = {way.key: folder / way.key.replace(" ", "-").replace("/", "-") for way in ways}
+    calls = [
+        (way.pooled, replace(config, train=replace(config.train, seed=seed)), way.model, data[task],
+         places[way.key] / task / str(seed), device)
+        for way in ways for task, config in way.configs.items() for seed in range(1, seeds + 1)
+    ]  # fmt: skip
+    calls.sort(key=lambda call: LONGEST.index(call[1].task))
+    run_all(jobs, title, tune_pooled, calls)
+    return {w.key: {task: scores_in(places[w.key] / task, metrics[task]) for task in w.configs} for w in ways}
+
+
+def scores_in(folder: Path, metric: str) -> Results:
+    """The values of a metric over the seeds, with their figures; a run that has diverged counts as 0, as `failed`."""
+    files = sorted(folder.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    values = [round(score_of(each, metric), 2) for each in found]
+    return {"metric": metric, "values": values, **figures(values), "failed": sum("failed" in each for each in found)}
+
+
+def figures(values: list[float]) -> Results:
+    found = figures_of(values)
+    return {n: found[n] if found[n] is None else round(found[n], 2) for n in ("mean", "deviation", "median")}

@@ -1,0 +1,137 @@
+"""The experiments of the speedrun run through with tiny shapes, and their tables are written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from safetensors.torch import load_file
+
+from benchmarks import speedrun
+from benchmarks.corpora import train_tokenizers
+from benchmarks.family_toy import write_toy_data
+from benchmarks.speedrun_pages import PAGE, minutes_of, result_of, write_page
+from benchmarks.speedrun_table import EXPERIMENTS, VARIANTS, WORDPIECE, chain, pretraining_config
+from benchmarks.tuning import Pooled, pooled_from
+from bertsmith.errors import UserError
+from bertsmith.finetuning.benchmark import protocol
+from bertsmith.finetuning.task_data import Data
+from bertsmith.model.heads import TaskModel
+from bertsmith.model.pooling import Pooler
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RUNS = {name: experiment for name, experiment in EXPERIMENTS.items() if not experiment.needs}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_toy_data(tmp_path_factory.mktemp("speedrun") / "data")
+    train_tokenizers(folder, [WORDPIECE], 150)
+    return folder
+
+
+def options(data: Path, folder: Path) -> list[str]:
+    given = ["--data", str(data), "--work", str(folder / "work"), "--results", str(folder), "--smoke", "--seeds", "1"]
+    return [*given, "--jobs", "1", "--device", "cpu", "--rows", "30"]
+
+
+def results_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "speedrun.json").read_text())["results"]
+
+
+def test_an_experiment_runs_and_its_encoder_is_fine_tuned_in_other_ways(data: Path, tmp_path: Path) -> None:
+    given = options(data, tmp_path)
+    speedrun.main(["run", "mask-30", "--minutes", "1", "--tasks", "sst2", "rte", *given])
+    speedrun.main(["tune", "mask-30", "mean-direct", "one-segment", "--minutes", "1", "--tasks", "rte", *given])
+    results = results_in(tmp_path)
+    run, tuned = results["pretraining"]["mask-30 1 min"], results["tuning"]["mask-30 1 min: protocol"]
+    assert (run["steps"], run["settings"]["data"]["masking"]["rate"]) == (3, 0.3)
+    assert run["masked_words"]["bits_per_byte"] > 0
+    assert (tuned["tasks"].keys(), tuned["rows"], tuned["runs_of_all"]) == ({"sst2", "rte"}, {"sst2": 30}, 2)
+    part = (tmp_path / "work" / "speedrun" / "tasks" / "sst2-30.tsv").read_text().splitlines()
+    whole = (data / "glue" / "SST-2" / "train.tsv").read_text().splitlines()
+    assert part == [whole[0], *(whole[1 + number * 40 // 30] for number in range(30))]
+    assert results["tuning"].keys() >= {f"mask-30 1 min: {variant}" for variant in ("mean-direct", "one-segment")}
+    copied = load_file(tmp_path / "work/speedrun/mask-30-1-min/model-one-segment/model.safetensors")
+    first, second = next(tensor for name, tensor in copied.items() if name.endswith(speedrun.SEGMENTS))
+    assert first.equal(second)
+    page = tmp_path / "experiments.md"
+    page.write_text(PAGE.read_text())
+    write_page(results, page)
+    assert "| 30 % masked (`data.masking.rate=0.3`) | `run mask-30 --minutes 1` | 0 M tokens" in page.read_text()
+    assert "`tune mask-30 1 min: mean-direct`" in page.read_text()
+
+
+def test_differences_are_those_from_the_base() -> None:
+    facts = {"minutes": 2.0, "changed": [], "tokens": 1e8, "tokens_per_second": 8e5, "corpus_name": WORDPIECE}
+    words = {"base": 2.5, "mask-30": 2.4}
+    runs = {f"{name} 2 min": {**facts, "experiment": name, "masked_words": {"loss": loss, "of": "the model"}}
+            for name, loss in words.items()}  # fmt: skip
+    scores = {"base": 60.0, "mask-30": 58.5}
+    tuned = {f"{name} 2 min: protocol": {"glue5": score, "tasks": {"rte": {"median": score, "failed": 0}}}
+             for name, score in scores.items()}  # fmt: skip
+    results = {"pretraining": runs, "tuning": tuned}
+    expected = "100 M tokens (800 k/s), loss 2.400 (−0.100); **GLUE-5 58.5** (−1.5), RTE 58.5 (−1.5)"
+    assert result_of("mask-30 2 min", results) == expected
+    assert "(" not in result_of("base 2 min", results).split("loss")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, experiment in RUNS.items() if experiment.corpus == WORDPIECE])
+def test_every_experiment_trains(name: str, data: Path, tmp_path: Path) -> None:
+    speedrun.main(["run", name, "--tasks", "rte", *options(data, tmp_path)])
+    assert results_in(tmp_path)["tuning"][f"{name} 2 min: protocol"]["tasks"]["rte"]["values"]
+
+
+@pytest.mark.slow
+def test_an_encoder_is_fine_tuned_in_every_way(data: Path, tmp_path: Path) -> None:
+    given = options(data, tmp_path)
+    speedrun.main(["run", "base", "--tasks", "cola", *given])
+    speedrun.main(["tune", "base", *VARIANTS, "--tasks", "cola", "rte", *given])
+    assert {found["variant"] for found in results_in(tmp_path)["tuning"].values()} == set(VARIANTS)
+
+
+def test_every_experiment_changes_what_it_says() -> None:
+    assert len(RUNS) > 50
+    configs = {name: pretraining_config(name, 2, [], smoke=False) for name in RUNS}
+    for name, experiment in RUNS.items():
+        config, base = configs[name], configs[experiment.base or name]
+        assert config.train.hours == 2 / 60
+        changed = replace(config, recipe="") != replace(base, recipe="")
+        assert changed == bool(experiment.changes)
+        assert changed or not experiment.base or experiment.corpus != WORDPIECE
+    assert chain("electra-slow") == ["base", "post-norm", "electra", "electra-slow"]
+    assert configs["electra-slow"].objective.kind == "replaced-token"
+    assert pretraining_config("base", 2, ["train.seed=5"], smoke=False).train.seed == 5
+    with pytest.raises(UserError, match="falling-rate cannot run yet: it needs a schedule of the masking rate"):
+        pretraining_config("falling-rate", 2, [], smoke=False)
+
+
+def test_every_variant_changes_the_protocol() -> None:
+    usual = protocol("rte", Data(Path()))
+    for name, variant in VARIANTS.items():
+        changed = protocol("rte", Data(Path()), variant.settings) != usual or variant.pooled != Pooled()
+        assert (changed or variant.one_segment) == (name != "protocol")
+
+
+def test_another_state_is_classified_only_inside() -> None:
+    usual = TaskModel._pooled, Pooler.forward
+    with pooled_from(Pooled("mean", dense=False)):
+        assert TaskModel._pooled is not usual[0]
+        assert Pooler.forward is not usual[1]
+    assert (TaskModel._pooled, Pooler.forward) == usual
+
+
+def test_the_page_is_honest_and_the_plan_learns(tmp_path: Path) -> None:
+    page = tmp_path / "experiments.md"
+    page.write_text(PAGE.read_text())
+    write_page({}, page)
+    assert page.read_text().count("Not measured yet.") == 2
+    measured = {"tuning": {"base": {"seconds_of_all": 60, "runs_of_all": 15}}}
+    assert minutes_of(2, 3, measured) == pytest.approx(2 + 0.25 + 1)
