@@ -66,6 +66,11 @@ class Field:
             raise UserError(f"{where}: {' and '.join(given)} have different values; only equal ones are supported")
         return found[0] if found else None
 
+    def is_null(self, values: Mapping[str, Any]) -> bool:
+        """Whether a `config.json` has null for a setting that may be None, in place of the family's default."""
+        may_be_none = bool(self.none_as) or self.none_value is not None
+        return may_be_none and any(name in values and values[name] is None for name in self.names)
+
     def _ours(self, name: str, value: Any, where: Path) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{where}: {name} is {value}; give a finite number")

@@ -69,7 +69,7 @@ def config_in(values: Mapping[str, Any], folder: Path) -> EncoderConfig:
             raise UserError(f"{where}: unknown key {key!r}{fix}")
     named = {name: field.read(values, where) for name, field in family.fields.items()}
     named |= {name: values[name] for name in family.own_fields if values.get(name) is not None}
-    given = {name: value for name, value in named.items() if value is not None}
+    given = {name: value for name, value in named.items() if value is not None or family.fields[name].is_null(values)}
     if family.layer_groups:
         given["shared_layers"] = _sharing_in(family, given, values.get(family.layer_groups), where)
     given = {**family.defaults, **given, "family": family.model_type}

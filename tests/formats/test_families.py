@@ -17,6 +17,7 @@ from bertsmith.formats.families.bert import FIELDS, FIXED
 from bertsmith.formats.families.table import FAMILIES, family_of
 from bertsmith.formats.family import Family, Field, Output
 from bertsmith.formats.hf import Notes, load_folder, save_folder
+from bertsmith.formats.saved_config import config_in, config_out
 from bertsmith.formats.storage import Stored
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
@@ -241,3 +242,11 @@ def test_the_activation_of_the_head_is_the_family_s() -> None:
     assert override(recipe("bert-tiny"), [*pre_norm, "model.head_activation=gelu"]).model.head_activation == "gelu"
     with pytest.raises(UserError, match=r"head_activation=gelu: BertForMaskedLM .*; set model.head_activation=null"):
         override(recipe("bert-tiny"), ["model.activation=relu", "model.head_activation=gelu"])
+
+
+def test_a_modernbert_whose_layers_are_all_global_is_read_as_it_was_saved(tmp_path) -> None:
+    small = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "vocab_size": 40}
+    small |= {"pad_token_id": 0, "max_positions": 32}
+    local = replace(recipe("modern-tiny").model, **small)
+    for config in (local, replace(local, window=None, global_every=1, local_rotary_base=None)):
+        assert config_in(config_out(MaskedLM(Encoder(config), MaskedLMConfig(next_sentence=False))), tmp_path) == config
