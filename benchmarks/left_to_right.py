@@ -111,7 +111,7 @@ def finetuned(name: str, run: Path, share: float, tunings: list[str], arguments:
         ways[way] = Way(key, model, configs, Pooled(tuning.pooled))
     found = tune_all(
         f"fine-tuning {name}", list(ways.values()), {task: splits_of(task, arguments) for task in arguments.tasks},
-        {task: find_task(task).metrics[0] for task in arguments.tasks}, arguments.work / NAME / "tuned",
+        {task: find_task(task).metrics[0] for task in TASKS}, arguments.work / NAME / "tuned",
         seeds=arguments.seeds, jobs=arguments.jobs, device=arguments.device,
     )  # fmt: skip
     for way, described in ways.items():

@@ -24,7 +24,7 @@ import argparse
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -36,7 +36,7 @@ from benchmarks import speedrun_pages
 from benchmarks.corpora import corpus_folder, text_files
 from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.record import RESULTS, earlier, keep, merge_files
-from benchmarks.speedrun_table import CORPORA, EXPERIMENTS, VARIANTS, VOCABULARIES, pretraining_config
+from benchmarks.speedrun_table import CORPORA, EXPERIMENTS, ROWS, VARIANTS, VOCABULARIES, pretraining_config
 from benchmarks.tuning import Way, tune_all
 from bertsmith.config import override
 from bertsmith.corpus.vocabulary import train_tokenizer
@@ -52,7 +52,6 @@ from bertsmith.training.speed import release_memory
 NAME = "speedrun"
 GLUE5 = [column.task for column in COLUMNS if column.counts]
 METRICS = {column.task: column.metric for column in COLUMNS}
-ROWS = 10_000  # of SST-2, whose 67,349 would take most of the time
 LARGE = ("sst2",)  # tasks of which a part is used
 SEGMENTS = "token_type_embeddings.weight"  # the end of the name of the table of segments
 Results = dict[str, Any]
@@ -70,16 +69,18 @@ def run_folder(key: str, arguments: argparse.Namespace) -> Path:
 def pretrained(name: str, arguments: argparse.Namespace) -> str:
     """Pre-train an experiment unless that is done, and keep what it has learnt; the key of the run.
 
-    A run that was killed begins again: its minutes are to be whole ones.
+    A run that was killed begins again, so that its minutes are whole ones; `--resume` is for more minutes than a
+    machine can be held for at a time.
     """
     key, experiment = key_of(name, arguments), EXPERIMENTS[name]
     config = pretraining_config(name, arguments.minutes, arguments.set, arguments.smoke)
     corpus = corpus_folder(arguments.data, arguments.work, experiment.corpus, CORPORA[experiment.corpus])
     files, run, seconds = text_files(arguments.data, CORPORA[experiment.corpus].files), run_folder(key, arguments), None
     if not is_finished(run):
-        shutil.rmtree(run, ignore_errors=True)
+        if not arguments.resume:
+            shutil.rmtree(run, ignore_errors=True)
         began = time.monotonic()
-        pretrain(config, corpus, run, device=arguments.device)
+        pretrain(config, corpus, run, device=arguments.device, resume=arguments.resume)
         seconds = round(time.monotonic() - began, 1)
         for left in run.glob(f"checkpoints/*/{OPTIMIZER}"):
             left.unlink()
@@ -133,15 +134,18 @@ def one_segment(model: Path, out: Path) -> Path:
     return out
 
 
-def ways_of(key: str, model: Path, variants: list[str], data: dict[str, Data], smoke: bool) -> dict[str, Way]:
-    """The ways of fine-tuning a model, by the names of the variants."""
+def ways_of(
+    key: str, model: Path, variants: list[str], data: dict[str, Data], arguments: argparse.Namespace
+) -> dict[tuple[str, str], Way]:
+    """The ways of fine-tuning a model, by the key of its run and the names of the variants."""
     found = {}
+    rows = "" if arguments.rows == ROWS else f", {arguments.rows or 'all'} rows"
     for name in variants:
         variant = VARIANTS[name]
         tasks = [task for task in data if not variant.tasks or task in variant.tasks]
-        configs = {task: tuning_config(task, data[task], variant.settings, smoke) for task in tasks}
+        configs = {task: tuning_config(task, data[task], variant.settings, arguments.smoke) for task in tasks}
         copied = one_segment(model, model.parent / f"{MODEL}-one-segment") if variant.one_segment else model
-        found[name] = Way(f"{key}: {name}", copied, configs, variant.pooled)
+        found[key, name] = Way(f"{key}: {name}{rows}", copied, configs, variant.pooled)
     return found
 
 
@@ -162,7 +166,7 @@ def finetuned(ways: dict[tuple[str, str], Way], data: dict[str, Data], arguments
     for (key, variant), way in ways.items():
         tasks = scores[way.key]
         facts: Results = {"run": key, "variant": variant, "seeds": arguments.seeds, "tasks": tasks}
-        facts["rows"] = {task: arguments.rows for task in way.configs if data[task].is_subset}
+        facts["rows"] = arguments.rows
         if tasks.keys() >= set(GLUE5):
             facts["glue5"] = round(mean(tasks[task]["median"] for task in GLUE5), 2)
         facts |= {"seconds_of_all": round(time.monotonic() - began), "runs_of_all": runs}
@@ -173,10 +177,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Pre-train experiments one after the other, then fine-tune all of them together."""
     began = time.monotonic()
     data = task_data(arguments) if arguments.seeds else {}  # missing data is reported before anything is trained
-    ways = {}
+    ways: dict[tuple[str, str], Way] = {}
     for key in [pretrained(name, arguments) for name in arguments.names]:
-        found = ways_of(key, run_folder(key, arguments) / MODEL, ["protocol"], data, arguments.smoke)
-        ways[key, "protocol"] = found["protocol"]
+        ways |= ways_of(key, run_folder(key, arguments) / MODEL, ["protocol"], data, arguments)
     if arguments.seeds:
         finetuned(ways, data, arguments)
     print(f"{', '.join(arguments.names)}: {time.monotonic() - began:.0f} s", flush=True)
@@ -191,8 +194,7 @@ def tune(arguments: argparse.Namespace) -> None:
     if not (model / "config.json").exists():
         raise SystemExit(f"{model} is missing: `run {name} --minutes {arguments.minutes:g}` makes it")
     data = task_data(arguments)
-    ways = ways_of(key, model, variants, data, arguments.smoke)
-    finetuned({(key, variant): way for variant, way in ways.items()}, data, arguments)
+    finetuned(ways_of(key, model, variants, data, arguments), data, arguments)
 
 
 def tokenizers(arguments: argparse.Namespace) -> None:
@@ -232,6 +234,9 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "plan": plan, "tokenizers": tokenizers, "corpora": corpora, "run": run, "tune": tune, "merge": merge, "show": show,
     "page": page,
 }  # fmt: skip
+NAMED: dict[str, Collection[str]] = {
+    "plan": EXPERIMENTS, "run": EXPERIMENTS, "tune": VARIANTS, "corpora": CORPORA, "tokenizers": VOCABULARIES,
+}  # fmt: skip
 
 
 def parse(given: list[str] | None) -> argparse.Namespace:
@@ -247,15 +252,14 @@ def parse(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=METRICS, default=GLUE5)
     parser.add_argument("--rows", type=int, default=ROWS, help="training rows of SST-2; 0: all")
     parser.add_argument("--set", action="append", default=[], help="run: a further change of the settings")
+    parser.add_argument("--resume", action="store_true", help="run: go on with a run that was stopped by SIGTERM")
     parser.add_argument("--device")
     parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")
     arguments = parser.parse_args(given)
-    known = {"plan": [EXPERIMENTS], "run": [EXPERIMENTS], "tune": [None, VARIANTS], "corpora": [CORPORA],
-             "tokenizers": [VOCABULARIES]}.get(arguments.command, [None])  # fmt: skip
-    for number, name in enumerate(arguments.names):
-        table = known[min(number, len(known) - 1)]
-        if table is not None and name not in table:
-            parser.error(f"{name!r} is not one of: {', '.join(table)}")
+    known = NAMED.get(arguments.command, {})
+    for name in arguments.names[arguments.command == "tune" :] if known else ():  # the first one may be a folder
+        if name not in known:
+            parser.error(f"{name!r} is not one of: {', '.join(known)}")
     if arguments.command in ("run", "tune", "corpora", "tokenizers") and arguments.data is None:
         parser.error("--data is needed")
     if len(arguments.names) < {"run": 1, "tune": 2, "corpora": 1, "merge": 1}.get(arguments.command, 0):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.family_pages import NAMES, Rows, put_tables
-from benchmarks.speedrun_table import BASE, EXPERIMENTS, VARIANTS, WORDPIECE
+from benchmarks.speedrun_table import BASE, EXPERIMENTS, ROWS, VARIANTS, WORDPIECE
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 START = 0.25  # minutes that a run takes beside its own: the start, the last evaluation, saving
@@ -100,22 +100,27 @@ def experiment_rows(results: Results) -> Rows:
         changes += [f"corpus {experiment.corpus}"] if experiment.corpus != WORDPIECE else []
         asks = experiment.asks + (f" ({_code(changes)})" if changes else "")
         asks += f", beside `{experiment.base}`" if experiment.base not in ("", BASE) else ""
-        further = "".join(f" --set {change}" for change in run["changed"])
-        command = f"`run {run['experiment']} --minutes {run['minutes']:g}{further}`"
-        rows.append([asks, command, result_of(key, results), experiment.verdict])
+        rows.append([asks, f"`run {run['experiment']} {options_of(run)}`", result_of(key, results), experiment.verdict])
     return rows
+
+
+def options_of(run: Results) -> str:
+    """The options that a run was called with."""
+    return " ".join([f"--minutes {run['minutes']:g}", *(f"--set {change}" for change in run["changed"])])
 
 
 def tuning_rows(results: Results) -> Rows:
     """A line for each way of fine-tuning beside the protocol, in the order of the variants."""
-    order = list(VARIANTS)
-    found = [t for t in results.get("tuning", {}).values() if t["variant"] != "protocol"]
-    rows = [HEADER]
+    order, rows = list(VARIANTS), [HEADER]
+    found = [t for key, t in results.get("tuning", {}).items() if key != f"{t['run']}: protocol"]
     for tuned in sorted(found, key=lambda t: (t["run"], order.index(t["variant"]))):
         variant = VARIANTS[tuned["variant"]]
         asks = variant.asks + (f" ({_code(variant.settings)})" if variant.settings else "")
         text = scores_text(tuned, tuned_by(results, tuned["run"]))
-        rows.append([asks, f"`tune {tuned['run']}: {tuned['variant']}`", text, variant.verdict])
+        run = results.get("pretraining", {}).get(tuned["run"])
+        where, options = (run["experiment"], f" {options_of(run)}") if run else (tuned["run"], "")
+        options += f" --rows {tuned['rows']}" if tuned["rows"] != ROWS else ""
+        rows.append([asks, f"`tune {where} {tuned['variant']}{options}`", text, variant.verdict])
     return rows
 
 

@@ -99,7 +99,8 @@ def tune_all(
 ) -> dict[str, Results]:  # fmt: skip
     """Fine-tune in all ways, on all tasks and with all seeds at once; the scores of each way by its key and the task.
 
-    `data` and `metrics` are those of the tasks. Runs in `folder` that are finished are not run again.
+    `data` and `metrics` are those of the tasks. Runs in `folder` that are finished are not run again, and the scores of
+    tasks that another call has fine-tuned are among those of a way.
     """
     places = {way.key: folder / way.key.replace(" ", "-").replace("/", "-") for way in ways}
     calls = [
@@ -109,7 +110,12 @@ def tune_all(
     ]  # fmt: skip
     calls.sort(key=lambda call: LONGEST.index(call[1].task))
     run_all(jobs, title, tune_pooled, calls)
-    return {w.key: {task: scores_in(places[w.key] / task, metrics[task]) for task in w.configs} for w in ways}
+    return {key: {task: scores_in(at / task, metrics[task]) for task in _tasks_in(at)} for key, at in places.items()}
+
+
+def _tasks_in(folder: Path) -> list[str]:
+    """The tasks of a way that have scores."""
+    return sorted({path.parent.parent.name for path in folder.glob(f"*/*/{SCORES}")})
 
 
 def scores_in(folder: Path, metric: str) -> Results:

@@ -49,15 +49,19 @@ def test_an_experiment_runs_and_its_encoder_is_fine_tuned_in_other_ways(data: Pa
     given = options(data, tmp_path)
     speedrun.main(["run", "mask-30", "--minutes", "1", "--tasks", "sst2", "rte", *given])
     speedrun.main(["tune", "mask-30", "mean-direct", "one-segment", "--minutes", "1", "--tasks", "rte", *given])
+    speedrun.main(["tune", "mask-30", "one-segment", "--minutes", "1", "--tasks", "mrpc", *given])
     results = results_in(tmp_path)
-    run, tuned = results["pretraining"]["mask-30 1 min"], results["tuning"]["mask-30 1 min: protocol"]
+    run, tuned = results["pretraining"]["mask-30 1 min"], results["tuning"]["mask-30 1 min: protocol, 30 rows"]
     assert (run["steps"], run["settings"]["data"]["masking"]["rate"]) == (3, 0.3)
     assert run["masked_words"]["bits_per_byte"] > 0
-    assert (tuned["tasks"].keys(), tuned["rows"], tuned["runs_of_all"]) == ({"sst2", "rte"}, {"sst2": 30}, 2)
+    assert (tuned["tasks"].keys(), tuned["rows"], tuned["runs_of_all"]) == ({"sst2", "rte"}, 30, 2)
     part = (tmp_path / "work" / "speedrun" / "tasks" / "sst2-30.tsv").read_text().splitlines()
     whole = (data / "glue" / "SST-2" / "train.tsv").read_text().splitlines()
     assert part == [whole[0], *(whole[1 + number * 40 // 30] for number in range(30))]
-    assert results["tuning"].keys() >= {f"mask-30 1 min: {variant}" for variant in ("mean-direct", "one-segment")}
+    assert results["tuning"].keys() >= {
+        f"mask-30 1 min: {variant}, 30 rows" for variant in ("mean-direct", "one-segment")
+    }
+    assert results["tuning"]["mask-30 1 min: one-segment, 30 rows"]["tasks"].keys() == {"rte", "mrpc"}  # of two calls
     copied = load_file(tmp_path / "work/speedrun/mask-30-1-min/model-one-segment/model.safetensors")
     first, second = next(tensor for name, tensor in copied.items() if name.endswith(speedrun.SEGMENTS))
     assert first.equal(second)
@@ -65,7 +69,7 @@ def test_an_experiment_runs_and_its_encoder_is_fine_tuned_in_other_ways(data: Pa
     page.write_text(PAGE.read_text())
     write_page(results, page)
     assert "| 30 % masked (`data.masking.rate=0.3`) | `run mask-30 --minutes 1` | 0 M tokens" in page.read_text()
-    assert "`tune mask-30 1 min: mean-direct`" in page.read_text()
+    assert "`tune mask-30 mean-direct --minutes 1 --rows 30`" in page.read_text()
 
 
 def test_differences_are_those_from_the_base() -> None:
@@ -86,7 +90,7 @@ def test_differences_are_those_from_the_base() -> None:
 @pytest.mark.parametrize("name", [name for name, experiment in RUNS.items() if experiment.corpus == WORDPIECE])
 def test_every_experiment_trains(name: str, data: Path, tmp_path: Path) -> None:
     speedrun.main(["run", name, "--tasks", "rte", *options(data, tmp_path)])
-    assert results_in(tmp_path)["tuning"][f"{name} 2 min: protocol"]["tasks"]["rte"]["values"]
+    assert results_in(tmp_path)["tuning"][f"{name} 2 min: protocol, 30 rows"]["tasks"]["rte"]["values"]
 
 
 @pytest.mark.slow
