@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.family_pages import NAMES, Rows, put_tables
-from benchmarks.speedrun_table import BASE, EXPERIMENTS, ROWS, VARIANTS, WORDPIECE
+from benchmarks.speedrun_table import BASE, EXPERIMENTS, ROWS, VARIANTS, WORDPIECE, lacking
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 START = 0.25  # minutes that a run takes beside its own: the start, the last evaluation, saving
@@ -35,10 +35,10 @@ def show_plan(names: Sequence[str], minutes: float, seeds: int, results: Results
     """Print the experiments with the minutes of each, and what some of them need first."""
     table, total = Table("experiment", "asks", "beside", "minutes", "needs"), 0.0
     for name in names:
-        experiment = EXPERIMENTS[name]
-        taken = 0.0 if experiment.needs else minutes_of(minutes, seeds, results)
+        experiment, needs = EXPERIMENTS[name], lacking(name)
+        taken = 0.0 if needs else minutes_of(minutes, seeds, results)
         total += taken
-        needs = experiment.needs or (f"the corpus {experiment.corpus}" if experiment.corpus != WORDPIECE else "")
+        needs = needs or (f"the corpus {experiment.corpus}" if experiment.corpus != WORDPIECE else "")
         table.add_row(name, experiment.asks, experiment.base, f"{taken:.1f}" if taken else "–", needs)
     table.add_row("", "in all", "", f"{total:.0f}", "")
     Console(width=170).print(table)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.corpora import Text
 from benchmarks.tuning import Pooled
-from bertsmith.config import override
+from bertsmith.config import dotted_keys, override
 from bertsmith.errors import UserError
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
@@ -19,8 +19,9 @@ ROWS = 10_000  # training rows of SST-2, whose 67,349 would take most of the tim
 class Experiment:
     """A pre-training run that answers a question by one change beside its `base`, another experiment.
 
-    `base` is empty where it is the recipe itself. `corpus` is a name of `CORPORA`. `needs` is what the package lacks
-    for it; `verdict` is what its result says, written by hand, and empty until it is measured.
+    `base` is empty where it is the recipe itself. `corpus` is a name of `CORPORA`. `needs` is what the package lacks for
+    it, apart from settings that it does not know (`lacking`); `verdict` is what its result says, written by hand, and
+    empty until it is measured.
     """
 
     asks: str
@@ -177,13 +178,21 @@ EXPERIMENTS = {
     "wikipedia-and-books": Experiment("no Simple English Wikipedia", corpus="wikipedia-and-books"),
     "long-documents": Experiment("no documents under 2,000 characters", corpus="long-documents"),
     "duplicates": Experiment("duplicate documents and paragraphs kept", corpus="duplicates"),
-    # What the package cannot do yet.
-    "falling-rate": Experiment("a masking rate that falls during the run", needs="a schedule of the masking rate"),
-    "late-masks": Experiment("masked tokens dropped from the lower layers", needs="layers for a part of the rows"),
-    "causal-and-masked": Experiment("causal and masked objectives mixed, as in GPT-BERT",
-                                    needs="an objective of both kinds"),
+    # Settings that a version of the package may lack; `lacking` says so.
+    "falling-rate": Experiment("a masking rate that falls from 30 to 15 % during the run",
+                               ("data.masking.rate=0.3", "data.masking.final_rate=0.15")),
+    "late-masks": Experiment("masked tokens enter above half of the layers, so that 40 % of them cost less",
+                             ("objective.unmasked_layers=6",), "mask-40"),
+    "late-masks-9": Experiment("they enter above three quarters of the layers", ("objective.unmasked_layers=9",),
+                               "mask-40"),
+    "causal-and-masked": Experiment("every eighth sequence predicts next words, as in GPT-BERT",
+                                    ("objective.causal_share=0.125",)),
+    "half-causal": Experiment("half of the sequences predict next words", ("objective.causal_share=0.5",)),
+    "averaged": Experiment("the mean of the weights of the last fifth", ("train.average=1", "train.average_from=0.8")),
+    "averaged-constant": Experiment("an average in place of a falling rate",
+                                    ("train.schedule=constant", "train.average=0.998")),
+    # What no version has.
     "value-residuals": Experiment("values of the first layer added in every layer", needs="a field of the encoder"),
-    "averaged": Experiment("weights averaged over the end of the run", needs="averages in `fit`"),
     "fp8": Experiment("matrix products in FP8", needs="FP8 products"),
     "rotary": Experiment("rotary positions alone", needs=ENCODER_CODE),
     "gated": Experiment("gated feed-forward layers alone", needs=ENCODER_CODE),
@@ -243,12 +252,20 @@ def chain(name: str) -> list[str]:
     return found
 
 
+def lacking(name: str) -> str:
+    """What the package lacks for an experiment; empty if it can run."""
+    known = set(dotted_keys(PretrainConfig))
+    keys = [change.partition("=")[0] for each in chain(name) for change in EXPERIMENTS[each].changes]
+    unknown = [f"the setting {key}" for key in keys if key not in known]
+    return EXPERIMENTS[name].needs or ", ".join(unknown)
+
+
 def pretraining_config(name: str, minutes: float, settings: list[str], smoke: bool) -> PretrainConfig:
     """The recipe with the changes of an experiment and of those it is based on, for some minutes.
 
     It is evaluated at its end only, because evaluations take time of the clock.
     """
-    if needs := EXPERIMENTS[name].needs:
+    if needs := lacking(name):
         raise UserError(f"the experiment {name} cannot run yet: it needs {needs}")
     config = recipe(RECIPE)
     train = replace(config.train, hours=minutes / 60, evaluate_every=0, workers=12)
@@ -263,4 +280,8 @@ def _small(config: PretrainConfig) -> PretrainConfig:
     long = None if config.data.long_length is None else 64
     data = replace(config.data, max_length=64 if long is None else 32, long_length=long)
     train = replace(config.train, hours=None, steps=3, batch_size=8, workers=0)
-    return replace(config, model=replace(config.model, **tiny), data=data, train=train)  # type: ignore[arg-type]
+    objective = config.objective
+    if getattr(objective, "unmasked_layers", 0):
+        objective = override(config, ["objective.unmasked_layers=1"]).objective
+    model = replace(config.model, **tiny)  # type: ignore[arg-type]
+    return replace(config, model=model, data=data, train=train, objective=objective)

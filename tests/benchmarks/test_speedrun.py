@@ -17,7 +17,7 @@ from benchmarks import speedrun
 from benchmarks.corpora import train_tokenizers
 from benchmarks.family_toy import write_toy_data
 from benchmarks.speedrun_pages import PAGE, minutes_of, result_of, write_page
-from benchmarks.speedrun_table import EXPERIMENTS, VARIANTS, WORDPIECE, chain, pretraining_config
+from benchmarks.speedrun_table import EXPERIMENTS, VARIANTS, WORDPIECE, chain, lacking, pretraining_config
 from benchmarks.tuning import Pooled, pooled_from
 from bertsmith.errors import UserError
 from bertsmith.finetuning.benchmark import protocol
@@ -26,7 +26,7 @@ from bertsmith.model.heads import TaskModel
 from bertsmith.model.pooling import Pooler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-RUNS = {name: experiment for name, experiment in EXPERIMENTS.items() if not experiment.needs}
+RUNS = {name: experiment for name, experiment in EXPERIMENTS.items() if not lacking(name)}
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,14 @@ def test_every_experiment_changes_what_it_says() -> None:
     assert chain("electra-slow") == ["base", "post-norm", "electra", "electra-slow"]
     assert configs["electra-slow"].objective.kind == "replaced-token"
     assert pretraining_config("base", 2, ["train.seed=5"], smoke=False).train.seed == 5
-    with pytest.raises(UserError, match="falling-rate cannot run yet: it needs a schedule of the masking rate"):
-        pretraining_config("falling-rate", 2, [], smoke=False)
+    with pytest.raises(UserError, match="fp8 cannot run yet: it needs FP8 products"):
+        pretraining_config("fp8", 2, [], smoke=False)
+
+
+def test_a_setting_that_the_package_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXPERIMENTS, "new", replace(EXPERIMENTS["mask-30"], changes=("data.masking.newest=1",)))
+    assert lacking("new") == "the setting data.masking.newest"
+    assert lacking("mask-30") == ""
 
 
 def test_every_variant_changes_the_protocol() -> None:
