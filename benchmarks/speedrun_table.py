@@ -19,9 +19,9 @@ ROWS = 10_000  # training rows of SST-2, whose 67,349 would take most of the tim
 class Experiment:
     """A pre-training run that answers a question by one change beside its `base`, another experiment.
 
-    `base` is empty where it is the recipe itself. `corpus` is a name of `CORPORA`. `needs` is what the package lacks for
-    it, apart from settings that it does not know (`lacking`); `verdict` is what its result says, written by hand, and
-    empty until it is measured.
+    `base` is empty where it is the recipe itself. `corpus` is a name of `CORPORA`. `needs` is what the package lacks
+    for it, apart from settings that it does not know (`lacking`); `verdict` is what its result says, written by hand,
+    and empty until it is measured.
     """
 
     asks: str
