@@ -154,6 +154,8 @@ def predict(
     if url and (len(models) > 1 or any(value is not None for value in options.values())):
         raise UserError("--url asks one model of a server; --engine, --threads, --precision, --device are the server's")
     options |= {"n_best": n_best}
+    if several := next((model for model in models[1:] if looks_like_text(model)), ""):
+        raise UserError(f"{several!r} is a second text, and predict takes one; write several to a file, a line each")
     if looks_like_text(data):
         if out or keep or text or resume or force:
             raise UserError("--out, --keep, --text, --resume and --force are for files, not for a single text")
