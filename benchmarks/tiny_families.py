@@ -3,17 +3,20 @@
     python -m benchmarks.tiny_families [FAMILY …]
 
 The text and the labelled rows are those of `bertsmith demo --text-only`. `frequent` is the share of the most frequent
-token of the text, which a model that has learnt nothing else predicts. For ELECTRA, `detection` says how well the
-discriminator tells replaced tokens from original ones: the area under the ROC curve (50 is chance) and the recall.
-`classifier` is the accuracy on the dev rows after fine-tuning, `untrained` that of the same encoder after one step.
+token of the text, which a model that has learnt nothing else predicts, and `entropy` that of single tokens in nats,
+the loss of such a model. For ELECTRA, `detection` says how well the discriminator tells replaced tokens from original
+ones: the area under the ROC curve (50 is chance) and the recall. `classifier` is the accuracy on the dev rows after
+fine-tuning, `untrained` that of the same encoder after one step, `constant` that of the most frequent label. Families
+that are not named keep their results.
 """
 
 from __future__ import annotations
 
-import json
+import csv
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.quickstart import TUNING, bertsmith
-from benchmarks.record import record
+from benchmarks.record import RESULTS, keep
 from bertsmith import config as configs
 from bertsmith.corpus.shards import Corpus
 from bertsmith.model.heads import sample
@@ -33,15 +36,36 @@ from bertsmith.pretraining.phases import make_loader
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.text.tokenizer import Tokenizer
 
-KINDS = {"roberta": "bytes", "albert": "unigram", "electra": "wordpiece", "distilbert": "wordpiece"}
+KINDS = {
+    "roberta": "bytes",
+    "albert": "unigram",
+    "electra": "wordpiece",
+    "distilbert": "wordpiece",
+    "deberta": "bytes",
+    "modern": "bytes",
+    "elmo": "words",
+    "gpt": "bpe",
+}
 TEACHER = "teacher"  # a run of `quickstart`
+SCORES = ("loss", "accuracy", "perplexity")
+FEATURES = ("--features", "mix-all", "--set", "features.hidden_size=128", "--epochs", "15", "--batch-size", "16")
+ROWS = ("--data", "sample/train.csv", "--dev", "sample/dev.csv")
 
 
-def frequent(shards: Path) -> float:
-    """The share of the most frequent token, in per cent."""
+def single_tokens(shards: Path) -> dict[str, float]:
+    """The share of the most frequent token in per cent, and the entropy of single tokens in nats."""
     corpus = Corpus.open(shards)
     tokens = np.concatenate([corpus.document(number)[0] for number in range(corpus.manifest.documents)])
-    return float(100 * np.bincount(tokens).max() / len(tokens))
+    shares = np.unique(tokens, return_counts=True)[1] / len(tokens)
+    entropy = -(shares * np.log(shares)).sum()
+    return {"frequent": round(float(100 * shares.max()), 1), "entropy": round(float(entropy), 2)}
+
+
+def constant(rows: Path) -> float:
+    """The share of the most frequent label in per cent."""
+    with rows.open(encoding="utf-8", newline="") as lines:
+        labels = Counter(row["label"] for row in csv.DictReader(lines))
+    return round(100 * max(labels.values()) / labels.total(), 1)
 
 
 @torch.inference_mode()
@@ -68,36 +92,31 @@ def ranked(run: Path, shards: Path) -> float:
     return float(100 * above / (replaced * (len(ordered) - replaced)))
 
 
-def classifier(folder: str, run: str) -> float:
-    """Fine-tune a run on the rows of the demo and return the accuracy on its dev rows."""
-    rows, out = ("--data", "sample/train.csv", "--dev", "sample/dev.csv"), f"{run}-classifier"
-    bertsmith(folder, "finetune", "classify", "--model", run, *rows, "--out", out, *TUNING)
+def classifier(folder: str, family: str, run: str) -> float:
+    """Fine-tune a run on the rows of the demo, or train on ELMo's features, and return the accuracy on its dev rows."""
+    out, options = f"{run}-classifier", FEATURES if family == "elmo" else TUNING
+    bertsmith(folder, "finetune", "classify", "--model", run, *ROWS, "--out", out, *options)
     return round(float(bertsmith(folder, "evaluate", out, "--data", "sample/dev.csv")["accuracy"]), 1)
 
 
 def measure(folder: str, family: str) -> dict[str, Any]:
     """Train a family's recipe, and fine-tune what it gives."""
-    shards, run, options = f"shards-{KINDS[family]}", family, list[str]()
-    if family == "distilbert":
-        options = ["--teacher", TEACHER]
+    shards, options = f"shards-{KINDS[family]}", ["--teacher", TEACHER] if family == "distilbert" else []
+    command = ("pretrain", f"{family}-tiny", "--data", shards, *options)
     began = time.perf_counter()
-    scores = bertsmith(folder, "pretrain", f"{family}-tiny", "--data", shards, "--out", run, *options)
+    scores = bertsmith(folder, *command, "--out", family)
     seconds = time.perf_counter() - began
-    bertsmith(
-        folder, "pretrain", f"{family}-tiny", "--data", shards, "--out", f"{run}-0", *options, "--set", "train.steps=1"
-    )
-    names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "detection_accuracy", "detection_recall")
-    results = {name: round(scores[name], 2) for name in names if name in scores}
+    bertsmith(folder, *command, "--out", f"{family}-0", "--set", "train.steps=1")
+    results = {name: round(score, 2) for name, score in scores.items() if name.endswith(SCORES)}
     if family == "electra":
-        results["detection_ranked"] = round(ranked(Path(folder, run), Path(folder, shards)), 1)
-    results["frequent"] = round(frequent(Path(folder, shards)), 1)
-    tuned = {"classifier": classifier(folder, run), "untrained": classifier(folder, f"{run}-0")}
-    return {**results, **tuned, "seconds": round(seconds)}
+        results["detection_ranked"] = round(ranked(Path(folder, family), Path(folder, shards)), 1)
+    results |= single_tokens(Path(folder, shards))
+    tuned = {"classifier": classifier(folder, family, family), "untrained": classifier(folder, family, f"{family}-0")}
+    return {**results, **tuned, "constant": constant(Path(folder, "sample/dev.csv")), "seconds": round(seconds)}
 
 
 def main() -> None:
     families = sys.argv[1:] or list(KINDS)
-    results = {}
     with tempfile.TemporaryDirectory() as folder:
         bertsmith(folder, "demo", "--out", "sample", "--text-only")
         for kind in dict.fromkeys(KINDS[family] for family in families):
@@ -105,11 +124,9 @@ def main() -> None:
             bertsmith(folder, "tokenizer", "train", "sample/text.txt", "--kind", kind, *size, "--out", tokenizer)
             bertsmith(folder, "corpus", "build", "sample/text.txt", "--tokenizer", tokenizer, "--out", f"shards-{kind}")
         if "distilbert" in families:
-            scores = bertsmith(folder, "pretrain", "quickstart", "--data", "shards-wordpiece", "--out", TEACHER)
-            results[TEACHER] = {"mlm_accuracy": round(scores["mlm_accuracy"], 2)}
-        results |= {family: measure(folder, family) for family in families}
-    print(json.dumps(results, indent=2))
-    print(record("tiny_families", results))
+            bertsmith(folder, "pretrain", "quickstart", "--data", "shards-wordpiece", "--out", TEACHER)
+        for family in families:
+            keep("tiny_families", RESULTS, "families", family, measure(folder, family))
 
 
 if __name__ == "__main__":

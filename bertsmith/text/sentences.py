@@ -53,8 +53,11 @@ _MARKS = ".!?…。！？｡।؟۔"
 _MOOD = "~^ㅋㅎㅠㅜㅡ♥♡"  # used instead of a full stop after a Korean sentence ending
 _OPENING = "\"'“‘«‹(\\[「『《〈（【¿¡"
 _CLOSING = "\"'”’»›)\\]」』》〉）】"
-# A whole run of end marks, then closing quotation marks, brackets and footnote marks.
-_CLOSED = rf"([{_MARKS}{_MOOD}](?<![{_MARKS}{_MOOD}]{{2}})[{_MARKS}{_MOOD}]*+)((?:[{_CLOSING}]|\[\w{{1,4}}\])*+)"
+# A whole run of end marks; one that begins with a mood counts only after a Korean ending.
+_RUN = rf"[{_MARKS}{_MOOD}](?<![{_MARKS}{_MOOD}]{{2}})(?:(?<=[{_MARKS}])|(?<=[다요죠까].))[{_MARKS}{_MOOD}]*+"
+_RUN_ASCII = r"[.!?~^](?<![.!?~^]{2})(?<=[.!?])[.!?~^]*+"
+# Closing quotation marks, brackets and footnote marks.
+_CLOSED = rf"((?:[{_CLOSING}]|\[\w{{1,4}}\])*+)"
 # The beginning of a sentence: an optional list dash, optional quotation marks and brackets, its first character.
 _BEGINS = rf"(?=[-–—•·*]?\s*+[{_OPENING}]*+\s?(%s[^\s,;:=+/~|%%*}}–—{_MARKS}{_OPENING}{_CLOSING}-]))"
 # A lower-case letter begins a sentence only after Korean text, in words such as iPhone, and in a list: b) second.
@@ -62,14 +65,16 @@ _NOT_SMALL = r"(?:(?![a-z])|(?=[a-z][A-Z)])|(?<=[가-힣][.!?]\s))"
 # Without white space a sentence may end only before East Asian text, before a word such as The, and after Korean also
 # before a digit, a capital and the number of a list: 별로다.1점, 좋다.CG는, 연다.②
 _GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s|[\dA-Z](?<=[가-힣][.!?…][\dA-Z])|[①-⑳](?<=[가-힣][.!?…][①-⑳])))"
-# A long word, a full stop, white space and a capital need no check, nor does a Korean verb before Hangul.
+# A long word, a full stop, white space and a capital need no check; nor do a full stop after two syllables of Hangul
+# and a mark that is no full stop, before a space and Hangul, a capital or a digit.
 _KNOWN = r"(?<=[a-z]{6}\.)(\s)(?=[A-Z])"
-_KNOWN_KOREAN = r"(?<=[가-힣]다\.)(\s)(?=[가-힣])"
+_KNOWN_KOREAN = rf"(?:(?<=[가-힣]{{2}}\.)|(?<=[!?{_MOOD}]))(\s)(?=[가-힣A-Z0-9])"
 _LAST_KNOWN = 4  # the number of the last of these groups
-_END = re.compile(rf"{_CLOSED}(?:{_KNOWN}|{_KNOWN_KOREAN}|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
-_END_LOWER_CASE = re.compile(rf"{_CLOSED}(?:(?!)()()|(\s++){_BEGINS % ''}|{_GLUED})")  # for text without a capital
+_FIRST, _FOLLOWING = 6, 7  # the groups of what follows with and without white space
+_END = re.compile(rf"({_RUN}){_CLOSED}(?:{_KNOWN}|{_KNOWN_KOREAN}|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
+_END_LOWER_CASE = re.compile(rf"({_RUN}){_CLOSED}(?:(?!)()()|(\s++){_BEGINS % ''}|{_GLUED})")  # without a capital
 _END_ASCII = re.compile(  # finds the same as `_END` in ASCII text, faster
-    rf"{_CLOSED.replace(_MARKS + _MOOD, '.!?~^')}(?:{_KNOWN}|(?!)()|(\s++){_BEGINS % _NOT_SMALL}|(?=([A-Z][a-z]*\s)))"
+    rf"({_RUN_ASCII}){_CLOSED}(?:{_KNOWN}|(?!)()|(\s++){_BEGINS % _NOT_SMALL}|(?=([A-Z][a-z]*\s)))"
 )
 _BLANK_LINE = re.compile(r"\n\s*\n|\f")
 
@@ -93,6 +98,7 @@ _PARTICLE = re.compile(r"[가-힣ᄀ-ᅵとっのなを]|\s(?:하[고며]|이?�
 _GLUED_PARTICLE = re.compile(r"이?라[고는며면던]|[고며는]\s|면서|이?란\s|하[고며는]\s|이[다며]")
 _ASCII_PAIRS = (("(", ")"), ("[", "]"))
 _PAIRS = (*_ASCII_PAIRS, ('"', '"'), *(tuple(pair) for pair in "“” ‘’ 「」 『』 《》 〈〉 （）".split()))
+_OPENED = re.compile(f"[{''.join(re.escape(opening) for opening, _ in _PAIRS)}]")
 _QUOTES, _TITLES = "”’」』", "》〉"
 _LONGEST_WORD = 40
 _LONGEST_ASIDE = 300  # characters of brackets or a quotation; longer ones are split into sentences
@@ -106,11 +112,11 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    sentences, start = [], 0
+    sentences, start, pairs = [], 0, None
     is_ascii = text.isascii()
-    pairs = [pair for pair in (_ASCII_PAIRS if is_ascii else _PAIRS) if pair[0] in text]
     for match in (_END_LOWER_CASE if text.islower() else _END_ASCII if is_ascii else _END).finditer(text):
         if (match.lastindex or 0) <= _LAST_KNOWN or _ends_sentence(text, start, match):
+            pairs = _pairs_in(text) if pairs is None else pairs
             stop = match.end(2)
             if not (pairs and _inside(text, start, stop, pairs)):
                 sentences.append(text[start:stop].strip())
@@ -119,15 +125,23 @@ def _split(text: str) -> list[str]:
         sentences.append(rest)
     if is_ascii or not may_end_unmarked(text):
         return sentences
+    pairs = _pairs_in(text) if pairs is None else pairs
     return [part for sentence in sentences for part in _split_unmarked(sentence, pairs)]
 
 
+def _pairs_in(text: str) -> list[tuple[str, ...]]:
+    """The pairs of brackets and quotation marks that a text opens; most short texts have none."""
+    if text.isascii():
+        return [pair for pair in _ASCII_PAIRS if pair[0] in text]
+    return [pair for pair in _PAIRS if pair[0] in text] if _OPENED.search(text) else []
+
+
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
-    marks, closing, _, _, space, first, glued = match.groups()
+    if match.lastindex == _FOLLOWING:
+        return _ends_unspaced(text, match)
+    marks, closing, first = match.group(1, 2, _FIRST)
     if marks[0] in _MOOD:
-        return not closing and _mood_ends(text, match, space)
-    if space is None:
-        return _ends_unspaced(text, match, glued)
+        return not closing
     if closing:
         return text[match.start() - 1 : match.start()] not in ("[", "(") and not _speaker_follows(text, match, first)
     if first > "\x7f" and first.islower() and match.re is not _END_LOWER_CASE:
@@ -135,13 +149,6 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     if marks == ".":
         return _full_stop_ends(text, start, match)
     return marks.strip(".…") != "" or _ellipsis_ends(text, match, first)
-
-
-def _mood_ends(text: str, match: re.Match[str], space: str | None) -> bool:
-    """Whether a sentence ends with ~, ^^, ㅋㅋ or ㅠㅠ after its last word."""
-    if text[match.start() - 1 : match.start()] not in _KOREAN_ENDINGS:
-        return False
-    return bool(space) or ("~" not in match[1] and _GLUED_PARTICLE.match(text, match.end()) is None)
 
 
 def _full_stop_ends(text: str, start: int, match: re.Match[str]) -> bool:
@@ -214,22 +221,31 @@ def _ellipsis_ends(text: str, match: re.Match[str], first: str) -> bool:
     return ended or text.startswith(_KOREAN_STARTERS, match.end())
 
 
-def _ends_unspaced(text: str, match: re.Match[str], following: str) -> bool:
+def _ends_unspaced(text: str, match: re.Match[str]) -> bool:
     """Whether a sentence ends where the next one follows without white space."""
-    if match[1][-1] in "。！？｡":
-        return not (match[2] and following in "とっのなを")
-    if match[2]:
+    marks, closing, following = match.group(1, 2, _FOLLOWING)
+    if marks[0] in _MOOD:
+        return not closing and "~" not in marks and _GLUED_PARTICLE.match(text, match.end()) is None
+    if marks[-1] in "。！？｡":
+        return not (closing and following in "とっのなを")
+    if closing:
         return False
-    before = text[match.start() - 1 : match.start()]
-    if following.isascii() and (before.isascii() or before not in _KOREAN_ENDINGS):
-        return match[1] == "." and before.islower() and following.strip() in _STARTER
-    asked = match[1][0] == "?" and before in "냐니지"
-    ended = asked or before in _KOREAN_ENDINGS or _is_noun_ending(text, match.start())
-    return ended and _GLUED_PARTICLE.match(text, match.end()) is None
+    stop = match.start()
+    before = text[stop - 1 : stop]
+    if before not in _KOREAN_ENDINGS:
+        if following.isascii():
+            return marks == "." and before.islower() and following.strip() in _STARTER
+        is_question = marks[0] == "?" and before in "냐니지"
+        if not is_question and not (before == "음" and text[stop - 2 : stop - 1] in ENDED_VERB):  # 했음, 없음
+            return False
+    return _GLUED_PARTICLE.match(text, match.end()) is None
 
 
-def _inside(text: str, start: int, stop: int, pairs: list[tuple[str, ...]]) -> bool:
-    """Whether a place is inside brackets, or in a quotation that is part of the sentence around it."""
+def _inside(text: str, start: int, stop: int, pairs: list[tuple[str, ...]], marked: bool = True) -> bool:
+    """Whether a place is inside brackets, or in a quotation that is part of the sentence around it.
+
+    Brackets that the sentence begins with have sentences of their own if these have marks: (It rained. It was cold.)
+    """
     for opening, closing in pairs:
         opened = text.rfind(opening, start, stop)
         if opened < 0:
@@ -239,7 +255,8 @@ def _inside(text: str, start: int, stop: int, pairs: list[tuple[str, ...]]) -> b
                 return True
         elif text.rfind(closing, opened, stop) < 0:
             close = text.find(closing, stop, opened + _LONGEST_ASIDE)
-            if close >= 0 and (_is_part(text, close) if closing in _QUOTES else opened > start or closing in _TITLES):
+            whole = marked and opened == start and closing not in _TITLES
+            if close >= 0 and (_is_part(text, close) if closing in _QUOTES else not whole):
                 return True
     return False
 
@@ -256,15 +273,10 @@ def _split_unmarked(sentence: str, pairs: list[tuple[str, ...]]) -> list[str]:
     parts, start = [], 0
     for match in UNMARKED.finditer(sentence):
         stop = unmarked_end(sentence, match)
-        if stop > start and not (pairs and _inside(sentence, start, stop, pairs)):
+        if stop > start and not (pairs and _inside(sentence, start, stop, pairs, marked=False)):
             parts.append(sentence[start:stop].strip())
             start = stop
     return [*parts, sentence[start:].strip()] if parts else [sentence]
-
-
-def _is_noun_ending(text: str, stop: int) -> bool:
-    """Whether a note ends before this place: 했음, 없음."""
-    return text[stop - 1 : stop] == "음" and text[stop - 2 : stop - 1] in ENDED_VERB
 
 
 # Hard-wrapped lines
