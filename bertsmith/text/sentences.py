@@ -54,8 +54,8 @@ _MOOD = "~^ㅋㅎㅠㅜㅡ♥♡"  # used instead of a full stop after a Korean 
 _OPENING = "\"'“‘«‹(\\[「『《〈（【¿¡"
 _CLOSING = "\"'”’»›)\\]」』》〉）】"
 # A whole run of end marks; one that begins with a mood counts only after a Korean ending.
-_RUN = rf"[{_MARKS}{_MOOD}](?<![{_MARKS}{_MOOD}]{{2}})(?:(?<=[{_MARKS}])|(?<=[다요죠까].))[{_MARKS}{_MOOD}]*+"
-_RUN_ASCII = r"[.!?~^](?<![.!?~^]{2})(?<=[.!?])[.!?~^]*+"
+_RUN = rf"[{_MARKS}{_MOOD}](?<![{_MARKS}{_MOOD}].)(?:(?<=[{_MARKS}])|(?<=[다요죠까].))[{_MARKS}{_MOOD}]*+"
+_RUN_ASCII = r"[.!?](?<![.!?~^][.!?])[.!?~^]*+"
 # Closing quotation marks, brackets and footnote marks.
 _CLOSED = rf"((?:[{_CLOSING}]|\[\w{{1,4}}\])*+)"
 # The beginning of a sentence: an optional list dash, optional quotation marks and brackets, its first character.
@@ -68,7 +68,7 @@ _GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s|[\dA-Z](?<=[가
 # A long word, a full stop, white space and a capital need no check; nor do a full stop after two syllables of Hangul
 # and a mark that is no full stop, before a space and Hangul, a capital or a digit.
 _KNOWN = r"(?<=[a-z]{6}\.)(\s)(?=[A-Z])"
-_KNOWN_KOREAN = rf"(?:(?<=[가-힣]{{2}}\.)|(?<=[!?{_MOOD}]))(\s)(?=[가-힣A-Z0-9])"
+_KNOWN_KOREAN = rf"(\s)(?=[가-힣A-Z0-9])(?:(?<=[가-힣][가-힣]\.\s)|(?<=[!?{_MOOD}]\s))"
 _LAST_KNOWN = 4  # the number of the last of these groups
 _FIRST, _FOLLOWING = 6, 7  # the groups of what follows with and without white space
 _END = re.compile(rf"({_RUN}){_CLOSED}(?:{_KNOWN}|{_KNOWN_KOREAN}|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
@@ -100,6 +100,7 @@ _ASCII_PAIRS = (("(", ")"), ("[", "]"))
 _PAIRS = (*_ASCII_PAIRS, ('"', '"'), *(tuple(pair) for pair in "“” ‘’ 「」 『』 《》 〈〉 （）".split()))
 _OPENED = re.compile(f"[{''.join(re.escape(opening) for opening, _ in _PAIRS)}]")
 _QUOTES, _TITLES = "”’」』", "》〉"
+_SHORT = 150  # characters of a text that one pattern searches sooner than `in` does for each opening mark
 _LONGEST_WORD = 40
 _LONGEST_ASIDE = 300  # characters of brackets or a quotation; longer ones are split into sentences
 
@@ -116,7 +117,8 @@ def _split(text: str) -> list[str]:
     is_ascii = text.isascii()
     for match in (_END_LOWER_CASE if text.islower() else _END_ASCII if is_ascii else _END).finditer(text):
         if (match.lastindex or 0) <= _LAST_KNOWN or _ends_sentence(text, start, match):
-            pairs = _pairs_in(text) if pairs is None else pairs
+            if pairs is None:
+                pairs = _pairs_in(text)
             stop = match.end(2)
             if not (pairs and _inside(text, start, stop, pairs)):
                 sentences.append(text[start:stop].strip())
@@ -130,10 +132,10 @@ def _split(text: str) -> list[str]:
 
 
 def _pairs_in(text: str) -> list[tuple[str, ...]]:
-    """The pairs of brackets and quotation marks that a text opens; most short texts have none."""
-    if text.isascii():
-        return [pair for pair in _ASCII_PAIRS if pair[0] in text]
-    return [pair for pair in _PAIRS if pair[0] in text] if _OPENED.search(text) else []
+    """The pairs of brackets and quotation marks that a text opens."""
+    if len(text) < _SHORT and not _OPENED.search(text):
+        return []
+    return [pair for pair in (_ASCII_PAIRS if text.isascii() else _PAIRS) if pair[0] in text]
 
 
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
