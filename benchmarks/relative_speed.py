@@ -47,7 +47,7 @@ VARIANTS: tuple[Variant, ...] = (  # who keeps weights; positions of a block; wa
     ("queries", 64, (4, 2), (4, 1), (4, 1)),
     ("forward", 64, (4, 2), (4, 1), (4, 1)),
     ("forward", 64, (4, 1), (4, 2), (4, 2)),
-    ("forward", 64, (4, 2), (4, 3), (4, 3)),
+    ("forward", 64, (4, 2), (4, 3), (4, 1)),
     ("forward", 32, (2, 2), (2, 2), (2, 2)),
 )
 DEBERTA: dict[str, Any] = {

@@ -105,8 +105,8 @@ def test_attention(lengths: list[int], buckets: int | None, reach: int, terms: s
     compare(lengths, buckets, reach, terms, dropout)
 
 
-@pytest.mark.parametrize("dropout", [0.0, pytest.param(0.3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("keeper", ["forward", "queries"])
+@pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("keeper", ["forward", pytest.param("queries", marks=pytest.mark.slow)])
 def test_weights_that_a_pass_keeps(keeper: str, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relative_attention, "KEEPER", keeper)
     compare([19, 3], 8, 20, "keys, queries", dropout)
