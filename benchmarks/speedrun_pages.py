@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.family_pages import NAMES, Rows, put_tables
-from benchmarks.speedrun_table import BASE, EXPERIMENTS, ROWS, VARIANTS, WORDPIECE, lacking
+from benchmarks.speedrun_table import BASE, CORPORA, EXPERIMENTS, ROWS, VARIANTS, WORDPIECE, lacking
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 START = 0.25  # minutes that a run takes beside its own: the start, the last evaluation, saving
@@ -65,12 +66,18 @@ def result_of(key: str, results: Results) -> str:
     parts = [f"{run['tokens'] / 1e6:,.0f} M tokens ({run['tokens_per_second'] / 1000:,.0f} k/s)"]
     words, beside = run["masked_words"] or {}, other.get("masked_words") or {}
     if words:
-        same = not other or other["corpus_name"] == run["corpus_name"]
-        name, unit = ("loss", "loss") if same else ("bits_per_byte", "bits per byte")
-        text = f"{unit} {words[name]:.3f}" + _difference(words[name], beside.get(name), 3)
+        name = "bits_per_byte" if other and other["corpus_name"] != run["corpus_name"] else "loss"
+        compared = beside.get(name) if other and same_text(run, other) else None
+        text = f"{name.replace('_', ' ')} {words[name]:.3f}" + _difference(words[name], compared, 3)
         parts.append(text + (" of the generator" if words["of"] == "the generator" else ""))
     tuned = tuned_by(results, key)
     return ", ".join(parts) + (f"; {scores_text(tuned, tuned_by(results, base_key(run)))}" if tuned else "")
+
+
+def same_text(run: Results, other: Results) -> bool:
+    """Whether two runs have the same documents, so that the same ones are held out."""
+    first, second = (replace(CORPORA[each["corpus_name"]], tokenizer="") for each in (run, other))
+    return first == second
 
 
 def scores_text(tuned: Results, other: Results) -> str:
@@ -78,7 +85,8 @@ def scores_text(tuned: Results, other: Results) -> str:
     parts = []
     if "glue5" in tuned:
         parts.append(f"**GLUE-5 {tuned['glue5']:.1f}**" + _difference(tuned["glue5"], other.get("glue5"), 1))
-    for task, found in tuned["tasks"].items():
+    order = [*NAMES, *tuned["tasks"]]
+    for task, found in sorted(tuned["tasks"].items(), key=lambda each: order.index(each[0])):
         beside = other.get("tasks", {}).get(task, {}).get("median")
         text = f"{NAMES.get(task, task)} {found['median']:.1f}" + _difference(found["median"], beside, 1)
         parts.append(text + (f" ({found['failed']} diverged)" if found["failed"] else ""))

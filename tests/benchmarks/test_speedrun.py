@@ -47,7 +47,7 @@ def results_in(folder: Path) -> dict[str, Any]:
 
 def test_an_experiment_runs_and_its_encoder_is_fine_tuned_in_other_ways(data: Path, tmp_path: Path) -> None:
     given = options(data, tmp_path)
-    speedrun.main(["run", "mask-30", "--minutes", "1", "--tasks", "sst2", "rte", *given])
+    speedrun.main(["run", "mask-30", "--minutes", "1", "--tasks", "sst2", "rte", "--resume", *given])
     speedrun.main(["tune", "mask-30", "mean-direct", "one-segment", "--minutes", "1", "--tasks", "rte", *given])
     speedrun.main(["tune", "mask-30", "one-segment", "--minutes", "1", "--tasks", "mrpc", *given])
     results = results_in(tmp_path)
@@ -73,10 +73,13 @@ def test_an_experiment_runs_and_its_encoder_is_fine_tuned_in_other_ways(data: Pa
 
 
 def test_differences_are_those_from_the_base() -> None:
-    facts = {"minutes": 2.0, "changed": [], "tokens": 1e8, "tokens_per_second": 8e5, "corpus_name": WORDPIECE}
-    words = {"base": 2.5, "mask-30": 2.4}
-    runs = {f"{name} 2 min": {**facts, "experiment": name, "masked_words": {"loss": loss, "of": "the model"}}
-            for name, loss in words.items()}  # fmt: skip
+    facts = {"minutes": 2.0, "changed": [], "tokens": 1e8, "tokens_per_second": 8e5}
+    words = {"base": 2.5, "mask-30": 2.4, "bytes": 2.7, "books": 2.9}
+    runs = {
+        f"{name} 2 min": {**facts, "experiment": name, "corpus_name": EXPERIMENTS[name].corpus,
+                          "masked_words": {"loss": loss, "bits_per_byte": loss / 2, "of": "the model"}}
+        for name, loss in words.items()
+    }  # fmt: skip
     scores = {"base": 60.0, "mask-30": 58.5}
     tuned = {f"{name} 2 min: protocol": {"glue5": score, "tasks": {"rte": {"median": score, "failed": 0}}}
              for name, score in scores.items()}  # fmt: skip
@@ -84,6 +87,8 @@ def test_differences_are_those_from_the_base() -> None:
     expected = "100 M tokens (800 k/s), loss 2.400 (−0.100); **GLUE-5 58.5** (−1.5), RTE 58.5 (−1.5)"
     assert result_of("mask-30 2 min", results) == expected
     assert "(" not in result_of("base 2 min", results).split("loss")[1]
+    assert result_of("bytes 2 min", results).endswith("bits per byte 1.350 (+0.100)")  # another vocabulary
+    assert result_of("books 2 min", results).endswith("bits per byte 1.450")  # another text
 
 
 @pytest.mark.slow
