@@ -142,23 +142,27 @@ def test_memory_grows_with_the_length_alone() -> None:
     """Of a training step on one sequence: with twice the tokens, twice the activations, up to 8,192 tokens.
 
     The vocabulary is small, since its matrix, gradient and copy together are as large as the activations of 4,096
-    tokens. What remains of such constants cancels out in the differences between lengths.
+    tokens. What remains of such constants cancels out in the differences between lengths. No step leaves memory to
+    Python's garbage collector, which may run at any time.
     """
     model = MaskedLM(Encoder(config(**MODERN, vocab_size=1024))).to(CUDA)  # type: ignore[arg-type]
-    peaks = {}
+    peaks, garbage = {}, []
     for length in (2048, 2048, 4096, 8192):  # once to compile
         rng = np.random.default_rng(0)
         batch = lay_out(rng.integers(100, 1000, length), np.zeros(length, int), np.array([length]), packed=True)
         masked = np.sort(rng.choice(length, length // 7, replace=False))
         batch = batch.with_labels(of_pretraining(masked, rng.integers(100, 1000, len(masked)), np.zeros(1, int)))
         model.zero_grad(set_to_none=True)
-        gc.collect()  # what earlier tests left must not be freed while this one measures
+        left = torch.cuda.memory_allocated()
+        gc.collect()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
+        garbage.append(left - before)  # the first is what earlier tests left
         all_gradients(model, batch.to(CUDA), "bfloat16")
         peaks[length] = torch.cuda.max_memory_allocated() - before
     added = (peaks[8192] - peaks[4096]) / (peaks[4096] - peaks[2048])
     assert 1.8 < added < 2.2, peaks
+    assert not any(garbage[1:]), garbage
 
 
 def weights_after(
