@@ -206,7 +206,8 @@ def client(served_models):
     from bertsmith.serve.app import create_app
     from bertsmith.serve.settings import ServeConfig
 
-    with TestClient(create_app(served_models, ServeConfig(wait_ms=0)), raise_server_exceptions=False) as client:
+    app = create_app(served_models, ServeConfig(wait_ms=0, engines=2))
+    with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
 

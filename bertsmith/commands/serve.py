@@ -22,7 +22,10 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="The port to listen on")] = 8000,
     workers: Annotated[
-        int, typer.Option("--workers", help="Processes, each with its own copy of the models; one is best on a CPU")
+        int,
+        typer.Option(
+            "--workers", help="Processes, each with its own copy of the models; one is enough on most machines"
+        ),
     ] = 1,
     max_batch_tokens: Annotated[
         int | None, typer.Option("--max-batch-tokens", help="Tokens of a batch; default: 2048 on a CPU, 16384 on CUDA")

@@ -19,7 +19,7 @@ from bertsmith.batch import Example, collate
 from bertsmith.errors import UserError
 from bertsmith.folders import new_file, writes
 from bertsmith.formats.sentence_folder import Pooling, pooling_kind, read_pooling
-from bertsmith.inference.engines import OnnxEngine, TorchEngine, batch_tokens, batches, refuse_not_finite
+from bertsmith.inference.engines import OnnxEngine, TorchEngine, batch_tokens, batches, refuse_not_finite, threads_of
 from bertsmith.inference.output import ReadShare, check_out, say_shortened
 from bertsmith.inference.predictor import WINDOW, Predictor
 from bertsmith.inference.writers import VECTOR_FILES, Vectors, vector_writer
@@ -178,7 +178,8 @@ class Embedder:
         batch = collate(examples, packed=True).to(self._device)
         if isinstance(self.engine, TorchEngine):
             encoder = self.engine.model.encoder.eval()
-            hidden = hidden_states(encoder, batch, [self.layer])[self.layer]
+            with threads_of(self.engine.threads):
+                hidden = hidden_states(encoder, batch, [self.layer])[self.layer]
         else:
             assert isinstance(self.engine, OnnxEngine)
             hidden = torch.from_numpy(np.concatenate(self.engine.states(examples)))

@@ -24,7 +24,7 @@ from bertsmith.batch import Example, collate
 from bertsmith.errors import UserError
 from bertsmith.folders import file_hash, refuse_existing, sync, writes
 from bertsmith.formats.feature_store import Align, Described, Features, part_file, read_index, write_index, write_part
-from bertsmith.inference.engines import Precision, batch_tokens, batches
+from bertsmith.inference.engines import Precision, batch_tokens, batches, threads_of
 from bertsmith.inference.output import (
     FACTS,
     ReadShare,
@@ -235,7 +235,7 @@ class Extractor:
         overlap: int | None = None,
     ) -> None:
         engine = predictor.torch_engine
-        self.encoder, self.device = engine.model.encoder, engine.device
+        self.encoder, self.device, self.engine = engine.model.encoder, engine.device, engine
         self.tokenizer, config = predictor.tokenizer, self.encoder.config
         numbers = parse_layers(layers, config.num_layers)
         name = str(predictor.folder)
@@ -326,7 +326,8 @@ class Extractor:
         batch = collate([window.example for window in some], packed=True)
         starts = np.concatenate([[0], np.cumsum([len(window.example.tokens) for window in some])])
         places = np.concatenate([start + window.places for start, window in zip(starts, some, strict=False)])
-        states = hidden_states(self.encoder, batch.to(self.device), self.described.layers)
+        with threads_of(self.engine.threads):
+            states = hidden_states(self.encoder, batch.to(self.device), self.described.layers)
         read = torch.from_numpy(places).to(self.device)
         found = torch.stack([states[layer][read].float() for layer in self.described.layers], 1)  # (tokens, layers, H)
         words, owners = np.unique(np.concatenate([window.words for window in some]), return_inverse=True)

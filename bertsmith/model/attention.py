@@ -6,6 +6,7 @@ distances.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,10 +23,21 @@ from bertsmith.model.rotary import Rotation, rotate
 
 @dataclass
 class Trace:
-    """The hidden states (embeddings first) and attention weights of a forward pass, layer by layer."""
+    """The hidden states (embeddings first) and attention weights of a forward pass, layer by layer.
 
+    With `only`, it is the hidden states of these layers alone, where 0 is the embeddings.
+    """
+
+    only: Collection[int] | None = None
     hidden: list[Tensor] = field(default_factory=list)  # each (…, H)
     attention: list[Tensor] = field(default_factory=list)  # each (B, A, L, L)
+    seen: int = 0
+
+    def add(self, states: Tensor) -> None:
+        """Keep the states after the next layer."""
+        if self.only is None or self.seen in self.only:
+            self.hidden.append(states)
+        self.seen += 1
 
 
 class Asking(NamedTuple):

@@ -226,26 +226,27 @@ class Encoder(nn.Module):
         """
         self.check_ids(*batch.largest)
         self._check_length(batch)
-        fused = trace is None and self.choice(batch).fused
+        weights = trace if trace is not None and trace.only is None else None  # of attention, which layers add
+        fused = weights is None and self.choice(batch).fused
         inputs: tuple[Any, ...] = batch.tokens, batch.segments, batch.positions, fused
         if self.config.reads_characters:
             inputs = (batch.labels[CHARACTERS],)
         x = self.embeddings(*inputs)
         angles = self._angles(batch.positions)
         relative = None if self.relative is None else self.relative(batch.layout.max_length, x.device)
-        checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and trace is None
+        checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and weights is None
 
         def run(block: nn.Module, x: Tensor, rows: Tensor | None, *more: Tensor) -> Tensor:
-            inputs = x, batch.layout, trace, rows, fused, angles, relative, *more
+            inputs = x, batch.layout, weights, rows, fused, angles, relative, *more
             return checkpoint(block, *inputs, use_reentrant=False) if checkpointing else block(*inputs)  # type: ignore[no-any-return]
 
         with self._conversion(fused):
             for block in self.layers[:-1]:
                 if trace is not None:
-                    trace.hidden.append(x)
+                    trace.add(x)
                 x = run(block, x, None)
             if trace is not None:
-                trace.hidden.append(x)
+                trace.add(x)
             if asking is None:
                 x = run(self.layers[-1], x, rows)
             else:
@@ -255,7 +256,7 @@ class Encoder(nn.Module):
                 x = queries
         x = self._normalise(x, fused)
         if trace is not None:
-            trace.hidden.append(x)
+            trace.add(x)
         return x
 
     @property

@@ -7,35 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
+from bertsmith.model.attention import Trace
 from bertsmith.model.encoder import Encoder
 
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 
 
 def hidden_states(encoder: Encoder, batch: Batch, layers: Collection[int]) -> dict[int, Tensor]:
-    """The outputs of these layers (…, H), where 0 is the embeddings; a trace would also keep the attention weights.
+    """The outputs of these layers (…, H), where 0 is the embeddings; threads may share the encoder.
 
     The last layer's output is the encoder's, after the final norm where it has one.
     """
-    outputs: list[Tensor | None] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        outputs.append(output if len(outputs) in layers else None)
-
-    parts = [encoder.embeddings, *encoder.layers]
-    hooks = [part.register_forward_hook(keep) for part in parts]
-    try:
-        outputs[-1:] = [encoder(batch)]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {layer: state for layer in layers if (state := outputs[layer]) is not None}
+    trace = Trace(only=frozenset(layers))
+    encoder(batch, trace)
+    return dict(zip(sorted(set(layers)), trace.hidden, strict=True))
 
 
 def layer_number(layer: int, num_layers: int, option: str = "--layer") -> int:

@@ -1,8 +1,8 @@
-"""Batches across requests: one engine thread takes waiting texts of all clients, by tokens, and hands back results.
+"""Batches across requests: engine threads take waiting texts of all clients, by tokens, and hand back results.
 
 A request is a job with items of known sizes in tokens. Jobs whose items can be computed together share a lane (a model
 and an operation). A batch takes one item of each job in turn, so that a short request does not wait for a long
-one to be done.
+one to be done. On a CPU, batches side by side with a core each are faster than one batch on all cores.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Lane:
     model: str
     operation: str
     options: tuple[Any, ...] = ()
+    in_order: bool = False  # an item may need those before it: no two batches are computed at a time
     compute: Compute = field(default=lambda items: items, compare=False, repr=False)
 
 
@@ -78,22 +79,30 @@ class Batcher:
         wait_ms: float,
         queue_tokens: int,
         observe: Callable[[Lane, int, int, float], None] = lambda lane, items, tokens, seconds: None,
+        engines: int = 1,
+        prepare: Callable[[int], None] = lambda computing: None,
     ) -> None:
+        """`prepare` is called in an engine's thread before a batch, with the number of engines that then compute."""
         self.max_batch_tokens, self.wait, self.queue_tokens = max_batch_tokens, wait_ms / 1000, queue_tokens
-        self.observe = observe
+        self.observe, self.prepare, self.engines = observe, prepare, engines
         self.tokens = 0  # that wait
         self.dropped = 0  # jobs whose clients left
         self.speed = float(max_batch_tokens)  # tokens per second, of the last batches
         self._lanes: dict[Lane, deque[Job]] = {}  # in the order in which they are served
         self._changed = threading.Condition()
         self._stopping = False
-        self._thread = threading.Thread(target=self._work, name="bertsmith-engine", daemon=True)
-        self._thread.start()
+        self._computing = 0  # engines
+        self._closed: set[Lane] = set()  # lanes in order, while a batch of theirs is computed
+        self._threads = [
+            threading.Thread(target=self._work, name=f"bertsmith-engine-{n}", daemon=True) for n in range(engines)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_running(self) -> bool:
         """Whether new jobs are accepted and computed."""
-        return self._thread.is_alive() and not self._stopping
+        return all(thread.is_alive() for thread in self._threads) and not self._stopping
 
     @property
     def jobs(self) -> int:
@@ -118,7 +127,7 @@ class Batcher:
                 raise QueueFull(self._retry_after())
             self._lanes.setdefault(lane, deque()).append(job)
             self.tokens += total
-            self._changed.notify()
+            self._changed.notify_all()
         job.future.add_done_callback(lambda future: self._drop(lane, job) if future.cancelled() else None)
         return job.future
 
@@ -144,30 +153,48 @@ class Batcher:
         """Refuse new jobs, compute those that wait, and end the thread."""
         with self._changed:
             self._stopping = True
-            self._changed.notify()
-        self._thread.join(timeout)
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(timeout)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._lanes and not self._stopping:
+                while self._open_lane() is None and (self._lanes or not self._stopping):
                     self._changed.wait()
                 if not self._lanes:
                     return
                 lane = self._wait_for_batch()
                 chosen = self._take(lane) if lane is not None else []
-            if lane is not None and chosen:
+                if lane is None or not chosen:
+                    continue
+                self._computing += 1
+                if lane.in_order:
+                    self._closed.add(lane)
+            try:
+                self.prepare(self._computing)
                 self._run(lane, chosen)
+            finally:
+                with self._changed:
+                    self._computing -= 1
+                    self._closed.discard(lane)
+                    self._changed.notify_all()
+
+    def _open_lane(self) -> Lane | None:
+        """Return the lane whose turn it is."""
+        return next((lane for lane in self._lanes if lane not in self._closed), None)
 
     def _wait_for_batch(self) -> Lane | None:
         """Wait until the next lane fills a batch, or its first job has waited long enough."""
-        lane = next(iter(self._lanes))
+        lane = self._open_lane()
+        if lane is None:
+            return None
         deadline = self._lanes[lane][0].arrived + self.wait
         while not self._stopping and self.tokens < self.max_batch_tokens:
             if (left := deadline - time.monotonic()) <= 0:
                 break
             self._changed.wait(left)
-            if lane not in self._lanes:  # its clients have left
+            if lane not in self._lanes or lane in self._closed:  # its clients have left, or another engine took it
                 return None
         return lane
 
@@ -175,7 +202,7 @@ class Batcher:
         """Take one item of each job of a lane in turn, up to the tokens of a batch; the lane then goes to the end."""
         jobs = self._lanes.pop(lane)
         chosen: list[tuple[Job, int]] = []
-        room, passed = self.max_batch_tokens, 0
+        room, passed = self._room(), 0
         while jobs and passed < len(jobs):
             job = jobs.popleft()
             size = job.sizes[job.taken]
@@ -192,6 +219,10 @@ class Batcher:
         if jobs:
             self._lanes[lane] = deque(sorted(jobs, key=lambda job: job.arrived))
         return chosen
+
+    def _room(self) -> int:
+        """Return the tokens of the next batch: engines that have nothing to do get their share of what waits."""
+        return min(self.max_batch_tokens, -(-self.tokens // (self.engines - self._computing)))
 
     def _run(self, lane: Lane, chosen: list[tuple[Job, int]]) -> None:
         """Compute a batch; if it fails, each job's items are computed alone, so that only the bad job fails."""
@@ -213,12 +244,16 @@ class Batcher:
                 jobs[0].future.set_exception(error)
             return
         seconds, tokens = time.monotonic() - start, sum(job.sizes[i] for job, i in chosen)
-        self.speed += 0.1 * (tokens / max(seconds, 1e-6) - self.speed)
         self.observe(lane, len(chosen), tokens, seconds)
-        for (job, i), result in zip(chosen, results, strict=True):
-            job.results[i] = result
-            job.left -= 1
-            if not job.left and _is_wanted(job):
+        complete = []
+        with self._changed:
+            self.speed += 0.1 * (self._computing * tokens / max(seconds, 1e-6) - self.speed)
+            for (job, i), result in zip(chosen, results, strict=True):
+                job.results[i] = result
+                job.left -= 1
+                complete += [] if job.left else [job]
+        for job in complete:
+            if _is_wanted(job):
                 job.future.set_result(job.results)
 
 

@@ -20,7 +20,7 @@ from bertsmith.errors import UserError
 from bertsmith.serve import bodies
 from bertsmith.serve.batching import TooLarge
 from bertsmith.serve.models import ServedModel, Work
-from bertsmith.serve.service import Service, json_response, service_of, to_json
+from bertsmith.serve.service import Service, json_response, service_of, to_json, vector_to_json
 from bertsmith.tasks.sequences import softmax
 
 router = APIRouter()
@@ -52,7 +52,7 @@ def _written(vector: Any, form: str) -> bytes:
     """Return a vector as JSON: a list of numbers, or the bytes of float32 in base64."""
     if form == "base64":
         return b'"%b"' % base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes())
-    return to_json(vector.tolist())
+    return vector_to_json(vector)
 
 
 @router.get("/v1/models", tags=["OpenAI"], summary="The names of the models, as OpenAI's API")

@@ -186,7 +186,7 @@ class ServedModel:
             raise TooLarge(f"the attention of {count} tokens has more than {most:,} numbers; shorten the text")
         look = Look(self.predictor, example)
         steps = look.steps
-        lane = Lane(self.name, "view", compute=lambda items: [each.run(step) for each, step in items])
+        lane = Lane(self.name, "view", in_order=True, compute=lambda items: [each.run(step) for each, step in items])
         return Work(lane, [(look, step) for step in steps], [step.tokens for step in steps], lambda _: look.data)
 
     def _new_extractor(self, layers: str, align: str) -> Extractor:

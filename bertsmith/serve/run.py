@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import uvicorn
 from fastapi import FastAPI
 
@@ -25,6 +26,9 @@ from bertsmith.serve.settings import DRAIN_SECONDS, LOCAL, SHARED_FOLDER, ServeC
 
 OPTIONS = "BERTSMITH_SERVE"  # carries the options to the processes of several workers; it never holds a key
 QUEUED_BATCHES = 64  # by default
+MOST_ENGINES = 8  # batches that are computed at a time
+# oneDNN keeps the kernels of 1,024 shapes, and nearly every batch has a new shape: memory would grow for minutes.
+FEW_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 BACKLOG = 2048
 QUIET: dict[str, Any] = {
     "log_level": "warning",
@@ -79,12 +83,15 @@ def build(
         api_keys=read_keys(_path(api_key_file)),
         cors=tuple(cors),
     )
+    os.environ |= {name: value for name, value in FEW_KERNELS.items() if name not in os.environ}
     opened = open_models(models, device, engine=engine, threads=threads, precision=precision)  # type: ignore[arg-type]
     tokens = max_batch_tokens if max_batch_tokens is not None else _batch_tokens(opened)
     queue = queue_tokens if queue_tokens is not None else QUEUED_BATCHES * tokens
     for model in opened.by_name.values():
         say(f"{model.name}: {', '.join(model.routes)} ({model.predictor.engine!r})")
-    return create_app(opened, replace(config, max_batch_tokens=tokens, queue_tokens=queue))
+    engines = _engines(opened, threads)
+    config = replace(config, max_batch_tokens=tokens, queue_tokens=queue, engines=engines, threads=threads)
+    return create_app(opened, config)
 
 
 def _path(given: str | None) -> Path | None:
@@ -95,6 +102,17 @@ def _batch_tokens(models: Models) -> int:
     """Return the tokens of a batch that suit the device of the models."""
     engines = [model.predictor.engine for model in models.by_name.values()]
     return max(batch_tokens(e.device) if isinstance(e, TorchEngine) else ServeConfig.max_batch_tokens for e in engines)
+
+
+def _engines(models: Models, threads: int | None) -> int:
+    """Return how many batches are computed at a time: PyTorch on a CPU is fastest with a core for each of them."""
+    engines = [model.predictor.engine for model in models.by_name.values()]
+    on_cpu = [engine for engine in engines if isinstance(engine, TorchEngine) and engine.device.type == "cpu"]
+    if len(on_cpu) < len(engines):
+        return 1
+    for engine in on_cpu:
+        engine.threads = None  # the batches share the threads
+    return min(MOST_ENGINES, threads or torch.get_num_threads())
 
 
 def build_from_environment() -> FastAPI:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from fastapi import Request, Response
+from numpy.typing import NDArray
 
 from bertsmith.errors import UserError
 from bertsmith.serve.batching import Batcher, TooLarge
@@ -26,8 +29,15 @@ class Service:
 
     def __init__(self, models: Models, config: ServeConfig) -> None:
         self.models, self.config, self.metrics = models, config, Metrics()
-        self.batcher = Batcher(config.max_batch_tokens, config.wait_ms, config.queue_tokens, self.metrics.batch)
+        limits = config.max_batch_tokens, config.wait_ms, config.queue_tokens
+        self._threads = config.threads or torch.get_num_threads()
+        prepare = self._share_threads if config.engines > 1 else lambda computing: None
+        self.batcher = Batcher(*limits, self.metrics.batch, config.engines, prepare)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="bertsmith-text")
+
+    def _share_threads(self, computing: int) -> None:
+        """Give the batch of this engine its share of the threads: all of them while no other batch is computed."""
+        torch.set_num_threads(max(1, self._threads // computing))
 
     async def run(self, model: ServedModel, texts: Sequence[Any], make: Callable[[], Work]) -> tuple[Any, int]:
         """Return the values of a request and the number of its tokens; `texts` is what its size is measured by."""
@@ -80,6 +90,18 @@ def to_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def vectors_to_json(vectors: Iterable[Any]) -> bytes:
-    """Return vectors as a list, each written by itself: other threads run between two of them."""
-    return b"[" + b",".join(to_json(vector.tolist()) for vector in vectors) + b"]"
+def vectors_to_json(vectors: NDArray[Any]) -> bytes:
+    """Return an array of vectors as lists in a list; other threads run between two vectors."""
+    if vectors.ndim == 1:
+        return vector_to_json(vectors)
+    return b"[" + b",".join(map(vectors_to_json, vectors)) + b"]"
+
+
+def vector_to_json(vector: NDArray[Any]) -> bytes:
+    """Return a vector as a list of numbers with nine digits, which give back every float32 exactly."""
+    return (_list_of_numbers(len(vector)) % tuple(vector.tolist())).encode()
+
+
+@lru_cache(32)
+def _list_of_numbers(count: int) -> str:
+    return f"[{','.join(['%.9g'] * count)}]"

@@ -24,7 +24,7 @@ class ServeConfig:
     A batch holds at most `max_batch_tokens` tokens, and its first text waits at most `wait_ms` milliseconds for others.
     At most `queue_tokens` tokens wait; a request that finds no room is refused. `max_body_bytes` and `max_texts` limit
     one request, `max_held_bytes` the bodies of all requests that are not answered yet, and `body_seconds` the time in
-    which a body has to arrive.
+    which a body has to arrive. At most `engines` batches are computed at a time, which share `threads` threads.
     """
 
     max_batch_tokens: int = 2048
@@ -35,6 +35,8 @@ class ServeConfig:
     max_texts: int = 2048
     max_numbers: int = 2**22  # of the vectors in one response
     body_seconds: float = 20.0
+    engines: int = 1
+    threads: int | None = None  # None: those of PyTorch
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     cors: tuple[str, ...] = ()
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -240,6 +241,16 @@ def test_an_embedder_is_loaded_and_called_from_python(folder):
     assert f"{embedder.size} dimensions, cls pooling, vectors of length 1" in repr(embedder)
     with pytest.raises(UserError, match="cannot embed 3"):
         embedder([3])
+
+
+def test_threads_may_share_an_embedder(folder):
+    """As the endpoints of a web application do."""
+    embedder = Embedder.load(folder, "cpu", layer=1)
+    lists = [[f"{text} {n}" for text in TEXTS[: 1 + n % 5]] for n in range(40)]
+    expected = [embedder(texts) for texts in lists]
+    with ThreadPoolExecutor(4) as pool:
+        for found, right in zip(pool.map(embedder, lists), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
 
 
 def test_vectors_that_are_not_finite_are_refused(folder, texts, tmp_path):

@@ -77,6 +77,53 @@ def test_lanes_are_never_mixed_and_take_turns(batcher, machine) -> None:
     assert machine.batches[1:4] == [[1], [50], [2]]
 
 
+def test_engines_share_what_waits_and_threads(machine) -> None:
+    """A first text takes one of two engines; the other computes those after it at the same time, in one batch."""
+    computing: list[int] = []
+    batcher = Batcher(10, 0, 100, engines=2, prepare=computing.append)
+    lane = busy(batcher, machine)
+    machine.started.clear()
+    others = batcher.submit(lane, [1, 2, 3, 4], [4, 4, 4, 4])
+    assert machine.started.wait(10)  # while the first is not done
+    machine.released.set()
+    assert others.result(10) == [2, 4, 6, 8]
+    assert machine.batches[:2] == [[0], [1, 2]]
+    assert computing[:2] == [1, 2]
+    batcher.close(10)
+
+
+def test_idle_engines_get_equal_shares(machine) -> None:
+    batcher = Batcher(100, 50, 100, engines=2)
+    lane = Lane("model", "double", compute=machine)
+    futures = [batcher.submit(lane, [n], [5]) for n in range(6)]
+    deadline = time.monotonic() + 10
+    while len(machine.batches) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    machine.released.set()
+    assert [future.result(10) for future in futures] == [[2 * n] for n in range(6)]
+    assert machine.batches == [[0, 1, 2], [3, 4, 5]]
+    batcher.close(10)
+
+
+def test_items_of_a_lane_in_order_are_never_computed_at_a_time() -> None:
+    running, done, most = 0, [], 0
+
+    def compute(items: list[int]) -> list[int]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.002)
+        running -= 1
+        done.extend(items)
+        return items
+
+    batcher = Batcher(2, 0, 100, engines=4)
+    lane = Lane("model", "view", in_order=True, compute=compute)
+    assert batcher.submit(lane, list(range(20)), [1] * 20).result(10) == list(range(20))
+    assert (done, most) == (list(range(20)), 1)
+    batcher.close(10)
+
+
 def test_waiting_fills_a_batch(machine) -> None:
     machine.released.set()
     batcher = Batcher(10, 200, 100)
