@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from benchmarks.corpora import Text
 from benchmarks.tuning import Pooled
-from bertsmith.config import dotted_keys, override
+from bertsmith.config import dotted_keys, override, to_dict
 from bertsmith.errors import UserError
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
+from bertsmith.training.settings import Precision
 
 RECIPE, BASE, WORDPIECE = "speedrun", "base", "wordpiece"
 ROWS = 10_000  # training rows of SST-2, whose 67,349 would take most of the time
@@ -88,6 +90,7 @@ DETECTOR = ("model.family=electra", "model.pooler_activation=gelu", "model.poole
 MODERN = ("model.family=modernbert", "model.num_segments=0", "model.positions=rotary", "model.gated=true",
           "model.first_attention_norm=false", "model.prediction_head=true", "model.pooler_activation=gelu",
           "model.pooling=mean", "model.norm_eps=1e-5", "model.intermediate_size=2048")  # fmt: skip
+FP8 = "" if "float8" in get_args(Precision) else "products in FP8"
 ENCODER_CODE = "a family that saves this alone; `modern` has it with all the rest of ModernBERT"
 
 EXPERIMENTS = {
@@ -191,9 +194,15 @@ EXPERIMENTS = {
     "averaged": Experiment("the mean of the weights of the last fifth", ("train.average=1", "train.average_from=0.8")),
     "averaged-constant": Experiment("an average in place of a falling rate",
                                     ("train.schedule=constant", "train.average=0.998")),
+    "value-residuals": Experiment("values of the first layer added in every layer", ("model.value_residual=true",)),
+    "embedding-residuals": Experiment("embeddings added to the input of every layer",
+                                      ("model.embedding_residual=true",)),
+    "growing-length": Experiment("64 tokens in the first 30 %, then 128, with as many tokens a step",
+                                 ("data.phases=[[0.3, 64, 1024], [0.7, 128, 512]]",)),
+    "growing-batch": Experiment("half the batch in the first 30 %",
+                                ("data.phases=[[0.3, 128, 256], [0.7, 128, 512]]",)),
+    "fp8": Experiment("matrix products in FP8", ("train.precision=float8",), needs=FP8),
     # What no version has.
-    "value-residuals": Experiment("values of the first layer added in every layer", needs="a field of the encoder"),
-    "fp8": Experiment("matrix products in FP8", needs="FP8 products"),
     "rotary": Experiment("rotary positions alone", needs=ENCODER_CODE),
     "gated": Experiment("gated feed-forward layers alone", needs=ENCODER_CODE),
     "no-embedding-norm": Experiment("no norm of the embeddings", needs=ENCODER_CODE),
@@ -274,14 +283,18 @@ def pretraining_config(name: str, minutes: float, settings: list[str], smoke: bo
     return _small(config) if smoke else config
 
 
+SMALL = (
+    "model.num_layers=2", "model.hidden_size=32", "model.num_heads=2", "model.intermediate_size=64",
+    "model.max_positions=64", "train.steps=3", "train.batch_size=8", "train.workers=0", "train.precision=auto",
+)  # fmt: skip
+
+
 def _small(config: PretrainConfig) -> PretrainConfig:
     """The same in a tiny shape, for three steps."""
-    tiny = {"num_layers": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "max_positions": 64}
-    long = None if config.data.long_length is None else 64
-    data = replace(config.data, max_length=64 if long is None else 32, long_length=long)
-    train = replace(config.train, hours=None, steps=3, batch_size=8, workers=0)
-    objective = config.objective
-    if getattr(objective, "unmasked_layers", 0):
-        objective = override(config, ["objective.unmasked_layers=1"]).objective
-    model = replace(config.model, **tiny)  # type: ignore[arg-type]
-    return replace(config, model=model, data=data, train=train, objective=objective)
+    data, objective, changes = to_dict(config.data), to_dict(config.objective), [*SMALL]
+    lengths = ["data.max_length=32", "data.long_length=64"] if data["long_length"] else ["data.max_length=64"]
+    if data.get("phases"):
+        lengths.append("data.phases=[[0.5, 32, 8], [0.5, 64, 8]]")
+    if objective.get("unmasked_layers"):
+        changes.append("objective.unmasked_layers=1")
+    return override(config, [*changes, *lengths])
