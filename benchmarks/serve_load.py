@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=3.0)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--soak", type=float, default=0.0, help="minutes of load after that, for the memory")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of serve_load.json and serve_load.png")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the figures and their plot")
     arguments, options = parser.parse_known_args()
     loads, soak = measure(arguments, options)
     results: dict[str, Any] = {name: load.results for name, load in loads.items()}
@@ -270,8 +270,8 @@ def main() -> None:
         table.add_row(row.replace("_", " "), *(str(results[name][row]) for name in loads))
     Console().print(table)
     Console().print(f"{results['ratio']} times the requests a second", results.get("soak", ""), results["held"])
-    draw(loads, soak, arguments.out / "serve_load.png")
-    record("serve_load", results, arguments.out)
+    draw(loads, soak, arguments.results / "serve_load.png")
+    record("serve_load", results, arguments.results)
 
 
 if __name__ == "__main__":

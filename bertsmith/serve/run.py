@@ -52,7 +52,7 @@ def run(models: Sequence[str], host: str, port: int, workers: int = 1, **options
         where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         if host not in LOCAL and not read_keys(_path(options.get("api_key_file"))):
             say(f"note: everyone who reaches {host} may use the server; --api-key-file asks for a key")
-        say(f"serving at {where} (the routes: {where}/docs); Ctrl-C stops")
+        say(f"serving at {where} (a page to try the models; the routes are at {where}/docs); Ctrl-C stops")
         if app is not None:
             allow_connections()
             uvicorn.Server(uvicorn.Config(app, **QUIET)).run([listener])
