@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +121,15 @@ def _engines(models: Models, threads: int | None) -> int:
 def build_from_environment() -> FastAPI:
     """Return the application of one of several workers, which get their options through the environment."""
     allow_connections()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     return build(**json.loads(os.environ[OPTIONS]))
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent process was killed: nothing else would ever end it, and it holds the port."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def listen(host: str, port: int) -> socket.socket:

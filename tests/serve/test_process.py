@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +72,21 @@ def test_several_workers_share_the_port_and_their_counters(served) -> None:
         count = re.search(r'bertsmith_requests_total\{route="/classify",status="200"\} (\d+)', _page(url))
         assert count is not None
         assert int(count.group(1)) == 20
+    # The process was killed; its workers end as well, and the port is free.
+    deadline = time.monotonic() + 30
+    while (refused := _refused(url)) is False and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert refused
+
+
+def _refused(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/health", timeout=5).close()
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ConnectionRefusedError)
+    except OSError:  # closed while it was asked
+        return False
+    return False
 
 
 @pytest.mark.slow
