@@ -98,6 +98,7 @@ def test_collapsed_run_is_restarted_with_another_seed_and_reported(world, collap
     assert "collapsed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_run_killed_between_two_attempts_resumes_with_identical_bytes(world, collapsed, tmp_path, monkeypatch) -> None:
     def killed(*arguments: object, **facts: object) -> None:
         raise KeyboardInterrupt

@@ -119,6 +119,7 @@ def test_last_model_is_kept_if_it_is_the_best(world, tmp_path, scored) -> None:
     assert found["accuracy"] == 0.9
 
 
+@pytest.mark.slow
 def test_best_model_does_not_depend_on_when_checkpoints_are_written(world, tmp_path, monkeypatch) -> None:
     """The highest scores are at steps without an evaluation, and the two best evaluations are equal."""
     real = run.fit

@@ -73,6 +73,7 @@ def test_a_classifier_of_another_family_without_segments(tmp_path, tiny_tokenize
         Embedder.load(tmp_path / "model")("a dog")
 
 
+@pytest.mark.slow
 def test_vectors_of_another_programs_encoder(tmp_path, tiny_tokenizer):
     loaded = export("mlm", tmp_path / "model", tiny_tokenizer, output="token_embeddings")
     write_pooling(tmp_path / "model", Pooling("mean", True, 32), 32)

@@ -277,6 +277,7 @@ def both(teacher: Path, data: Path, folder: Path, changes: list[str]) -> None:
         pretrain(distilled(teacher, *changes, f"train.parallel={parallel}"), data, folder / parallel, device="cpu")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_weights_of_one(teacher: Path, world: Path, tmp_path: Path) -> None:
     changes = ["train.steps=4", "train.micro_batch_size=5"]
     pretrain(distilled(teacher, *changes), world / "shards", tmp_path / "alone", device="cpu")

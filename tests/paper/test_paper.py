@@ -263,6 +263,7 @@ def test_several_jobs_give_the_same_results(folder, tasks, world) -> None:
     assert [(start / "model" / "model.safetensors").read_bytes() for start in starts] == weights
 
 
+@pytest.mark.slow
 def test_several_jobs_check_a_finished_run_first(folder, tasks, world, monkeypatch) -> None:
     run("table1", folder, tasks, world)
     monkeypatch.setattr(reproducing, "side_by_side", lambda *given: pytest.fail("something was begun"))

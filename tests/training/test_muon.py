@@ -58,6 +58,7 @@ def test_parameters_without_gradient_are_not_updated() -> None:
     assert all(torch.equal(p, b) for p, b in zip(parameters[1:], before[1:], strict=True))
 
 
+@pytest.mark.slow
 def test_triton_kernels_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of a GPU, run by Triton's interpreter."""
     pytest.importorskip("triton")

@@ -56,7 +56,11 @@ def test_error_stops_running_calls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "to_all"),
-    [(signal.SIGINT, True), pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow), (signal.SIGTERM, False)],
+    [
+        (signal.SIGINT, True),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+    ],
 )
 def test_signal_ends_all_processes(number: signal.Signals, to_all: bool, tmp_path: Path) -> None:
     """Ctrl-C reaches every process of a terminal; SIGTERM reaches the parent or, on a cluster, all processes."""
