@@ -1,11 +1,10 @@
 """What the terms of distances in attention cost on one GPU: DeBERTa beside BERT of the same shape.
 
-    python -m benchmarks.relative_speed kernels [--lengths 128 512] [--tokens 32768] [--flex]
-    python -m benchmarks.relative_speed steps [--lengths 128 512] [--no-peer] [--keeper forward]
+    python -m benchmarks.relative_speed kernels [--lengths 128 512] [--tokens 32768]
+    python -m benchmarks.relative_speed steps [--lengths 128 512] [--no-peer]
 
-`kernels` times the kernels of one layer's attention, forward and backward, with 12 heads of 64 and dropout 0.1, in
-several variants, beside BERT's attention and, with `--flex`, FlexAttention. A variant names who keeps the weights for
-later passes, the positions of a block, and the warps and stages of the three kernels. `steps` times whole steps of
+`kernels` times the kernels of one layer's attention, forward and backward, with 12 heads of 64 and dropout 0.1, for
+several sizes of a block, warps and stages, beside BERT's attention and FlexAttention. `steps` times whole steps of
 pre-training (12 × 768, masked words only) for BERT, DeBERTa v1 and DeBERTa v3, and the two of `transformers`, compiled;
 where a model of `transformers` does not compile, it runs as it is, and the result says so ("compiled": false).
 A variant that fails prints its error, and the others go on. `--smoke` tries `steps` out with tiny shapes.
@@ -41,15 +40,9 @@ from bertsmith.training.settings import TrainConfig
 
 NAME = "relative_speed"
 HEADS, SIZE, DROPOUT = 12, 64, 0.1
-Variant = tuple[str, int, tuple[int, int], tuple[int, int], tuple[int, int]]
-VARIANTS: tuple[Variant, ...] = (  # who keeps weights; positions of a block; warps and stages of the three kernels
-    ("nobody", 64, (4, 2), (4, 1), (4, 1)),
-    ("queries", 64, (4, 2), (4, 1), (4, 1)),
-    ("forward", 64, (4, 2), (4, 1), (4, 1)),
-    ("forward", 64, (4, 1), (4, 2), (4, 2)),
-    ("forward", 64, (4, 2), (4, 3), (4, 1)),
-    ("forward", 32, (2, 2), (2, 2), (2, 2)),
-)
+VARIANTS = (  # positions of a block, warps, stages
+    (64, 4, 1), (64, 4, 2), (64, 4, 3), (64, 8, 1), (64, 8, 2), (64, 8, 3), (32, 4, 1), (32, 4, 2), (32, 2, 2),
+)  # fmt: skip
 DEBERTA: dict[str, Any] = {
     "positions": "none", "num_segments": 0, "relative_terms": "both", "norm_eps": 1e-7, "key_bias": False,
 }  # fmt: skip
@@ -130,12 +123,12 @@ def of_flex(length: int, tokens: int, buckets: int | None) -> Step:
     return forward_and_backward(run)
 
 
-def set_variant(keeper: str, block: int, *warps_and_stages: tuple[int, int]) -> None:
+def set_variant(block: int, warps: int, stages: int) -> None:
     from bertsmith.model.fused import distances, relative_attention
 
-    distances.LARGEST, relative_attention.KEEPER = block, keeper
-    for name, given in zip(("FORWARD", "QUERY_SIDE", "KEY_SIDE"), warps_and_stages, strict=True):
-        setattr(relative_attention, name, given)
+    distances.LARGEST = block
+    for name in ("FORWARD", "QUERY_SIDE", "KEY_SIDE"):
+        setattr(relative_attention, name, (warps, stages))
 
 
 def times(step: Step) -> dict[str, float]:
@@ -160,18 +153,16 @@ def kernels(arguments: argparse.Namespace) -> None:
         free_memory()
         if found is not None:
             results[name] = found
-            print(f"{name:36}", "  ".join(f"{part} {ms:7.3f}" for part, ms in found.items()), flush=True)
+            print(f"{name:42}", "  ".join(f"{part} {ms:7.3f}" for part, ms in found.items()), flush=True)
 
     for length in arguments.lengths:
         given = length, arguments.tokens
         row(f"{length}: bert", lambda given=given: of_bert(*given))  # type: ignore[misc]
-        for variant in VARIANTS:
-            set_variant(*variant)
-            keeper, block, *shapes = variant
-            name = f"{length}: {keeper}, {block}, " + " ".join(f"{warps}x{stages}" for warps, stages in shapes)
+        for block, warps, stages in VARIANTS:
+            set_variant(block, warps, stages)
+            name = f"{length}: block {block}, {warps} warps, {stages} stages"
             row(name, lambda given=given: of_deberta(*given, None))  # type: ignore[misc]
-        if arguments.flex:
-            row(f"{length}: FlexAttention", lambda given=given: of_flex(*given, 256))  # type: ignore[misc]
+        row(f"{length}: FlexAttention", lambda given=given: of_flex(*given, 256))  # type: ignore[misc]
     keep(NAME, arguments.results, "kernels", f"{arguments.tokens} tokens", results)
 
 
@@ -249,10 +240,6 @@ def steps_of(name: str, length: int, arguments: argparse.Namespace) -> dict[str,
 
 def steps(arguments: argparse.Namespace) -> None:
     """Print tokens a second of every model, beside BERT and beside `transformers`."""
-    if arguments.keeper:
-        from bertsmith.model.fused import relative_attention
-
-        relative_attention.KEEPER = arguments.keeper
     for length in arguments.lengths:
         bert: float | None = None
         for name in MODELS:
@@ -260,8 +247,6 @@ def steps(arguments: argparse.Namespace) -> None:
             speeds = {who: result["tokens_per_second"] for who, result in found.items() if result}
             own = speeds.get("bertsmith")
             bert = bert or own
-            if arguments.keeper and name != "bert":
-                found["keeper"] = arguments.keeper
             if own and bert:
                 found["of_bert"] = round(own / bert, 3)
             if own and "transformers" in speeds:
@@ -284,10 +269,6 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--tokens", type=int, default=32768, help="of a step")
-    parser.add_argument(
-        "--flex", action="store_true", help="kernels: with FlexAttention, which is compiled for a minute"
-    )
-    parser.add_argument("--keeper", choices=("nobody", "queries", "forward"), help="steps: who keeps weights")
     parser.add_argument("--no-peer", action="store_true", help="steps: without transformers")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--smoke", action="store_true", help="steps: tiny shapes")

@@ -105,31 +105,22 @@ def test_attention(lengths: list[int], buckets: int | None, reach: int, terms: s
     compare(lengths, buckets, reach, terms, dropout)
 
 
-@pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("keeper", ["forward", pytest.param("queries", marks=pytest.mark.slow)])
-def test_weights_that_a_pass_keeps(keeper: str, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relative_attention, "KEEPER", keeper)
-    compare([19, 3], 8, 20, "keys, queries", dropout)
-
-
 @triton.jit
-def _shifted(x_ptr, out_ptr, SIGN: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr):
+def _shifted(x_ptr, out_ptr, SIGN: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK)
     tile = place[:, None] * BLOCK + place[None, :]
-    tl.store(out_ptr + tile, relative_attention.shifted(tl.load(x_ptr + tile), SIGN, BLOCK, PAIRED))
+    tl.store(out_ptr + tile, relative_attention.shifted(tl.load(x_ptr + tile), SIGN, BLOCK))
 
 
-@pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_rows_are_shifted_by_their_positions(dtype: torch.dtype, sign: int, paired: bool) -> None:
+def test_rows_are_shifted_by_their_positions(dtype: torch.dtype, sign: int) -> None:
     """Numbers of 16 bits move in pairs, and no bit of them changes."""
     x = torch.randn(64, 64).to(dtype)
     moved = torch.full_like(x, torch.nan)
-    _shifted[(1,)](x, moved, SIGN=sign, BLOCK=64, PAIRED=paired)
+    _shifted[(1,)](x, moved, SIGN=sign, BLOCK=64)
     place = torch.arange(64)
-    column = place.view(2, 32).t().flatten() if paired else place
-    assert torch.equal(moved, x.gather(1, (sign * (place[:, None] - column)) % 64))
+    assert torch.equal(moved, x.gather(1, (sign * (place[:, None] - place)) % 64))
 
 
 @pytest.mark.slow
