@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -73,13 +74,14 @@ class Groups:
     """The sequences of a packed batch in padded groups of similar length, N places in all.
 
     `shapes[g]` is the (sequences, length) of a rectangle and `masks[g]` marks its tokens, None if it is
-    full. `source` (N,) is the token that each place takes, `places` (T,) the place of each token.
+    full. `source` (N,) is the token that each place takes, `places` (T,) the place of each token; both are None if
+    the rectangles follow one another as the tokens do, so that nothing has to be copied.
     """
 
     shapes: list[tuple[int, int]]
     masks: list[Tensor | None]
-    source: Tensor
-    places: Tensor
+    source: Tensor | None = None
+    places: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,13 @@ class Packed:
         places = torch.empty(int(starts[-1]), dtype=torch.int64)
         places[source[real]] = real.nonzero().squeeze(1)
         return Groups(shapes, masks, source, places)
+
+    @cached_property
+    def runs(self) -> Groups:
+        """Groups of neighbouring sequences of one length: more of them, but none with padding or copies."""
+        lengths = self.starts.diff().tolist()
+        shapes = [(len(list(run)), length) for length, run in groupby(lengths) if length]
+        return Groups(shapes, [None] * len(shapes))
 
 
 Layout = Padded | Packed

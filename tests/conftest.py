@@ -1,5 +1,6 @@
 """Settings, fixtures and reference models that several test files share."""
 
+import atexit
 import os
 import shutil
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+atexit.register(shutil.rmtree, os.environ["BERTSMITH_CACHE"], ignore_errors=True)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton interprets the kernels on the CPU

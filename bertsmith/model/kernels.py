@@ -23,6 +23,7 @@ except ImportError:  # a build of torch without it: packed batches take the dens
     varlen_attn = None  # type: ignore[assignment]
 
 BOTH_WAYS, LEFT_TO_RIGHT = Reach(None, None), Reach(None, 0)
+RUN = 24  # tokens in a call on a CPU without a backward pass; with fewer, copying sequences into fewer calls is faster
 
 
 def attend(
@@ -117,17 +118,23 @@ def grouped(
     relative: RelativeTerms | None = None,
 ) -> Tensor:  # fmt: skip
     """The packed kernel of a CPU: a dense call for each group of similar lengths, never a T × T mask."""
-    groups = layout.groups
+    needs_copies = torch.is_grad_enabled() or relative is not None or len(q) < RUN * len(layout.runs.shapes)
+    groups = layout.groups if needs_copies else layout.runs
     if groups is None:  # all of one length: the rectangle is a view
         q, k, v = (x.unflatten(0, (-1, layout.max_length)) for x in (q, k, v))
         return dense(q, k, v, None, dropout, reach, relative).flatten(0, 1)
     sizes = [rows * length for rows, length in groups.shapes]
-    spread = (_Spread.apply(x, groups.source, groups.places).split(sizes) for x in (q, k, v))
+    if groups.source is not None:
+        q, k, v = (_Spread.apply(x, groups.source, groups.places) for x in (q, k, v))
+    spread = (x.split(sizes) for x in (q, k, v))
     outputs = []
     for *rectangle, shape, mask in zip(*spread, groups.shapes, groups.masks, strict=True):
         q, k, v = (x.unflatten(0, shape) for x in rectangle)
         outputs.append(dense(q, k, v, mask, dropout, reach, relative).flatten(0, 1))
-    return _Collect.apply(torch.cat(outputs), groups.source, groups.places)  # type: ignore[no-any-return]
+    output = torch.cat(outputs)
+    if groups.source is None:
+        return output
+    return _Collect.apply(output, groups.source, groups.places)  # type: ignore[no-any-return]
 
 
 class _Spread(torch.autograd.Function):

@@ -240,21 +240,19 @@ class Batcher:
                 return
             if not isinstance(error, UserError):
                 logger.exception("a batch of %s failed", lane)
-            if _is_wanted(jobs[0]):
-                jobs[0].future.set_exception(error)
+            with self._changed:  # another engine may fail with items of the same job
+                if _is_wanted(jobs[0]):
+                    jobs[0].future.set_exception(error)
             return
         seconds, tokens = time.monotonic() - start, sum(job.sizes[i] for job, i in chosen)
         self.observe(lane, len(chosen), tokens, seconds)
-        complete = []
         with self._changed:
             self.speed += 0.1 * (self._computing * tokens / max(seconds, 1e-6) - self.speed)
             for (job, i), result in zip(chosen, results, strict=True):
                 job.results[i] = result
                 job.left -= 1
-                complete += [] if job.left else [job]
-        for job in complete:
-            if _is_wanted(job):
-                job.future.set_result(job.results)
+                if not job.left and _is_wanted(job):
+                    job.future.set_result(job.results)
 
 
 def _is_wanted(job: Job) -> bool:

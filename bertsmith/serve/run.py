@@ -108,13 +108,16 @@ def _batch_tokens(models: Models) -> int:
 
 
 def _engines(models: Models, threads: int | None) -> int:
-    """Return how many batches are computed at a time: PyTorch on a CPU is fastest with a core for each of them."""
+    """Return how many batches are computed at a time: PyTorch on a CPU is fastest with a core for each of them.
+
+    The batches then share the threads, which the models' own engines no longer set.
+    """
     engines = [model.predictor.engine for model in models.by_name.values()]
     on_cpu = [engine for engine in engines if isinstance(engine, TorchEngine) and engine.device.type == "cpu"]
     if len(on_cpu) < len(engines):
         return 1
     for engine in on_cpu:
-        engine.threads = None  # the batches share the threads
+        engine.threads = None
     return min(MOST_ENGINES, threads or torch.get_num_threads())
 
 

@@ -31,8 +31,7 @@ class Service:
         self.models, self.config, self.metrics = models, config, Metrics()
         limits = config.max_batch_tokens, config.wait_ms, config.queue_tokens
         self._threads = config.threads or torch.get_num_threads()
-        prepare = self._share_threads if config.engines > 1 else lambda computing: None
-        self.batcher = Batcher(*limits, self.metrics.batch, config.engines, prepare)
+        self.batcher = Batcher(*limits, self.metrics.batch, config.engines, self._share_threads)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="bertsmith-text")
 
     def _share_threads(self, computing: int) -> None:

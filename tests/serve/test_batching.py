@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from bertsmith.errors import UserError
+from bertsmith.serve import batching
 from bertsmith.serve.app import create_app
 from bertsmith.serve.batching import Batcher, Lane, QueueFull, Stopped, TooLarge
 from bertsmith.serve.settings import ServeConfig
@@ -102,6 +103,24 @@ def test_idle_engines_get_equal_shares(machine) -> None:
     machine.released.set()
     assert [future.result(10) for future in futures] == [[2 * n] for n in range(6)]
     assert machine.batches == [[0, 1, 2], [3, 4, 5]]
+    batcher.close(10)
+
+
+def test_engines_survive_items_of_one_job_that_fail_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_wanted = batching._is_wanted
+    monkeypatch.setattr(batching, "_is_wanted", lambda job: (is_wanted(job), time.sleep(0.01))[0])  # let others run
+    together = threading.Barrier(4)
+
+    def fail(items: list[int]) -> list[int]:
+        together.wait(10)
+        raise UserError("no")
+
+    batcher = Batcher(1, 0, 1000, engines=4)
+    lane = Lane("model", "fail", compute=fail)
+    for _ in range(3):
+        with pytest.raises(UserError, match="no"):
+            batcher.submit(lane, list(range(4)), [1] * 4).result(10)
+    assert batcher.is_running
     batcher.close(10)
 
 
