@@ -48,7 +48,7 @@ class GraphRunner:
         torch.cuda.reset_peak_memory_stats()  # so that the peak is that of this run
         self.passes: dict[Any, _PassGraph | None] = {}  # by size; None: it has occurred once
         self.seconds = 0.0  # of compiling and capturing
-        self.clipping, self.updating = _CapturedCall(self._clip), _CapturedCall(self._update)
+        self.clipping, self.updating = _CapturedCall(), _CapturedCall()
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
 
@@ -84,14 +84,14 @@ class GraphRunner:
 
     def clip(self) -> Tensor:
         """Clip the gradients; return their norm before that."""
-        return self.clipping.run()  # type: ignore[no-any-return]
+        return self.clipping.run(self._clip)  # type: ignore[no-any-return]
 
     def _clip(self) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters, self.limit)
 
     def update(self) -> None:
         """Step the optimisers, whose learning rates have been set, and zero the gradients."""
-        self.updating.run()
+        self.updating.run(self._update)
 
     def _update(self) -> None:
         for optimizer in self.optimizers:
@@ -108,22 +108,25 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextM
 
 
 class _CapturedCall:
-    """A function without arguments, captured at its second call."""
+    """A function without arguments, captured at its second call.
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
+    It does not keep the function, a method of the runner: in a reference cycle, the memory of a finished run would stay
+    allocated in a process that starts another one.
+    """
+
+    def __init__(self) -> None:
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.result: Any = None
 
-    def run(self) -> Any:
+    def run(self, function: Callable[[], Any]) -> Any:
         self.calls += 1
         if self.calls == 1:
-            return self.function()
+            return function()
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
             with capturing(self.graph):
-                self.result = self.function()
+                self.result = function()
         self.graph.replay()
         return self.result
 

@@ -7,6 +7,7 @@ first backward pass, so that splitting the work into micro-batches and ranks of 
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -65,6 +66,7 @@ def fit(
     been loaded; `fit` restores the optimisers. `capturable` says whether the model's forward and backward passes can be
     captured as CUDA graphs (see `cuda_graphs.py`).
     """
+    gc.collect()  # the model of an earlier run in this process, which PyTorch's state_dict functions left in a cycle
     device = next(model.parameters()).device
     freeze(model)
     trained = distributed.parallelise(model, config.parallel, device)

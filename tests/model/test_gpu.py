@@ -372,3 +372,18 @@ def test_a_tagger_learns_with_and_without_a_bilstm(change: str, pretrained: Path
         found, pretrained, tmp_path / "train.txt", tmp_path / "run", dev=tmp_path / "train.txt", device="cuda"
     )
     assert scores["f1"] > 90
+
+
+def test_a_finished_run_frees_its_memory(pretrained: Path, tmp_path: Path) -> None:
+    """Sweeps train many models in one process, and reference cycles would keep them all on the GPU for long."""
+    rows = [(f"the file {i} of a {word}", word) for i in range(40) for word in ("good", "bad")]
+    held = []
+    gc.disable()
+    try:
+        for seed in range(3):
+            finetune("classify", pretrained, rows, tmp_path / str(seed), epochs=2, seed=seed, device="cuda")
+            held.append(torch.cuda.memory_allocated())
+    finally:
+        gc.enable()
+    weights = (tmp_path / "0" / "model" / "model.safetensors").stat().st_size
+    assert held[2] - held[1] < weights / 4  # the first run also leaves what the libraries keep

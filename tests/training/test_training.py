@@ -348,3 +348,20 @@ def test_workers_do_not_finalise_objects_of_the_main_process(tmp_path: Path) -> 
     finally:
         gc.enable()
     assert [path.name for path in tmp_path.iterdir()] == ["True"]
+
+
+def test_models_of_earlier_runs_in_a_process_are_freed(world: Path, tmp_path: Path) -> None:
+    def models() -> int:
+        return sum(isinstance(each, TaskModel) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()  # which may not run for long, since it counts objects and not their size
+    try:
+        found = []
+        for seed in range(3):
+            options = {"steps": 1, "seed": seed, "device": "cpu"}
+            finetune("classify", world / "run", world / "train.csv", tmp_path / str(seed), **options)
+            found.append(models())
+    finally:
+        gc.enable()
+    assert found == [found[0]] * 3
