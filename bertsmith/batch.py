@@ -73,9 +73,8 @@ class Padded:
 class Groups:
     """The sequences of a packed batch in padded groups of similar length, N places in all.
 
-    `shapes[g]` is the (sequences, length) of a rectangle and `masks[g]` marks its tokens, None if it is
-    full. `source` (N,) is the token that each place takes, `places` (T,) the place of each token; both are None if
-    the rectangles follow one another as the tokens do, so that nothing has to be copied.
+    `shapes[g]` is the (sequences, length) of a rectangle and `masks[g]` marks its tokens, None if it is full. `source`
+    (N,) is the token that each place takes, `places` (T,) the place of each token; None if both have the same order.
     """
 
     shapes: list[tuple[int, int]]
@@ -173,8 +172,7 @@ class Packed:
     @cached_property
     def runs(self) -> Groups:
         """Groups of neighbouring sequences of one length: more of them, but none with padding or copies."""
-        lengths = self.starts.diff().tolist()
-        shapes = [(len(list(run)), length) for length, run in groupby(lengths) if length]
+        shapes = [(len(list(run)), length) for length, run in groupby(self.starts.diff().tolist()) if length]
         return Groups(shapes, [None] * len(shapes))
 
 
