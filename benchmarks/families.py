@@ -21,16 +21,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from benchmarks import family_pages, family_quality, family_speed
+from benchmarks.arguments import parsed, shared_parser
 from benchmarks.corpora import KINDS, VOCABULARY, corpus_folder, train_tokenizers
 from benchmarks.family_table import FAMILIES
-from benchmarks.record import RESULTS, earlier, keep, merge_files
+from benchmarks.record import earlier, keep, merge_files
 
 NAME = "families"
 Results = dict[str, Any]
@@ -96,34 +95,6 @@ def page(arguments: argparse.Namespace) -> None:
     family_pages.write_page(earlier(NAME, arguments.results))
 
 
-def parse(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("names", nargs="*", help="families, kinds of tokenizers or files; all without")
-    parser.add_argument("--size", choices=("base", "large"), default="base", help="speed: the shape")
-    parser.add_argument("--no-peer", action="store_true", help="speed: without transformers")
-    parser.add_argument("--data", type=Path, help="the folder with text, tokenizers and GLUE")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="folder for runs")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--minutes", type=float, default=4.0, help="quality: of pre-training")
-    parser.add_argument("--seeds", type=int, default=3, help="quality: of fine-tuning")
-    parser.add_argument("--jobs", type=int, default=14, help="quality: fine-tunings at a time")
-    parser.add_argument("--tasks", nargs="+", choices=family_quality.EPOCHS, default=list(family_quality.EPOCHS))
-    parser.add_argument(
-        "--teacher", choices=FAMILIES, help="quality distilbert: the teacher instead of the best family"
-    )
-    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="tokenizers: entries")
-    parser.add_argument("--set", action="append", default=[], help="quality: a change of the pre-training settings")
-    parser.add_argument("--device")
-    parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")
-    arguments = parser.parse_args(given)
-    if arguments.smoke and arguments.results == RESULTS:
-        parser.error("--smoke needs --results FOLDER: what it measures means nothing")
-    if arguments.command in ("tokenizers", "corpora", "quality") and arguments.data is None:
-        parser.error("--data is needed")
-    return arguments
-
-
 COMMANDS = {
     "speed": speed,
     "tokenizers": tokenizers,
@@ -136,7 +107,21 @@ COMMANDS = {
 
 
 def main(given: list[str] | None = None) -> None:
-    arguments = parse(given)
+    parser = shared_parser(
+        NAME, __doc__, COMMANDS, names="families, kinds of tokenizers or files; all without",
+        data="the folder with text, tokenizers and GLUE", minutes=(4.0, "quality: of pre-training"),
+        seeds=(3, "quality: of fine-tuning"), jobs=(14, "quality: fine-tunings at a time"),
+        tasks=family_quality.EPOCHS,
+    )  # fmt: skip
+    parser.add_argument("--size", choices=("base", "large"), default="base", help="speed: the shape")
+    parser.add_argument("--no-peer", action="store_true", help="speed: without transformers")
+    parser.add_argument(
+        "--teacher", choices=FAMILIES, help="quality distilbert: the teacher instead of the best family"
+    )
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="tokenizers: entries")
+    parser.add_argument("--set", action="append", default=[], help="quality: a change of the pre-training settings")
+    with_data = ("tokenizers", "corpora", "quality")
+    arguments = parsed(parser, given, with_data=with_data, measuring=COMMANDS)
     COMMANDS[arguments.command](arguments)
 
 

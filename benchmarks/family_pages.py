@@ -36,7 +36,7 @@ def quality_rows(quality: Results) -> Rows:
     for name, found in quality.items():
         run, words = found["pretraining"], found["pretraining"]["masked_words"] or {}
         own = [name, f"{run['tokens'] / 1e6:,.0f}", *(_number(words.get(n)) for n in ("loss", "bits_per_byte"))]
-        scores = [_score(found.get("tasks", {}).get(task)) for task in EPOCHS]
+        scores = [mean_cell(found.get("tasks", {}).get(task)) for task in EPOCHS]
         rows.append([*own, *scores, _number(found.get("mean"))])
     return rows
 
@@ -45,7 +45,8 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
-def _score(found: Results | None) -> str:
+def mean_cell(found: Results | None) -> str:
+    """The mean of a task's scores with its deviation, as far as there are any."""
     if not found or found["mean"] is None:
         return "–"
     return f"{found['mean']:.1f}" + (f" ± {found['deviation']:.1f}" if found["deviation"] is not None else "")
@@ -53,11 +54,7 @@ def _score(found: Results | None) -> str:
 
 def show(results: Results) -> None:
     """Print both tables."""
-    for rows in tables(results).values():
-        table = Table(*rows[0])
-        for row in rows[1:]:
-            table.add_row(*row)
-        Console(width=150).print(table)
+    print_tables(tables(results), width=150)
 
 
 def tables(results: Results) -> dict[str, Rows]:
@@ -67,6 +64,15 @@ def tables(results: Results) -> dict[str, Rows]:
 def write_page(results: Results, page: Path = PAGE) -> None:
     """Put the tables into the page."""
     put_tables(page, tables(results))
+
+
+def print_tables(found: dict[str, Rows], width: int) -> None:
+    """Print tables, whose first rows are the names of their columns."""
+    for header, *rows in found.values():
+        table = Table(*header)
+        for row in rows:
+            table.add_row(*row)
+        Console(width=width).print(table)
 
 
 def put_tables(page: Path, found: dict[str, Rows]) -> None:

@@ -11,13 +11,10 @@ from typing import Any
 
 from benchmarks.corpora import corpus_folder, text_bytes, text_files
 from benchmarks.family_table import FAMILIES, QUALITY, QUALITY_SMOKE, quality_config
-from benchmarks.tuning import figures, run_all, tune
+from benchmarks.tuning import figures, run_all, runs_in, task_data, tune
 from bertsmith.config import load, to_dict
 from bertsmith.corpus.shards import Corpus
-from bertsmith.errors import UserError
-from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
-from bertsmith.finetuning.task_data import find_data
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.settings import MaskedLMConfig
@@ -137,9 +134,7 @@ def finetuned(name: str, arguments: Any) -> Results:
     model, folder = arguments.work / "pretrained" / name / MODEL, arguments.work / "tuned" / name
     calls = []
     for task in arguments.tasks:
-        data = find_data(arguments.data, task)
-        if isinstance(data, str):
-            raise UserError(data)
+        data = task_data(arguments.data, task)
         for rate in RATES[:1] if arguments.smoke else RATES:
             for seed in range(1, arguments.seeds + 1):
                 config = tuning_config(task, rate, seed, arguments.smoke)
@@ -153,8 +148,7 @@ def task_scores(task: str, folder: Path) -> Results:
     """The mean and deviation of a task's first metric over the seeds, at the rate with the best mean."""
     metric, rates = find_task(task).metrics[0], {}
     for rate in sorted(folder.iterdir()):
-        files = sorted(rate.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+        found = runs_in(rate)
         values = [round(each["scores"][metric], 2) for each in found if metric in each["scores"]]
         failed = sum("failed" in each for each in found)
         rates[rate.name] = {"values": values, **figures(values), **({"failed": failed} if failed else {})}

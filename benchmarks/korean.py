@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks import korean_text, korean_vocabularies
+from benchmarks.arguments import parsed, shared_parser
+from benchmarks.family_pages import print_tables
 from benchmarks.korean_vocabularies import NAMES
-from benchmarks.record import RESULTS, earlier, keep, merge_files
+from benchmarks.record import earlier, keep, merge_files
 
 NAME = "korean"
 Results = dict[str, Any]
@@ -75,13 +73,14 @@ def merge(arguments: argparse.Namespace) -> None:
 def show(arguments: argparse.Namespace) -> None:
     """Print a line for each vocabulary."""
     results = earlier(NAME, arguments.results)
-    table = Table("vocabulary", "on borders", "best EM", "morphemes", "tokens a word", "KorQuAD EM", "F1", "NSMC")
+    rows = [["vocabulary", "on borders", "best EM", "morphemes", "tokens a word", "KorQuAD EM", "F1", "NSMC"]]
     for name in NAMES:
         facts, tasks = results.get("ceilings", {}).get(name, {}), results.get("tasks", {}).get(name, {})
         limits = [facts.get(key, "–") for key in ("on_borders", "exact_match", "morpheme_borders", "tokens_per_word")]
         scores = [("korquad", "exact_match"), ("korquad", "f1"), ("nsmc", "accuracy")]
-        table.add_row(name, *map(str, limits), *(_cell(tasks.get(task, {}).get(metric)) for task, metric in scores))
-    Console(width=120).print(table)
+        cells = (_cell(tasks.get(task, {}).get(metric)) for task, metric in scores)
+        rows.append([name, *map(str, limits), *cells])
+    print_tables({"vocabularies": rows}, width=120)
 
 
 def _cell(found: Results | None) -> str:
@@ -99,36 +98,21 @@ COMMANDS = {
 }
 
 
-def parse(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("names", nargs="*", help="vocabularies, or files")
-    parser.add_argument("--data", type=Path, help="the folder with the text, KorQuAD, NSMC and tokenizers")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="folder for runs")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+def main(given: list[str] | None = None) -> None:
+    parser = shared_parser(
+        NAME, __doc__, COMMANDS, names="vocabularies, or files",
+        data="the folder with the text, KorQuAD, NSMC and tokenizers", minutes=(6.0, "pretrain: the time"),
+        seeds=(5, "finetune: of each task"), jobs=(5, "finetune: at a time"), tasks=korean_vocabularies.TASKS,
+    )  # fmt: skip
     parser.add_argument("--vocabulary", type=int, default=32_000, help="tokenizers: entries")
-    parser.add_argument("--minutes", type=float, default=6.0, help="pretrain: the time")
-    parser.add_argument("--seeds", type=int, default=5, help="finetune: of each task")
-    parser.add_argument("--jobs", type=int, default=5, help="finetune: at a time")
-    parser.add_argument("--tasks", nargs="+", choices=korean_vocabularies.TASKS, default=[*korean_vocabularies.TASKS])
     parser.add_argument("--set", action="append", default=[], help="pretrain: a change of the settings")
-    parser.add_argument("--device")
-    parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")
-    arguments = parser.parse_args(given)
-    if arguments.smoke and arguments.results == RESULTS and arguments.command != "tokenizers":
-        parser.error("--smoke needs --results FOLDER: what it measures means nothing")
-    if arguments.command in ("tokenizers", "ceilings", "pretrain", "finetune"):
-        if arguments.data is None:
-            parser.error("--data is needed")
+    with_names = ("tokenizers", "ceilings", "pretrain", "finetune")
+    arguments = parsed(parser, given, with_data=with_names, measuring=set(COMMANDS) - {"tokenizers"})
+    if arguments.command in with_names:
         if wrong := [name for name in arguments.names if name not in NAMES]:
             parser.error(f"{wrong[0]!r} is not one of {', '.join(NAMES)}")
         if arguments.command in ("pretrain", "finetune") and not arguments.names:
             parser.error(f"name a vocabulary: {', '.join(NAMES)}")
-    return arguments
-
-
-def main(given: list[str] | None = None) -> None:
-    arguments = parse(given)
     COMMANDS[arguments.command](arguments)
 
 

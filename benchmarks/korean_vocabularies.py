@@ -16,10 +16,9 @@ from typing import Any
 
 from benchmarks.corpora import FACTS, corpus_folder, text_files
 from benchmarks.family_quality import run_facts
-from benchmarks.tuning import figures, run_all, tune
+from benchmarks.tuning import figures, run_all, runs_in, tune
 from bertsmith.config import override
 from bertsmith.corpus.sources import Reading, find_sources, read_blocks
-from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.settings import PretrainConfig
@@ -192,8 +191,7 @@ def finetuned(name: str, arguments: Any) -> Results:
 
 def task_scores(task: str, folder: Path) -> Results:
     """The values of a task's metrics over the seeds, their means and deviations, and how many runs failed."""
-    files = sorted(folder.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    found = runs_in(folder)
     scores: Results = {"failed": sum("failed" in each for each in found)}
     for metric in TASKS[task]:
         values = [round(each["scores"][metric], 2) for each in found if metric in each["scores"]]

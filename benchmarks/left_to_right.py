@@ -19,24 +19,18 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.arguments import parsed, shared_parser
 from benchmarks.corpora import corpus_folder, text_files
-from benchmarks.family_pages import NAMES, put_tables
+from benchmarks.family_pages import NAMES, Rows, mean_cell, print_tables, put_tables
 from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.left_to_right_table import EXPERIMENTS, TASKS, TUNINGS, Experiment, pretraining_config, tuning_config
-from benchmarks.record import RESULTS, earlier, keep, merge_files
-from benchmarks.tuning import Pooled, Way, tune_all
-from bertsmith.errors import UserError
-from bertsmith.finetuning.task_data import find_data
+from benchmarks.record import earlier, keep, merge_files
+from benchmarks.tuning import Pooled, Way, task_data, tune_all
 from bertsmith.pretraining.run import pretrain
-from bertsmith.tasks.reading import Splits
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
 from bertsmith.training.checkpoint import OPTIMIZER, STATE, checkpoints
@@ -109,22 +103,15 @@ def finetuned(name: str, run: Path, share: float, tunings: list[str], arguments:
         configs = {task: tuning_config(tuning, task, 1, arguments.smoke) for task in tasks}
         key = f"{name} {way}" + (f" at {share:g}" if share < 1.0 else "")
         ways[way] = Way(key, model, configs, Pooled(tuning.pooled))
+    data = {task: task_data(arguments.data, task).splits(task) for task in arguments.tasks}
     found = tune_all(
-        f"fine-tuning {name}", list(ways.values()), {task: splits_of(task, arguments) for task in arguments.tasks},
+        f"fine-tuning {name}", list(ways.values()), data,
         {task: find_task(task).metrics[0] for task in TASKS}, arguments.work / NAME / "tuned",
         seeds=arguments.seeds, jobs=arguments.jobs, device=arguments.device,
     )  # fmt: skip
     for way, described in ways.items():
         facts = {"experiment": name, "way": way, "share": share, "tasks": found[described.key]}
         keep(NAME, arguments.results, "tuning", described.key, facts)
-
-
-def splits_of(task: str, arguments: argparse.Namespace) -> Splits:
-    """The files of a task inside the data."""
-    data = find_data(arguments.data, task)
-    if isinstance(data, str):
-        raise UserError(data)
-    return data.splits(task)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -155,14 +142,12 @@ def minutes_of(experiment: Experiment) -> float:
 
 def plan(arguments: argparse.Namespace) -> None:
     """Print the experiments in their order, with the minutes of each."""
-    table = Table("experiment", "asks", "minutes")
-    for name, experiment in EXPERIMENTS.items():
-        table.add_row(name, experiment.asks, f"{minutes_of(experiment):.1f}")
-    table.add_row("", "in all", f"{sum(map(minutes_of, EXPERIMENTS.values())):.0f}")
-    Console(width=120).print(table)
+    rows = [[name, experiment.asks, f"{minutes_of(experiment):.1f}"] for name, experiment in EXPERIMENTS.items()]
+    total = ["", "in all", f"{sum(map(minutes_of, EXPERIMENTS.values())):.0f}"]
+    print_tables({"plan": [["experiment", "asks", "minutes"], *rows, total]}, width=120)
 
 
-def rows_of(results: Results) -> list[list[str]]:
+def rows_of(results: Results) -> Rows:
     """A line for each way of fine-tuning a model, under the names of the columns."""
     found = [["encoder", "fine-tuning", "million tokens", "loss", *TASK_NAMES.values()]]
     runs, order = results.get("pretraining", {}), list(EXPERIMENTS)
@@ -173,7 +158,7 @@ def rows_of(results: Results) -> list[list[str]]:
         seen = ["–", "–"] if point is None else [f"{point['tokens'] / 1e6:,.0f}", f"{loss_of(point):.2f}"]
         name = tuned["experiment"] + (f", {tuned['share']:.0%} of the run" if tuned["share"] < 1 else "")
         found.append(
-            [name, TUNINGS[tuned["way"]].what, *seen, *(cell(tuned["tasks"].get(task)) for task in TASK_NAMES)]
+            [name, TUNINGS[tuned["way"]].what, *seen, *(mean_cell(tuned["tasks"].get(task)) for task in TASK_NAMES)]
         )
     return found
 
@@ -183,23 +168,17 @@ def loss_of(point: Results) -> float:
     return point["masked_words"]["loss"] if point["masked_words"] else point["held_out"]["lm_loss"]
 
 
-def cell(found: Results | None) -> str:
-    if not found or found["mean"] is None:
-        return "–"
-    return f"{found['mean']:.1f}" + (f" ± {found['deviation']:.1f}" if found["deviation"] is not None else "")
+def tables(arguments: argparse.Namespace) -> dict[str, Rows]:
+    return {"left to right": rows_of(earlier(NAME, arguments.results))}
 
 
 def show(arguments: argparse.Namespace) -> None:
-    rows = rows_of(earlier(NAME, arguments.results))
-    table = Table(*rows[0])
-    for row in rows[1:]:
-        table.add_row(*row)
-    Console(width=170).print(table)
+    print_tables(tables(arguments), width=170)
 
 
 def page(arguments: argparse.Namespace) -> None:
     """Write the table into docs/paper.md."""
-    put_tables(PAGE, {"left to right": rows_of(earlier(NAME, arguments.results))})
+    put_tables(PAGE, tables(arguments))
 
 
 def merge(arguments: argparse.Namespace) -> None:
@@ -209,34 +188,22 @@ def merge(arguments: argparse.Namespace) -> None:
 COMMANDS = {"plan": plan, "run": run, "tune": tune_again, "merge": merge, "show": show, "page": page}
 
 
-def parse(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("names", nargs="*", help="experiments, or files to merge")
-    parser.add_argument("--data", type=Path, help="the folder with text, the tokenizer, GLUE, SQuAD and SQuADShifts")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="folder for runs")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--minutes", type=float, help="of pre-training; default: the experiment's")
-    parser.add_argument("--seeds", type=int, default=3, help="of fine-tuning")
-    parser.add_argument("--jobs", type=int, default=14, help="fine-tunings at a time")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+def main(given: list[str] | None = None) -> None:
+    parser = shared_parser(
+        NAME, __doc__, COMMANDS, names="experiments, or files to merge",
+        data="the folder with text, the tokenizer, GLUE, SQuAD and SQuADShifts",
+        minutes=(None, "of pre-training; default: the experiment's"), seeds=(3, "of fine-tuning"),
+        jobs=(14, "fine-tunings at a time"), tasks=TASKS,
+    )  # fmt: skip
     parser.add_argument("--tunings", nargs="+", choices=TUNINGS, help="ways of fine-tuning; default: the experiment's")
     parser.add_argument("--at", type=float, default=1.0, help="tune: the model after this share of the run")
-    parser.add_argument("--device")
-    parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")
-    arguments = parser.parse_args(given)
-    if arguments.command in ("run", "tune"):
+    training = ("run", "tune")
+    arguments = parsed(parser, given, with_data=training, measuring=training)
+    if arguments.command in training:
         if unknown := [name for name in arguments.names if name not in EXPERIMENTS]:
             parser.error(f"unknown experiment {unknown[0]!r}; one of: {', '.join(EXPERIMENTS)}")
-        if arguments.data is None or not arguments.names:
-            parser.error("experiments and --data are needed")
-        if arguments.smoke and arguments.results == RESULTS:
-            parser.error("--smoke needs --results FOLDER: what it measures means nothing")
-    return arguments
-
-
-def main(given: list[str] | None = None) -> None:
-    arguments = parse(given)
+        if not arguments.names:
+            parser.error("experiments are needed")
     COMMANDS[arguments.command](arguments)
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -33,17 +32,17 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from benchmarks import speedrun_pages
+from benchmarks.arguments import parsed, shared_parser
 from benchmarks.corpora import corpus_folder, text_files
 from benchmarks.family_quality import masked_words, run_facts
-from benchmarks.record import RESULTS, earlier, keep, merge_files
+from benchmarks.record import earlier, keep, merge_files
 from benchmarks.speedrun_table import CORPORA, EXPERIMENTS, ROWS, VARIANTS, VOCABULARIES, pretraining_config
-from benchmarks.tuning import Way, tune_all
+from benchmarks.tuning import Way, task_data, tune_all
 from bertsmith.config import override
 from bertsmith.corpus.vocabulary import train_tokenizer
-from bertsmith.errors import UserError
 from bertsmith.finetuning.benchmark import COLUMNS, protocol
 from bertsmith.finetuning.settings import FinetuneConfig
-from bertsmith.finetuning.task_data import Data, find_data
+from bertsmith.finetuning.task_data import Data
 from bertsmith.pretraining.run import pretrain
 from bertsmith.training.checkpoint import OPTIMIZER
 from bertsmith.training.run import MODEL, is_finished
@@ -99,13 +98,11 @@ def pretrained(name: str, arguments: argparse.Namespace) -> str:
     return key
 
 
-def task_data(arguments: argparse.Namespace) -> dict[str, Data]:
+def data_of_tasks(arguments: argparse.Namespace) -> dict[str, Data]:
     """The data of the tasks; of large ones a part of the training rows."""
     found = {}
     for task in arguments.tasks:
-        data = find_data(arguments.data, task)
-        if isinstance(data, str):
-            raise UserError(data)
+        data = task_data(arguments.data, task)
         found[task] = part_of(data, task, arguments.rows, arguments.work) if task in LARGE and arguments.rows else data
     return found
 
@@ -176,7 +173,7 @@ def finetuned(ways: dict[tuple[str, str], Way], data: dict[str, Data], arguments
 def run(arguments: argparse.Namespace) -> None:
     """Pre-train experiments one after the other, then fine-tune all of them together."""
     began = time.monotonic()
-    data = task_data(arguments) if arguments.seeds else {}  # missing data is reported before anything is trained
+    data = data_of_tasks(arguments) if arguments.seeds else {}  # missing data is reported before anything is trained
     ways: dict[tuple[str, str], Way] = {}
     for key in [pretrained(name, arguments) for name in arguments.names]:
         ways |= ways_of(key, run_folder(key, arguments) / MODEL, ["protocol"], data, arguments)
@@ -193,7 +190,7 @@ def tune(arguments: argparse.Namespace) -> None:
         key, model = Path(name).name, Path(name) / MODEL if (Path(name) / MODEL).exists() else Path(name)
     if not (model / "config.json").exists():
         raise SystemExit(f"{model} is missing: `run {name} --minutes {arguments.minutes:g}` makes it")
-    data = task_data(arguments)
+    data = data_of_tasks(arguments)
     finetuned(ways_of(key, model, variants, data, arguments), data, arguments)
 
 
@@ -239,38 +236,24 @@ NAMED: dict[str, Collection[str]] = {
 }  # fmt: skip
 
 
-def parse(given: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("names", nargs="*", help="experiments; an experiment and variants; tokenizers; corpora; files")
-    parser.add_argument("--data", type=Path, help="the folder with text, tokenizers and GLUE")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="folder for runs")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--minutes", type=float, default=2.0, help="of pre-training")
-    parser.add_argument("--seeds", type=int, default=3, help="of fine-tuning; 0: no fine-tuning")
-    parser.add_argument("--jobs", type=int, default=15, help="fine-tunings at a time")
-    parser.add_argument("--tasks", nargs="+", choices=METRICS, default=GLUE5)
+def main(given: list[str] | None = None) -> None:
+    parser = shared_parser(
+        NAME, __doc__, COMMANDS, names="experiments; an experiment and variants; tokenizers; corpora; files",
+        data="the folder with text, tokenizers and GLUE", minutes=(2.0, "of pre-training"),
+        seeds=(3, "of fine-tuning; 0: no fine-tuning"), jobs=(15, "fine-tunings at a time"), tasks=METRICS,
+    )  # fmt: skip
+    parser.set_defaults(tasks=GLUE5)
     parser.add_argument("--rows", type=int, default=ROWS, help="training rows of SST-2; 0: all")
     parser.add_argument("--set", action="append", default=[], help="run: a further change of the settings")
     parser.add_argument("--resume", action="store_true", help="run: go on with a run that was stopped by SIGTERM")
-    parser.add_argument("--device")
-    parser.add_argument("--smoke", action="store_true", help="try the command out with tiny shapes")
-    arguments = parser.parse_args(given)
+    with_data = ("run", "tune", "corpora", "tokenizers")
+    arguments = parsed(parser, given, with_data=with_data, measuring=COMMANDS)
     known = NAMED.get(arguments.command, {})
     for name in arguments.names[arguments.command == "tune" :] if known else ():  # the first one may be a folder
         if name not in known:
             parser.error(f"{name!r} is not one of: {', '.join(known)}")
-    if arguments.command in ("run", "tune", "corpora", "tokenizers") and arguments.data is None:
-        parser.error("--data is needed")
     if len(arguments.names) < {"run": 1, "tune": 2, "corpora": 1, "merge": 1}.get(arguments.command, 0):
         parser.error("names are needed: experiments, an experiment and variants, corpora or files")
-    if arguments.smoke and arguments.results == RESULTS:
-        parser.error("--smoke needs --results FOLDER: what it measures means nothing")
-    return arguments
-
-
-def main(given: list[str] | None = None) -> None:
-    arguments = parse(given)
     COMMANDS[arguments.command](arguments)
 
 

@@ -8,10 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.family_pages import NAMES, Rows, put_tables
+from benchmarks.family_pages import NAMES, Rows, print_tables, put_tables
 from benchmarks.speedrun_table import BASE, CORPORA, EXPERIMENTS, ROWS, VARIANTS, WORDPIECE, lacking
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
@@ -34,15 +31,14 @@ def minutes_of(minutes: float, seeds: int, results: Results) -> float:
 
 def show_plan(names: Sequence[str], minutes: float, seeds: int, results: Results) -> None:
     """Print the experiments with the minutes of each, and what some of them need first."""
-    table, total = Table("experiment", "asks", "beside", "minutes", "needs"), 0.0
+    rows, total = [["experiment", "asks", "beside", "minutes", "needs"]], 0.0
     for name in names:
         experiment, needs = EXPERIMENTS[name], lacking(name)
         taken = 0.0 if needs else minutes_of(minutes, seeds, results)
         total += taken
         needs = needs or (f"the corpus {experiment.corpus}" if experiment.corpus != WORDPIECE else "")
-        table.add_row(name, experiment.asks, experiment.base, f"{taken:.1f}" if taken else "–", needs)
-    table.add_row("", "in all", "", f"{total:.0f}", "")
-    Console(width=170).print(table)
+        rows.append([name, experiment.asks, experiment.base, f"{taken:.1f}" if taken else "–", needs])
+    print_tables({"plan": [*rows, ["", "in all", "", f"{total:.0f}", ""]]}, width=170)
 
 
 def tuned_by(results: Results, key: str, variant: str = "protocol") -> Results:
@@ -142,11 +138,7 @@ def tables(results: Results) -> dict[str, Rows]:
 
 def show(results: Results) -> None:
     """Print both tables."""
-    for rows in tables(results).values():
-        table = Table(*rows[0])
-        for row in rows[1:]:
-            table.add_row(*row)
-        Console(width=190).print(table)
+    print_tables(tables(results), width=190)
 
 
 def write_page(results: Results, page: Path = PAGE) -> None:

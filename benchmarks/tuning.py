@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from bertsmith.batch import Batch
+from bertsmith.errors import UserError
 from bertsmith.finetuning.benchmark import LONGEST, score_of
 from bertsmith.finetuning.protocols import figures_of
 from bertsmith.finetuning.scored import SCORES, scored
 from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.finetuning.task_data import Data, find_data
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.pooling import Pooler, pool
 from bertsmith.tasks.reading import Splits
@@ -72,6 +74,14 @@ def pooled_from(pooled: Pooled) -> Iterator[None]:
         TaskModel._pooled, Pooler.forward = usual, dense  # type: ignore[method-assign]
 
 
+def task_data(folder: Path, task: str) -> Data:
+    """The data of a task inside a folder; an error if there is none."""
+    found = find_data(folder, task)
+    if isinstance(found, str):
+        raise UserError(found)
+    return found
+
+
 def tune(config: FinetuneConfig, model: Path, data: Path | Splits, run: Path, device: str | None) -> None:
     """One fine-tuning run, which leaves its scores and no weights."""
     if not (run / SCORES).exists():
@@ -118,10 +128,15 @@ def _tasks_in(folder: Path) -> list[str]:
     return sorted({path.parent.parent.name for path in folder.glob(f"*/*/{SCORES}")})
 
 
+def runs_in(folder: Path) -> list[Results]:
+    """What the runs of a task have left, in the order of their seeds."""
+    files = sorted(folder.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in files]
+
+
 def scores_in(folder: Path, metric: str) -> Results:
     """The values of a metric over the seeds, with their figures; a run that has diverged counts as 0, as `failed`."""
-    files = sorted(folder.glob(f"*/{SCORES}"), key=lambda path: int(path.parent.name))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    found = runs_in(folder)
     values = [round(score_of(each, metric), 2) for each in found]
     return {"metric": metric, "values": values, **figures(values), "failed": sum("failed" in each for each in found)}
 
