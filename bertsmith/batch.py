@@ -87,8 +87,7 @@ class Groups:
 class Packed:
     """No padding: sequence i holds the tokens from `starts[i]` to `starts[i + 1]`.
 
-    The last `num_padding` sequences pad the batch to a size that a CUDA graph was captured for; their outputs are
-    not used.
+    The last `num_padding` sequences pad the batch to the size of a captured CUDA graph; their outputs are not used.
     """
 
     starts: Tensor  # (B + num_padding + 1,) int32
@@ -304,9 +303,8 @@ def lay_out(
         t, s, p = (torch.from_numpy(np.asarray(c, dtype=np.int64)) for c in (tokens, segments, positions))
         return Batch(t, s, p, Packed(torch.from_numpy(starts), longest), num_tokens=len(tokens), largest=largest)
     mask = np.arange(longest) < np.asarray(lengths)[:, None]
-    t, s = (
-        torch.from_numpy(fill_grid(mask, np.asarray(c, np.int64), fill)) for c, fill in ((tokens, pad), (segments, 0))
-    )
+    grids = (fill_grid(mask, np.asarray(c, np.int64), fill) for c, fill in ((tokens, pad), (segments, 0)))
+    t, s = map(torch.from_numpy, grids)
     p = torch.arange(longest).expand(len(lengths), longest)
     return Batch(t, s, p, Padded(torch.from_numpy(mask)), num_tokens=len(tokens), largest=largest)
 
