@@ -1,19 +1,21 @@
 """What the terms of distances in attention cost on one GPU: DeBERTa beside BERT of the same shape.
 
-    python -m benchmarks.relative_speed kernels [--lengths 128 512] [--tokens 32768]
+    python -m benchmarks.relative_speed kernels [--lengths 128 512] [--tokens 32768] [--flex]
     python -m benchmarks.relative_speed steps [--lengths 128 512] [--no-peer]
 
-`kernels` times the kernels of one layer's attention, forward and backward, with 12 heads of 64 and dropout 0.1, for
-several sizes of a block, warps and stages, beside BERT's attention and FlexAttention. `steps` times whole steps of
-pre-training (12 × 768, masked words only) for BERT, DeBERTa v1 and DeBERTa v3, and the two of `transformers`, compiled;
-where a model of `transformers` does not compile, it runs as it is, and the result says so ("compiled": false).
-A variant that fails prints its error, and the others go on. `--smoke` tries `steps` out with tiny shapes.
+`kernels` times the kernels of one layer's attention, forward and backward, with 12 heads of 64 and dropout 0.1, beside
+BERT's attention and, with `--flex`, FlexAttention. A variant says whether the weights are kept or recomputed, the
+positions of a block, and the warps and stages of the kernels. `steps` times whole steps of pre-training (12 × 768,
+masked words only) for BERT, DeBERTa v1 and DeBERTa v3, and the two of `transformers`, compiled; where a model of
+`transformers` does not compile, it runs as it is, and the result says so ("compiled": false). A variant that fails
+prints its error, and the others go on. `--smoke` tries `steps` out with tiny shapes.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,9 +42,14 @@ from bertsmith.training.settings import TrainConfig
 
 NAME = "relative_speed"
 HEADS, SIZE, DROPOUT = 12, 64, 0.1
-VARIANTS = (  # positions of a block, warps, stages
-    (64, 4, 1), (64, 4, 2), (64, 4, 3), (64, 8, 1), (64, 8, 2), (64, 8, 3), (32, 4, 1), (32, 4, 2), (32, 2, 2),
-)  # fmt: skip
+Launch = tuple[int, int]  # warps, stages
+VARIANTS: tuple[tuple[str, int, Launch, Launch, Launch], ...] = (  # forward, query side, key side
+    ("recomputed", 64, (4, 2), (4, 1), (4, 1)),
+    ("kept", 64, (4, 2), (4, 1), (4, 1)),
+    ("kept", 64, (4, 1), (4, 2), (4, 2)),
+    ("kept", 64, (4, 2), (4, 3), (4, 1)),
+    ("kept", 32, (2, 2), (2, 2), (2, 2)),
+)
 DEBERTA: dict[str, Any] = {
     "positions": "none", "num_segments": 0, "relative_terms": "both", "norm_eps": 1e-7, "key_bias": False,
 }  # fmt: skip
@@ -123,12 +130,13 @@ def of_flex(length: int, tokens: int, buckets: int | None) -> Step:
     return forward_and_backward(run)
 
 
-def set_variant(block: int, warps: int, stages: int) -> None:
+def set_variant(weights: str, block: int, forward: Launch, queries: Launch, keys: Launch) -> None:
     from bertsmith.model.fused import distances, relative_attention
 
     distances.LARGEST = block
-    for name in ("FORWARD", "QUERY_SIDE", "KEY_SIDE"):
-        setattr(relative_attention, name, (warps, stages))
+    relative_attention.KEPT_LENGTH = sys.maxsize if weights == "kept" else 0
+    relative_attention.FORWARD, relative_attention.QUERY_SIDE = forward, queries
+    relative_attention.KEY_SIDE = relative_attention.RECOMPUTING = keys
 
 
 def times(step: Step) -> dict[str, float]:
@@ -153,16 +161,18 @@ def kernels(arguments: argparse.Namespace) -> None:
         free_memory()
         if found is not None:
             results[name] = found
-            print(f"{name:42}", "  ".join(f"{part} {ms:7.3f}" for part, ms in found.items()), flush=True)
+            print(f"{name:40}", "  ".join(f"{part} {ms:7.3f}" for part, ms in found.items()), flush=True)
 
     for length in arguments.lengths:
         given = length, arguments.tokens
         row(f"{length}: bert", lambda given=given: of_bert(*given))  # type: ignore[misc]
-        for block, warps, stages in VARIANTS:
-            set_variant(block, warps, stages)
-            name = f"{length}: block {block}, {warps} warps, {stages} stages"
+        for variant in VARIANTS:
+            set_variant(*variant)
+            weights, block, *launches = variant
+            name = f"{length}: {weights}, {block}, " + " ".join(f"{warps}x{stages}" for warps, stages in launches)
             row(name, lambda given=given: of_deberta(*given, None))  # type: ignore[misc]
-        row(f"{length}: FlexAttention", lambda given=given: of_flex(*given, 256))  # type: ignore[misc]
+        if arguments.flex:
+            row(f"{length}: FlexAttention", lambda given=given: of_flex(*given, 256))  # type: ignore[misc]
     keep(NAME, arguments.results, "kernels", f"{arguments.tokens} tokens", results)
 
 
@@ -269,6 +279,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--tokens", type=int, default=32768, help="of a step")
+    parser.add_argument("--flex", action="store_true", help="kernels: FlexAttention too, which compiles for a minute")
     parser.add_argument("--no-peer", action="store_true", help="steps: without transformers")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--smoke", action="store_true", help="steps: tiny shapes")

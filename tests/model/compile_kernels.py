@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused import loss, taught
+from bertsmith.model.fused import loss, relative_attention, taught
 from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -88,7 +88,8 @@ def main() -> None:
         compile_model(dataclasses.replace(config, hidden_size=2048, num_heads=16), [20, 300])
         deberta = dataclasses.replace(config, positions="none", num_segments=0, relative_terms="both")
         compile_model(deberta, [20, 3])
-        compile_model(dataclasses.replace(deberta, key_bias=False, relative_buckets=256), [20, 300])
+        for relative_attention.KEPT_LENGTH in (0, 512):  # the weights are recomputed, and kept
+            compile_model(dataclasses.replace(deberta, key_bias=False, relative_buckets=256), [20, 300])
         windows = dataclasses.replace(config, window=64, global_every=2)
         compile_model(windows, [20, 3])
         compile_model(windows, [20, 300])

@@ -124,6 +124,18 @@ def test_fused_kernels_are_as_close_to_float32_as_plain_code(longest: int, chang
     assert (fused - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()
 
 
+def test_recomputed_weights_give_the_gradients_of_kept_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, which the kept weights carry along; the seed of a step is always the same."""
+    from bertsmith.model.fused import relative_attention
+
+    torch.manual_seed(0)
+    model, batch = MaskedLM(Encoder(config(0.1, **DEBERTA_V3))).to(CUDA), masked_batch(512, 16)
+    kept = all_gradients(model, batch, "bfloat16")[1]
+    monkeypatch.setattr(relative_attention, "KEPT_LENGTH", 0)
+    recomputed = all_gradients(model, batch, "bfloat16")[1]
+    assert 0 < (kept - recomputed).norm() < 0.02 * recomputed.norm()
+
+
 def test_memory_grows_with_the_length_alone() -> None:
     """Of a training step on one sequence: with twice the tokens, twice the activations, up to 8,192 tokens.
 
@@ -294,8 +306,14 @@ def test_every_head_can_be_captured(kind: str) -> None:
     assert np.allclose(*runs, atol=0.03)
 
 
-def test_gradients_with_distances_do_not_depend_on_the_order_of_programs() -> None:
+@pytest.mark.parametrize("kept_length", [512, 0], ids=["kept", "recomputed"])
+def test_gradients_with_distances_do_not_depend_on_the_order_of_programs(
+    kept_length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two backward passes give the same bits, those of the tables of distances as well."""
+    from bertsmith.model.fused import relative_attention
+
+    monkeypatch.setattr(relative_attention, "KEPT_LENGTH", kept_length)
     torch.manual_seed(0)
     encoder, batch = Encoder(config(**DEBERTA_V3)).to(CUDA), masked_batch(512, 16).to(CUDA)
     found = []

@@ -105,22 +105,66 @@ def test_attention(lengths: list[int], buckets: int | None, reach: int, terms: s
     compare(lengths, buckets, reach, terms, dropout)
 
 
+@pytest.mark.parametrize(
+    ("terms", "dropout"),
+    [
+        ("keys, queries", 0.3),
+        pytest.param("keys, queries", 0.0, marks=pytest.mark.slow),
+        pytest.param("keys", 0.3, marks=pytest.mark.slow),
+        pytest.param("queries", 0.3, marks=pytest.mark.slow),
+    ],
+)
+def test_weights_of_longer_sequences_are_recomputed(
+    terms: str, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relative_attention, "KEPT_LENGTH", 18)
+    compare([19, 3], 8, 20, terms, dropout)
+
+
+@pytest.mark.parametrize(
+    ("kept_length", "trained", "kept"), [(19, True, True), (18, True, False), (19, False, False)],
+    ids=["short", "longer", "without gradients"],
+)  # fmt: skip
+def test_weights_are_kept_for_the_gradients_of_short_sequences_alone(
+    kept_length: int, trained: bool, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of all 22 tokens, with as many blocks of keys as the longest sequence has."""
+    found = []
+    forward = relative_attention.relative_attention_forward
+    monkeypatch.setattr(relative_attention, "KEPT_LENGTH", kept_length)
+    monkeypatch.setattr(
+        relative_attention, "relative_attention_forward", lambda *given: found.append(forward(*given)) or found[-1]
+    )
+    rows, count = row_map(19, 8, 20)
+    layout = Packed(torch.tensor([0, 19, 22], dtype=torch.int32), 19)
+    with torch.set_grad_enabled(trained):
+        qkv = random(22, 3 * HEADS * SIZE) * 1.0
+        tables = RelativeTables(random(count, HEADS * SIZE), None, rows, SIZE**-0.5)
+        ops.attend_with_distances(qkv, random(3 * HEADS * SIZE), layout, HEADS, tables, 0.0)
+    [(_, _, (weights, peaks))] = found
+    assert [None if x is None else x.shape for x in (weights, peaks)] == (
+        [(22, HEADS, 32), (HEADS, 2, 22)] if kept else [None, None]
+    )
+
+
 @triton.jit
-def _shifted(x_ptr, out_ptr, SIGN: tl.constexpr, BLOCK: tl.constexpr):
+def _shifted(x_ptr, out_ptr, SIGN: tl.constexpr, BLOCK: tl.constexpr, PAIRED: tl.constexpr):
     place = tl.arange(0, BLOCK)
     tile = place[:, None] * BLOCK + place[None, :]
-    tl.store(out_ptr + tile, relative_attention.shifted(tl.load(x_ptr + tile), SIGN, BLOCK))
+    tl.store(out_ptr + tile, relative_attention.shifted(tl.load(x_ptr + tile), SIGN, BLOCK, PAIRED))
 
 
+@pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_rows_are_shifted_by_their_positions(dtype: torch.dtype, sign: int) -> None:
+def test_rows_are_shifted_by_their_positions(dtype: torch.dtype, sign: int, paired: bool) -> None:
     """Numbers of 16 bits move in pairs, and no bit of them changes."""
     x = torch.randn(64, 64).to(dtype)
     moved = torch.full_like(x, torch.nan)
-    _shifted[(1,)](x, moved, SIGN=sign, BLOCK=64)
+    _shifted[(1,)](x, moved, SIGN=sign, BLOCK=64, PAIRED=paired)
     place = torch.arange(64)
-    assert torch.equal(moved, x.gather(1, (sign * (place[:, None] - place)) % 64))
+    column = place.view(2, 32).t().flatten() if paired else place
+    assert torch.equal(moved, x.gather(1, (sign * (place[:, None] - column)) % 64))
 
 
 @pytest.mark.slow

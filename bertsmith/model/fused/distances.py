@@ -75,6 +75,17 @@ def _places(centre: int, furthest: int, device: torch.device) -> Tensor:
 
 
 @triton.jit
+def columns(BLOCK: tl.constexpr, PAIRED: tl.constexpr):
+    """The columns of a tile in the order in which it holds them.
+
+    `PAIRED`: those that are half a block apart are neighbours. They are shifted together, and sums over distances may
+    be in any order.
+    """
+    place = tl.arange(0, BLOCK)
+    return place // 2 + place % 2 * (BLOCK // 2) if PAIRED else place
+
+
+@triton.jit
 def products_place(start, length, first, head, blocks, heads: tl.constexpr, BLOCK: tl.constexpr):
     """Where a block's gradients of products with its first slice (B, B) begin, and how far those of the next slice are.
 
@@ -108,7 +119,7 @@ def _table_gradient(
             own = tl.load(own_ptr + token[:, None] * stride + head * SIZE + feature[None, :], valid, 0.0)
             total += tl.dot(tl.trans(products), own)
     centre = blocks * BLOCK
-    row = group * (2 * centre + 1) + centre + SIGN * (apart * BLOCK + place)
+    row = group * (2 * centre + 1) + centre + SIGN * (apart * BLOCK + columns(BLOCK, True))
     at = row.to(tl.int64)[:, None] * (heads * SIZE) + head * SIZE + feature[None, :]
     tl.store(part_ptr + at, total * scale)
 

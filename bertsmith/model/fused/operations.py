@@ -275,18 +275,21 @@ class _Relative(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv, bias, keys, queries, where, starts, seed, settings):  # type: ignore[override]
         tables = distances.expand(keys, queries, where, settings[0])
-        out, sums = relative_attention.relative_attention_forward(qkv, tables, starts, seed, *settings)
-        ctx.save_for_backward(out, sums, qkv, *tables[:3], starts, seed)
+        out, sums, kept = relative_attention.relative_attention_forward(
+            ctx.needs_input_grad[0], qkv, tables, starts, seed, *settings
+        )
+        ctx.save_for_backward(out, sums, *kept, qkv, *tables[:3], starts, seed)
         ctx.sizes, ctx.settings, ctx.bias = tables[3:], settings, bias is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
-        out, sums, qkv, keys, queries, where, starts, seed = ctx.saved_tensors
+        out, sums, weights, peaks, qkv, keys, queries, where, starts, seed = ctx.saved_tensors
         tables = distances.Distances(keys, queries, where, *ctx.sizes)
+        kept = relative_attention.Kept(weights, peaks)
         dqkv, dbias, dkeys, dqueries = relative_attention.relative_attention_backward(
-            grad.contiguous(), out, sums, qkv, tables, starts, seed, *ctx.settings
+            grad.contiguous(), out, sums, kept, qkv, tables, starts, seed, *ctx.settings
         )
         return dqkv, dbias if ctx.bias else None, dkeys, dqueries, None, None, None, None
 
