@@ -1,6 +1,7 @@
 """Settings, fixtures and reference models that several test files share."""
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -31,6 +32,7 @@ LONGEST = ("test_paper.py", "test_every_family.py", "test_fused.py", "test_every
 
 
 def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries clean up at the exit
     shutil.rmtree(os.environ["BERTSMITH_CACHE"], ignore_errors=True)
 
 
@@ -38,6 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """With pytest-xdist the longest files come first, so that no worker waits for one at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections, of which every training run makes one, leave out what the imports have made."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

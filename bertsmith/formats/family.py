@@ -14,6 +14,7 @@ from bertsmith.formats.storage import Names, as_stored, expand
 from bertsmith.model.config import Activation, EncoderConfig
 from bertsmith.text.tokenizer import Kind
 
+USUAL = EncoderConfig()  # made once: its checks take longer than everything that compares settings with it
 TOKENS, POSITIONS = "encoder.embeddings.tokens.weight", "encoder.embeddings.positions.weight"
 # Fields of a `config.json` that do not change what an encoder computes. The first describe the file or the head, and
 # are set again, or generation, which old releases wrote for every model; the others are kept and written back.
@@ -184,7 +185,7 @@ class Family:
         """The value of a setting that a `config.json` does not have."""
         if name == "head_activation":
             return self.head_activation
-        return self.defaults.get(name, getattr(EncoderConfig(), name))
+        return self.defaults.get(name, getattr(USUAL, name))
 
     def accepts(self, name: str, value: Any) -> bool:
         """Whether the family can express a value of a setting."""

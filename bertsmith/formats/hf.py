@@ -235,11 +235,11 @@ def names_of(model: Model) -> dict[str, Stored]:
 def _with_copies(names: dict[str, Stored], config: EncoderConfig) -> dict[str, Stored]:
     """Fill in the number of heads, and the names in other layers of sublayers that several stored layers share."""
     names = {name: replace(each, heads=config.num_heads) if each.by_head else each for name, each in names.items()}
-    copied = dict(names)
+    copied, layers = dict(names), _layers_in_files(config)
     for name, stored in names.items():
         prefix, part = "encoder.layers.0.", name.removeprefix("encoder.layers.0.")
         if name.startswith(prefix) and part.split(".")[0] in SHARED[config.shared_layers]:
-            others = [names[f"encoder.layers.{i}.{part}"].names for i in range(1, _layers_in_files(config))]
+            others = [names[f"encoder.layers.{i}.{part}"].names for i in range(1, layers)]
             copied[name] = replace(stored, copies=tuple(other for other in others if other != stored.names))
     return copied
 
