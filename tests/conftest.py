@@ -1,6 +1,5 @@
 """Settings, fixtures and reference models that several test files share."""
 
-import atexit
 import gc
 import os
 import shutil
@@ -15,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-atexit.register(shutil.rmtree, os.environ["BERTSMITH_CACHE"], ignore_errors=True)
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton interprets the kernels on the CPU
