@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bertsmith.errors import UserError
 from bertsmith.serve.batching import Batcher, TooLarge
+from bertsmith.serve.memory import MemoryKeeper
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Models, ServedModel, Work
 from bertsmith.serve.settings import ServeConfig, characters
@@ -31,12 +32,14 @@ class Service:
         self.models, self.config, self.metrics = models, config, Metrics()
         limits = config.max_batch_tokens, config.wait_ms, config.queue_tokens
         self._threads = config.threads or torch.get_num_threads()
-        self.batcher = Batcher(*limits, self.metrics.batch, config.engines, self._share_threads)
+        self._memory = MemoryKeeper()
+        self.batcher = Batcher(*limits, self.metrics.batch, config.engines, self._before_batch)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="bertsmith-text")
 
-    def _share_threads(self, computing: int) -> None:
+    def _before_batch(self, computing: int) -> None:
         """Give the batch of this engine its share of the threads: all of them while no other batch is computed."""
         torch.set_num_threads(max(1, self._threads // computing))
+        self._memory.used.set()
 
     async def run(self, model: ServedModel, texts: Sequence[Any], make: Callable[[], Work]) -> tuple[Any, int]:
         """Return the values of a request and the number of its tokens; `texts` is what its size is measured by."""
@@ -71,6 +74,7 @@ class Service:
         """Compute what waits, and end the threads."""
         self.batcher.close()
         self._pool.shutdown()
+        self._memory.close()
 
 
 def service_of(request: Request) -> Service:
