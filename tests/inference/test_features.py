@@ -1,8 +1,6 @@
 """Features equal the hidden states of `transformers` in every layer, word by word, for texts of any length."""
 
 import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -324,22 +322,11 @@ def test_states_too_large_for_float16_are_refused(folder, theirs, tmp_path):
     assert features(folder, texts, tmp_path / "out", dtype="float32", device="cpu")["texts"] == 5
 
 
-def test_the_features_command(folder, tmp_path):
+def test_the_features_command(folder, tmp_path, run_command):
     texts = write(tmp_path / "t.txt", TEXTS)
-    command = [
-        sys.executable,
-        "-m",
-        "bertsmith",
-        "features",
-        folder,
-        texts,
-        "--layers",
-        "-1",
-        "--out",
-        tmp_path / "out",
-    ]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    code, stdout, _ = run_command("features", folder, texts, "--layers", "-1", "--out", tmp_path / "out", "--json")
+    assert code == 0
+    found = json.loads(stdout)
     assert found["layers"] == [3]
     assert found["bytes_per_word"] > 128
 

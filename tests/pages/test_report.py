@@ -238,15 +238,16 @@ def test_an_unfinished_run_with_a_truncated_line(tmp_path: Path) -> None:
     assert "in 400 of 1,000 steps" in html
 
 
-@pytest.mark.parametrize("lines", [None, [], [{}], [{"step": 1}], [{"step": 1, "loss": math.nan}]])
-def test_a_run_with_no_metrics_yet(tmp_path: Path, lines: list[dict[str, Any]] | None) -> None:
-    run = make_run(tmp_path / "new", lines, finished=False)
-    html = written([run], tmp_path / "page.html")
-    assert "new is not finished" in html
-    assert "train.batch_size" in html
-    assert "<svg" not in html
-    both = written([run, make_run(tmp_path / "first", records())], tmp_path / "both.html")
-    assert curves(figures(both)["Loss of the masked words, held out"], "group1")
+def test_runs_with_no_metrics_yet(tmp_path: Path) -> None:
+    logs = [None, [], [{}], [{"step": 1}], [{"step": 1, "loss": math.nan}]]
+    runs = [make_run(tmp_path / f"new-{number}", lines, finished=False) for number, lines in enumerate(logs)]
+    for run in runs:
+        html = written([run], tmp_path / "page.html")
+        assert f"{run.name} is not finished" in html
+        assert "train.batch_size" in html
+        assert "<svg" not in html
+    html = written([*runs, make_run(tmp_path / "first", records())], tmp_path / "all.html")
+    assert curves(figures(html)["Loss of the masked words, held out"], f"group{len(runs)}")
 
 
 def test_runs_in_the_old_format(world: Path, tmp_path: Path) -> None:
@@ -329,8 +330,7 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
         ids = re.findall(r"\bid=\"?([\w-]+)", html)
         assert len(ids) == len(set(ids))
         assert set(re.findall(r"[(\"]#(\w+)[)\"]", html)) <= set(ids)
-        before = html
-        assert written(folders, tmp_path / "page.html") == before
+    assert written(runs, tmp_path / "page.html") == html
 
 
 def test_labels_of_runs_are_distinct(tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ def test_time_budget_counts_the_time_before_a_resume() -> None:
 
 def test_epochs_replace_the_steps_of_a_recipe(world: Path, tmp_path: Path) -> None:
     """A recipe has a million steps, which would otherwise override the epochs that a user sets."""
-    run, less = tmp_path / "run", settings("train.epochs=0.1", "data.long_length=null")
-    config = settings("train.steps=1000000", "train.epochs=0.2", "data.long_length=null")
-    assert (config.train.steps, config.train.epochs) == (None, 0.2)
+    run, less = tmp_path / "run", settings("train.epochs=0.05", "data.long_length=null")
+    config = settings("train.steps=1000000", "train.epochs=0.1", "data.long_length=null")
+    assert (config.train.steps, config.train.epochs) == (None, 0.1)
     assert settings("train.epochs=2", "train.steps=9").train.steps == 9  # the last setting counts
     assert settings("train.steps=9", "train.epochs=null").train.steps == 9
     fast = override(recipe("speedrun"), ["train.steps=200"]).train
