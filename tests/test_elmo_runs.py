@@ -231,6 +231,7 @@ def test_a_model_of_every_kind_of_task_is_trained_on_the_features(task: str, run
     assert all(torch.equal(after[name], before[name]) for name in before if name.startswith("elmo."))
     assert not torch.equal(after["head.mix"], torch.ones(3))
     assert not torch.equal(after["head.scale"], torch.ones(1))
+    assert after["head.standard.bias"].any()
     values = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert values["model_type"] == "bertsmith-features-elmo"
     answers = bertsmith.Predictor.load(tmp_path / "run", device="cpu")(inputs_of(task))
@@ -264,12 +265,29 @@ def test_the_model_on_features_learns(task: str, run: Path, tmp_path: Path) -> N
     assert scores["f1" if task == "answer" else "accuracy"] > 95
 
 
+def test_standardised_features_are_learnt_quickly(run: Path, tmp_path: Path) -> None:
+    """On the states as they are, the same 20 steps do not leave the constant answer; the saved model is the same."""
+    changes = ["train.steps=20", "train.batch_size=8", "train.learning_rate=1e-2", "restarts=0", "dropout=0.0"]
+    changes += ["features.hidden_size=32", "features.num_layers=1", "train.evaluate_every=0", "data.max_length=32"]
+    config, rows = override(feature_based("classify", "mix-all"), changes), LEARNT["classify"]
+    scores = bertsmith.finetune(config, run, rows, tmp_path / "run", dev=rows, device="cpu")
+    assert scores["accuracy"] > 95
+    predictor = bertsmith.Predictor.load(tmp_path / "run", device="cpu")
+    assert [answer["label"] for answer in predictor([row["text"] for row in rows])] == [row["label"] for row in rows]
+    values = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert values["features"]["standardise"] is True
+    off = override(config, ["features.standardise=false", "train.steps=1"])
+    bertsmith.finetune(off, run, rows, tmp_path / "off", dev=rows, device="cpu")
+    assert not [name for name in load_file(tmp_path / "off/model/model.safetensors") if "standard" in name]
+
+
 def test_resumed_training_on_features_is_identical(run: Path, tmp_path: Path) -> None:
     config = override(feature_based("pair", "mix-all"), [*TUNED, "train.save_every=2", "train.keep=9"])
     data = {"dev": TASKS["pair"], "device": "cpu"}
     bertsmith.finetune(config, run, TASKS["pair"], tmp_path / "whole", **data)
     bertsmith.finetune(config, run, TASKS["pair"], cut(tmp_path / "whole", tmp_path / "cut", 2), resume=True, **data)
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    assert load_file(tmp_path / "cut" / "model" / "model.safetensors")["head.standard.bias"].any()
 
 
 def test_an_elmo_is_not_fine_tuned_whole(run: Path, tmp_path: Path) -> None:

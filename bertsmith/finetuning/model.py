@@ -45,7 +45,10 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
 
 
 def with_settings_of_family(head: HeadConfig, task: Task, config: FinetuneConfig, source: Path) -> HeadConfig:
-    """A head with the language model's weight and the orders of pairs: as configured, or as the family has them."""
+    """A head with the settings that differ between families: as configured, or as the family has them.
+
+    These are the language model's weight, the orders of pairs, and whether states that are features are standardised.
+    """
     values = read_config(source)
     family, encoder = family_named(values, source / CONFIG), config_in(values, source)
     trained_alone = head.features is None and not head.bilstm_layers and not head.beside
@@ -62,7 +65,10 @@ def with_settings_of_family(head: HeadConfig, task: Task, config: FinetuneConfig
             f"both_orders adds the logits of two sequences, which needs a label or a number of a pair and an output "
             f"layer without a bias, as openai-gpt has; {source} is {family.model_type}; leave it out"
         )
-    return replace(head, language_model=weight, both_orders=both)
+    features = head.features
+    if features is not None and features.standardise is None and encoder.layer_type == "lstm":
+        features = replace(features, standardise=True)
+    return replace(head, language_model=weight, both_orders=both, features=features)
 
 
 def _with_task_tokens(loaded: Loaded) -> Loaded:

@@ -15,7 +15,7 @@ from bertsmith.errors import UserError
 from bertsmith.finetuning.batches import micro_batches
 from bertsmith.finetuning.collapse import collapse
 from bertsmith.finetuning.data import RunData, class_weights, read_data
-from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples, stores_states
+from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples, measure_states, stores_states
 from bertsmith.finetuning.model import freeze, start_model, start_task, with_settings_of_family
 from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
@@ -142,7 +142,10 @@ def _finetune(
     predictor = Predictor(Loaded(run, network, loaded.tokenizer, notes), device)
     predictor.encode = encode_once  # the dev rows are the same at every evaluation, and in the next run
     dev = DevScores(predictor, data)
-    scores = _train(seeded, network, dev, _examples(encoded, predictor, data, run), steps, run, device, checkpoint)
+    examples = _examples(encoded, predictor, data, run)
+    if checkpoint is None:
+        measure_states(network, examples, device)
+    scores = _train(seeded, network, dev, examples, steps, run, device, checkpoint)
     reason = _collapse(data, network, dev, run)
     if reason and starts_again(run, seeded.train.seed, scores["steps"], restarts, reason):
         return None

@@ -53,7 +53,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 NOTES = "bertsmith.json"
 HEAD_NAMES = (  # the parameters of an output layer, and of what is trained with it
-    *("head.output.", "head.lstm.", "head.mix", "head.scale", "head.top."),
+    *("head.output.", "head.lstm.", "head.mix", "head.scale", "head.standard.", "head.top."),
     *("head.compare.", "head.compose.", "head.dense."),
 )
 OWN_NAMES = ("head.", "beside.")  # the parameters of a model that `transformers` has no class for

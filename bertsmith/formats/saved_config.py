@@ -153,7 +153,7 @@ def head_out(head: HeadConfig, config: EncoderConfig) -> dict[str, Any]:
     if setting.name and (head.dropout is not None or setting.default is not None):  # else theirs is ours
         values[setting.name] = head.rate(config)
     if head.features is not None:
-        values["features"] = asdict(head.features)
+        values["features"] = {name: value for name, value in asdict(head.features).items() if value is not None}
     if head.bilstm_layers:
         values["bilstm_layers"] = head.bilstm_layers
     own = {"beside": head.beside, "language_model": head.language_model, "both_orders": head.both_orders}

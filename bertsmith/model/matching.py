@@ -15,7 +15,7 @@ from bertsmith.batch import Batch, Layout
 from bertsmith.model.characters import init_by_inputs
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter
-from bertsmith.model.recurrent import FeatureConfig, bilstm, combined, frozen_states, mixing
+from bertsmith.model.recurrent import FeatureConfig, bilstm, combined, frozen_states, mixing, standardisation
 
 
 class MatchingHead(nn.Module):
@@ -33,6 +33,7 @@ class MatchingHead(nn.Module):
         super().__init__()
         self.layers = features.numbers(config.num_layers)
         size, self.mix, self.scale = mixing(config, features)
+        self.standard = standardisation(config, features)
         width, between = features.hidden_size, dropout if features.num_layers > 1 else 0.0
         self.lstm = nn.LSTM(size, width, features.num_layers, bidirectional=True, dropout=between)
         self.compare = nn.Linear(8 * width, width)
@@ -45,7 +46,7 @@ class MatchingHead(nn.Module):
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
         """Logits of a batch: (…, K) of tokens, or (B, K) of sequences."""
-        states = combined(frozen_states(encoder, batch, self.layers), self.mix, self.scale)
+        states = combined(self.standard(frozen_states(encoder, batch, self.layers)), self.mix, self.scale)
         return self(states, batch.layout, batch.segments)  # type: ignore[no-any-return]
 
     def forward(self, states: Tensor, layout: Layout, segments: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ W words, T tokens, L layers whose states are used, H the encoder's hidden size, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,7 @@ from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.lstm import reordered, reversal
 from bertsmith.model.states import hidden_states, parse_layers
 
+EPS = 1e-8  # added to the variance of a component, which may be the same for all words
 How = Literal["concat", "sum", "scaled-sum"]
 # The rows of Table 7: which layers are used, and how their states become one vector per word.
 VARIANTS: dict[str, tuple[str, How]] = {
@@ -39,12 +41,14 @@ FEATURES: dict[str, tuple[str, How]] = {**VARIANTS, "mix-all": ("all", "scaled-s
 class FeatureConfig:
     """The BiLSTM between a frozen encoder and the output layer; without a `variant` the whole model is fine-tuned.
 
-    `variant` names a row of Table 7, or `mix-all`, as ELMo is used; `hidden_size` is that of each direction.
+    `variant` names a row of Table 7, or `mix-all`, as ELMo is used; `hidden_size` is that of each direction. With
+    `standardise` the states are standardised before they are used; unset, fine-tuning does so for an encoder of LSTMs.
     """
 
     variant: str = ""
     hidden_size: int = 768
     num_layers: int = 2
+    standardise: bool | None = None
     BOUNDS = {"hidden_size": Bounds(1, 2**17), "num_layers": Bounds(1, 100)}
 
     def __post_init__(self) -> None:
@@ -65,6 +69,42 @@ class FeatureConfig:
         return parse_layers(self.layers, num_layers)
 
 
+class Standardised(nn.Module):
+    """States (…, L, H) whose components have mean 0 and standard deviation 1 over the training rows.
+
+    The states of ELMo, which has no norms, are mostly one vector that all words share, and an LSTM on them learns
+    slowly. The statistics are measured once before training and saved with the model; without them nothing changes.
+    """
+
+    weight: Tensor  # (L · H,) the inverse of the standard deviation
+    bias: Tensor  # (L · H,) the mean, divided by the standard deviation, with the opposite sign
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(size))
+        self.register_buffer("bias", torch.zeros(size))
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self.bias.any())
+
+    @torch.no_grad()
+    def measure(self, parts: Iterable[Tensor]) -> None:
+        """Set the statistics from the states (N, L, H) of some batches."""
+        count, sums, squares = 0, torch.zeros(len(self.bias), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for part in parts:
+            states = part.flatten(-2).cpu().double()
+            count, sums, squares = count + len(states), sums + states.sum(0), squares + states.square().sum(0)
+        mean = sums / count
+        scale = (squares / count - mean.square() + EPS).rsqrt()
+        self.weight.copy_(scale)
+        self.bias.copy_(-mean * scale)
+
+    def forward(self, states: Tensor) -> Tensor:
+        shape = states.shape[-2:]
+        return states * self.weight.view(shape) + self.bias.view(shape)
+
+
 class RecurrentHead(nn.Module):
     """A BiLSTM on the states of some layers of a frozen encoder, and the logits of every word."""
 
@@ -72,6 +112,7 @@ class RecurrentHead(nn.Module):
         super().__init__()
         self.layers = features.numbers(config.num_layers)
         size, self.mix, self.scale = mixing(config, features)
+        self.standard = standardisation(config, features)
         between = dropout if features.num_layers > 1 else 0.0
         self.lstm = nn.LSTM(size, features.hidden_size, features.num_layers, bidirectional=True, dropout=between)
         self.dropout = nn.Dropout(dropout)
@@ -84,7 +125,7 @@ class RecurrentHead(nn.Module):
         Autocast is off, since not every device has an LSTM in bfloat16.
         """
         with torch.autocast(states.device.type, enabled=False):
-            x = combined(states.to(self.output.weight.dtype), self.mix, self.scale)
+            x = combined(self.standard(states.to(self.output.weight.dtype)), self.mix, self.scale)
             return self.output(self.dropout(bilstm(self.lstm, self.dropout(x), layout)))
 
     def scores(self, encoder: Encoder, batch: Batch) -> Tensor:
@@ -116,6 +157,12 @@ def mixing(config: EncoderConfig, features: FeatureConfig) -> tuple[int, nn.Para
         return config.hidden_size * count, None, None
     scale = nn.Parameter(torch.empty(1)) if how == "scaled-sum" else None
     return config.hidden_size, nn.Parameter(torch.empty(count)), scale  # equal at the start, and 1
+
+
+def standardisation(config: EncoderConfig, features: FeatureConfig) -> nn.Module:
+    """What is done to the states before they are combined: nothing, unless they are standardised."""
+    size = config.hidden_size * len(features.numbers(config.num_layers))
+    return Standardised(size) if features.standardise else nn.Identity()
 
 
 def combined(states: Tensor, mix: Tensor | None, scale: Tensor | None) -> Tensor:

@@ -135,6 +135,7 @@ def test_saved_folder_restores_the_whole_model(variant, tmp_path, tiny_tokenizer
     assert "transformers has no class" in json.loads((tmp_path / "a" / "bertsmith.json").read_text())["remark"]
     values = json.loads((tmp_path / "a" / "config.json").read_text())
     assert values["model_type"] == "bertsmith-features-bert"
+    assert values["features"] == {"variant": variant, "hidden_size": 12, "num_layers": 2}  # nothing is standardised
     other = load_folder(tmp_path / "a", HeadConfig("tags", LABELS, features=FeatureConfig(variant, 20)))
     assert any(name.startswith("head.lstm.") for name in other.missing)
     biases = [v for n, v in other.model.state_dict().items() if "bias" in n and n.startswith("head.")]

@@ -13,7 +13,7 @@ from bertsmith.batch import Example, bucketed, collate
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.model.recurrent import FeatureConfig, combined
+from bertsmith.model.recurrent import FeatureConfig, Standardised, combined
 from bertsmith.model.states import hidden_states
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -109,6 +109,29 @@ def test_a_pair_is_read_as_a_pair() -> None:
         logits = model.logits(batch)
         alone = model.logits(replace(batch, segments=torch.zeros_like(batch.segments)))
     assert (logits - alone).abs().max() > 1e-3
+
+
+def test_states_are_standardised_by_what_was_measured() -> None:
+    """A component that all words share becomes zero, and states that were not measured stay as they are."""
+    states = 3 + torch.randn(50, 2, 4) * torch.tensor([0.1, 1.0, 5.0, 0.0])
+    standard = Standardised(8)
+    assert standard(states).equal(states)
+    standard.measure([states[:20], states[20:]])
+    found = standard(states)
+    assert_close(found.mean(0), torch.zeros(2, 4), atol=1e-3, rtol=0)
+    assert_close(found.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]).expand(2, 4), atol=1e-3, rtol=0)
+    assert standard.is_measured
+
+
+@torch.no_grad()
+def test_standardised_states_are_what_is_combined() -> None:
+    head = HeadConfig("single", ("a", "b"), features=FeatureConfig("mix-all", 8, 1, standardise=True))
+    model, batch = randomise(TaskModel(Encoder(CONFIG), head)).eval(), batch_of(True)
+    states = torch.stack([*hidden_states(model.encoder, batch, (0, 1, 2, 3)).values()], -2)
+    model.head.standard.measure([states])
+    standardised = (states - states.mean(0)) / states.std(0, correction=0)
+    features = combined(standardised, model.head.mix, model.head.scale)
+    assert_close(model.logits(batch), model.head(features, batch.layout, batch.segments), atol=1e-4, rtol=1e-4)
 
 
 def test_layers_are_mixed_as_the_paper_says() -> None:
