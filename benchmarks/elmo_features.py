@@ -40,7 +40,7 @@ def trained(run: Path, sample: Path, standardise: bool, seed: int) -> dict[str, 
         out = Path(folder, "tuned")
         scores = bertsmith.finetune(config, run, sample / "train.csv", out, dev=sample / "dev.csv", device="cpu")
         loss = runlog.last_loss(out, "task_loss")
-    return {"accuracy": round(float(scores["accuracy"]), 1), "loss": round(float(loss or np.nan), 2)}
+    return {"accuracy": round(float(scores["accuracy"]), 1), "loss": round(loss, 2)}
 
 
 def linear(run: Path, sample: Path) -> float:

@@ -72,8 +72,8 @@ class FeatureConfig:
 class Standardised(nn.Module):
     """States (…, L, H) whose components have mean 0 and standard deviation 1 over the training rows.
 
-    The states of ELMo, which has no norms, are mostly one vector that all words share, and an LSTM on them learns
-    slowly. The statistics are measured once before training and saved with the model; without them nothing changes.
+    The states of ELMo, which has no norms, have a large part that all words share, and an LSTM on them learns slowly.
+    The statistics are measured once before training and saved with the model; without them nothing changes.
     """
 
     weight: Tensor  # (L · H,) the inverse of the standard deviation
