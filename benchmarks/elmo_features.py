@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import bertsmith
 from benchmarks.record import record
@@ -51,34 +52,11 @@ def linear(run: Path, sample: Path) -> float:
         with (sample / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
             rows = list(csv.DictReader(lines))
         texts = [row["text"] for row in rows]
-        inputs[name] = torch.from_numpy(np.concatenate([np.array(each(texts)) for each in embedders], 1)).double()
+        inputs[name] = np.concatenate([np.array(each(texts)) for each in embedders], 1)
         labels[name] = [row["label"] for row in rows]
-    names = sorted(set(labels["train"]))
-    targets = {name: torch.tensor([names.index(label) for label in found]) for name, found in labels.items()}
-    mean, deviation = inputs["train"].mean(0), inputs["train"].std(0)
-    x, dev = ((inputs[name] - mean) / deviation for name in ("train", "dev"))
-    accuracies = []
-    for penalty in PENALTIES:
-        weight = _fitted(x, targets["train"], len(names), penalty)
-        right = (F.pad(dev, (0, 1), value=1.0) @ weight).argmax(-1) == targets["dev"]
-        accuracies.append(100 * right.double().mean().item())
-    return round(max(accuracies), 1)
-
-
-def _fitted(x: torch.Tensor, targets: torch.Tensor, classes: int, penalty: float) -> torch.Tensor:
-    """The weights of logistic regression, whose last row is the bias."""
-    x = F.pad(x, (0, 1), value=1.0)
-    weight = torch.zeros(x.shape[1], classes, dtype=x.dtype, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], max_iter=500, line_search_fn="strong_wolfe")
-
-    def loss() -> Any:
-        optimizer.zero_grad()
-        total = F.cross_entropy(x @ weight, targets, reduction="sum") + penalty / 2 * weight[:-1].square().sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        return total
-
-    optimizer.step(loss)
-    return weight.detach()
+    models = [make_pipeline(StandardScaler(), LogisticRegression(C=1 / each, max_iter=1000)) for each in PENALTIES]
+    accuracies = [model.fit(inputs["train"], labels["train"]).score(inputs["dev"], labels["dev"]) for model in models]
+    return round(100 * max(accuracies), 1)
 
 
 def main() -> None:
