@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
 
 SECONDS = 5.0  # between two returns; each takes some milliseconds, and as many until the memory is in use again
 
@@ -19,21 +18,20 @@ def return_memory() -> None:
         libc.malloc_trim(0)
 
 
-class MemoryKeeper:
+class MemoryReturn:
     """A thread that returns memory every few seconds while batches are computed, and once after the last one."""
 
-    def __init__(self, seconds: float = SECONDS, give_back: Callable[[], None] = return_memory) -> None:
-        self.seconds, self.give_back = seconds, give_back
-        self.used = threading.Event()  # set by whoever has computed a batch
+    def __init__(self) -> None:
+        self.has_freed = threading.Event()  # set after a batch
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="bertsmith-memory", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
-        while not self._closed.wait(self.seconds):
-            if self.used.is_set():
-                self.used.clear()
-                self.give_back()
+        while not self._closed.wait(SECONDS):
+            if self.has_freed.is_set():
+                self.has_freed.clear()
+                return_memory()
 
     def close(self) -> None:
         """End the thread."""

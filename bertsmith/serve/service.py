@@ -15,8 +15,8 @@ from fastapi import Request, Response
 from numpy.typing import NDArray
 
 from bertsmith.errors import UserError
-from bertsmith.serve.batching import Batcher, TooLarge
-from bertsmith.serve.memory import MemoryKeeper
+from bertsmith.serve.batching import Batcher, Lane, TooLarge
+from bertsmith.serve.memory import MemoryReturn
 from bertsmith.serve.metrics import Metrics
 from bertsmith.serve.models import Models, ServedModel, Work
 from bertsmith.serve.settings import ServeConfig, characters
@@ -32,14 +32,17 @@ class Service:
         self.models, self.config, self.metrics = models, config, Metrics()
         limits = config.max_batch_tokens, config.wait_ms, config.queue_tokens
         self._threads = config.threads or torch.get_num_threads()
-        self._memory = MemoryKeeper()
-        self.batcher = Batcher(*limits, self.metrics.batch, config.engines, self._before_batch)
+        self._memory = MemoryReturn()
+        self.batcher = Batcher(*limits, self._after_batch, config.engines, self._share_threads)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="bertsmith-text")
 
-    def _before_batch(self, computing: int) -> None:
+    def _share_threads(self, computing: int) -> None:
         """Give the batch of this engine its share of the threads: all of them while no other batch is computed."""
         torch.set_num_threads(max(1, self._threads // computing))
-        self._memory.used.set()
+
+    def _after_batch(self, lane: Lane, items: int, tokens: int, seconds: float) -> None:
+        self.metrics.batch(lane, items, tokens, seconds)
+        self._memory.has_freed.set()
 
     async def run(self, model: ServedModel, texts: Sequence[Any], make: Callable[[], Work]) -> tuple[Any, int]:
         """Return the values of a request and the number of its tokens; `texts` is what its size is measured by."""

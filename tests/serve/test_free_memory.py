@@ -2,12 +2,18 @@
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from bertsmith.serve.memory import MemoryKeeper, return_memory
+from bertsmith.serve import memory
+from bertsmith.serve.batching import Lane
+from bertsmith.serve.memory import return_memory
+from bertsmith.serve.models import Models
+from bertsmith.serve.service import Service
+from bertsmith.serve.settings import ServeConfig
 
 
 def resident() -> float:
@@ -30,13 +36,25 @@ def test_free_memory_goes_back_to_the_system() -> None:
     assert len(last) == 100_000
 
 
-def test_memory_is_returned_while_batches_are_computed_and_once_afterwards() -> None:
+def test_memory_is_returned_after_batches_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
-    keeper = MemoryKeeper(0.02, lambda: calls.append(time.monotonic()))
+    monkeypatch.setattr(memory, "SECONDS", 0.02)
+    monkeypatch.setattr(memory, "return_memory", lambda: calls.append(time.monotonic()))
+    returning = memory.MemoryReturn()
     time.sleep(0.1)
     assert not calls
-    keeper.used.set()
+    returning.has_freed.set()
     time.sleep(0.2)
     assert len(calls) == 1
-    keeper.close()
-    assert not keeper._thread.is_alive()
+    returning.close()
+    assert not returning._thread.is_alive()
+
+
+def test_a_request_has_its_memory_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = threading.Event()
+    monkeypatch.setattr(memory, "SECONDS", 0.02)
+    monkeypatch.setattr(memory, "return_memory", called.set)
+    service = Service(Models([]), ServeConfig())
+    service.batcher.submit(Lane("model", "double", compute=lambda items: [2 * n for n in items]), [1], [1]).result(10)
+    assert called.wait(10)
+    service.close()
