@@ -208,7 +208,8 @@ def plot(results: dict[str, Any], folder: Path) -> Path:
         for name, curve in points(results.get(part, {}), value):
             place.plot(*zip(*curve, strict=True), marker="o", label=name)
         place.set(title=title, xlabel="tokens of a sequence", ylabel="GB" if part == "memory" else "tokens a second")
-        place.set_xscale("log", base=2)
+        if part != "memory":  # whether it grows with the length alone is seen on a linear scale
+            place.set_xscale("log", base=2)
         place.set_ylim(bottom=0)
         if place.lines:
             place.legend(fontsize=7)
