@@ -4,8 +4,8 @@
 
 DATA holds `tasks/GLUE`, `tasks/SQuAD`, `tasks/SQuADShifts`, `tasks/CODAH` and `tasks/Korean`; CONLL the three files
 `train.txt`, `valid.txt`, `test.txt` of CoNLL-2003; MODEL is a model folder. `carried/data.tar.xz` holds exactly the
-files that are read, CoNLL-2003 under `conll` and the library of entity scores under `python`; `carried/model` the
-weights in float16, half as large. Together they stay under 60 MB. The repository ignores the folder and holds no data.
+files that are read, CoNLL-2003 under `conll`; `carried/model` the weights in float16, half as large. Together they stay
+under 60 MB. The repository ignores the folder and holds no data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import shutil
 import tarfile
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +122,11 @@ def unpacked(data: Path, work: Path) -> Path:
 
 
 def write_archive(data: Path, conll: Path, path: Path) -> None:
-    """All files that are read, and seqeval, which is Python alone."""
+    """All files that are read."""
     names = sorted({name for m in TABLE.values() for name in (*m.train, *m.scored.values())})
-    seqeval = find_spec("seqeval")
-    assert seqeval is not None
-    assert seqeval.origin is not None, "pip install seqeval"
     with tarfile.open(path, "w:xz", preset=9) as archive:
         for name in names:
             archive.add(conll / Path(name).name if name.startswith("conll/") else data / name, name)
-        skip = lambda info: None if "__pycache__" in info.name else info  # noqa: E731
-        archive.add(Path(seqeval.origin).parent, "python/seqeval", filter=skip)
 
 
 def write_model(model: Path, folder: Path) -> None:

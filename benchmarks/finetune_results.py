@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -54,7 +53,7 @@ from bertsmith.training import runlog
 from bertsmith.training.settings import TrainConfig, pick_device
 
 NAME, SPEED = "finetune_results", "sst2-epoch"
-NEEDED = {"sklearn": "scikit-learn", "scipy": "scipy", "seqeval": "seqeval", "transformers": "transformers"}
+NEEDED = {"sklearn": "scikit-learn", "scipy": "scipy", "transformers": "transformers"}
 # Guesses before the first run of a kind has been timed: steps a second of short and long inputs, and what goes before.
 RATES = {OURS: (200.0, 70.0), PEER: (50.0, 25.0), PADDED: (45.0, 25.0)}
 BEFORE = {OURS: 12.0, PEER: 6.0, PADDED: 6.0}
@@ -285,10 +284,9 @@ def _words(figures: Results | None) -> str:
     return f"{figures['mean']:.4g}" + (f" ± {figures['deviation']:.2g}" if figures["deviation"] is not None else "")
 
 
-def preflight(names: list[str]) -> None:
+def preflight() -> None:
     """Say at once what is not installed, not after an hour."""
-    wanted = set(NEEDED) - (set() if "conll2003" in names else {"seqeval"})
-    if lacking := [NEEDED[module] for module in sorted(wanted) if find_spec(module) is None]:
+    if lacking := [NEEDED[module] for module in sorted(NEEDED) if find_spec(module) is None]:
         raise SystemExit(f"not installed: {', '.join(lacking)}")
 
 
@@ -318,7 +316,6 @@ def parse() -> argparse.Namespace:
         arguments.data = unpacked(arguments.data, arguments.work)
         if arguments.conll is not None:
             arguments.data = with_conll(arguments.data, arguments.conll, arguments.work)
-        sys.path.append(str(arguments.data / "python"))
         os.environ.setdefault("BERTSMITH_CACHE", str(arguments.work / "cache"))
     return arguments
 
@@ -335,7 +332,6 @@ def with_conll(data: Path, conll: Path, work: Path) -> Path:
 
 def run_one(name: str, side: str, seed: int, deadline: float, arguments: argparse.Namespace) -> None:
     """A run that is missing, if time is left for it."""
-    sys.path.append(str(arguments.data / "python"))
     if time.time() + estimate(name, side, arguments) > deadline:
         print(f"{name}, {side}, seed {seed}: no time left", flush=True)
         return
@@ -352,7 +348,7 @@ def main() -> None:
     if arguments.show:
         show(read_results(results_file(arguments)))
         return
-    preflight(names)
+    preflight()
     show_plan(names, arguments)
     if arguments.dry_run:
         return

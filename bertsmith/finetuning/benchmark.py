@@ -27,8 +27,6 @@ from bertsmith.finetuning.task_data import Data, find_data, remarks
 from bertsmith.folders import locked, new_file
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import config_in, read_config
-from bertsmith.tasks.kinds import KINDS
-from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
 from bertsmith.training.run import MODEL, facts_of, final_scores, same_settings
 from bertsmith.training.settings import TrainConfig, pick_device
@@ -168,20 +166,9 @@ def _find_columns(tasks: Sequence[str], folder: Path) -> tuple[list[Column], dic
         found = find_data(folder, column.task)
         if isinstance(found, str):
             absent[column.name] = found
-        elif why := _why_unscored(column):
-            absent[column.name] = why
         else:
             data[column.task] = found
     return [column for column in COLUMNS if column.task in data], data, absent
-
-
-def _why_unscored(column: Column) -> str:
-    """Return why dev rows of a column cannot be scored here: a library is missing."""
-    try:
-        KINDS[find_task(column.task).head].check_dev([])
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def protocol(task: str, data: Data, settings: Sequence[str] = ()) -> FinetuneConfig:

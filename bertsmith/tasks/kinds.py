@@ -170,7 +170,6 @@ TAGS = Kind(
     has_classes=True,
     tags_words=True,
     finish_rows=tagging.finish_rows,
-    check_dev=tagging.check_dev,
     goal=tagging.goal,
     ceiling=lambda rows, tokenizer, head, task: (tagging.ceiling(rows, tokenizer, head), {}),
     constant_loss=baseline.tag_loss,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertsmith.errors import UserError
+Entities = Sequence[Sequence[tuple[str, list[int]]]]  # of each sentence: the type and the words of its entities
 
 
 def accuracy(gold: Sequence[Any], predicted: Sequence[Any]) -> float:
@@ -63,30 +63,25 @@ def spearman(gold: Sequence[float], predicted: Sequence[float]) -> float:
     return 0.0 if _constant(gold) or _constant(predicted) else 100.0 * float(spearmanr(gold, predicted)[0])
 
 
-def entities(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Precision, recall and F1 of whole entities, as conlleval (by seqeval)."""
-    metrics = seqeval_metrics()
-    sides = [list(map(list, gold)), list(map(list, predicted))]
-    return {
-        name: 100.0 * float(function(*sides, zero_division=0))
-        for name, function in (
-            ("f1", metrics.f1_score),
-            ("precision", metrics.precision_score),
-            ("recall", metrics.recall_score),
-        )
-    }
+def entities(gold: Entities, predicted: Entities) -> dict[str, float]:
+    """Precision, recall and F1 of whole entities, as conlleval and seqeval compute them."""
+    sides = _whole(gold), _whole(predicted)
+    right = len(sides[0] & sides[1])
+    recall, precision = (right / len(side) if side else 0.0 for side in sides)
+    f1 = 2.0 * precision * recall / (precision + recall) if right else 0.0
+    return {"f1": 100.0 * f1, "precision": 100.0 * precision, "recall": 100.0 * recall}
 
 
-def entity_macro_f1(
-    gold: Sequence[Sequence[tuple[str, list[int]]]], predicted: Sequence[Sequence[tuple[str, list[int]]]]
-) -> float:
+def entity_macro_f1(gold: Entities, predicted: Entities) -> float:
     """F1 of each type of entity, averaged over the types that occur: KLUE-NER's entity F1 (seqeval, strict IOB2)."""
-    sides = [
-        {(number, words[0], words[-1], kind) for number, found in enumerate(side) for kind, words in found}
-        for side in (gold, predicted)
-    ]
+    sides = _whole(gold), _whole(predicted)
     right, total = Counter(kind for *_, kind in sides[0] & sides[1]), Counter(kind for s in sides for *_, kind in s)
     return float(np.mean([200.0 * right[kind] / count for kind, count in total.items()])) if total else 0.0
+
+
+def _whole(sentences: Entities) -> set[tuple[int, int, int, str]]:
+    """Entities by their sentence, their first and last word and their type."""
+    return {(number, words[0], words[-1], kind) for number, found in enumerate(sentences) for kind, words in found}
 
 
 def character_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], labels: Sequence[str]) -> float:
@@ -98,15 +93,6 @@ def character_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str
 
     sides = [[tag for tags in side for tag in tags] for side in (gold, predicted)]
     return 100.0 * float(f1_score(*sides, labels=list(labels), average="macro", zero_division=1.0)) if sides[0] else 0.0
-
-
-def seqeval_metrics() -> Any:
-    """The library of the entity scores, or an error that says how to get it."""
-    try:
-        import seqeval.metrics
-    except ImportError:
-        raise UserError("scores of entities need seqeval: pip install 'bertsmith[tag]'") from None
-    return seqeval.metrics
 
 
 def _constant(values: Sequence[float]) -> bool:

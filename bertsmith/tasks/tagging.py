@@ -20,7 +20,7 @@ from bertsmith.rows.conll import bio_name, to_bio, with_documents
 from bertsmith.rows.entities import Entity, are_characters, are_entities, entities_of, of_characters
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import TAG, WORD, Examples
-from bertsmith.tasks.metrics import character_f1, entities, entity_macro_f1, seqeval_metrics
+from bertsmith.tasks.metrics import character_f1, entities, entity_macro_f1
 from bertsmith.tasks.sequences import are_texts, softmax
 from bertsmith.tasks.units import Places, characters_of, unit_tags, units_of, words_of
 from bertsmith.text.tokenizer import Tokenizer
@@ -245,12 +245,11 @@ def score(
     predicted = [predicted_tags(row, prediction) for row, prediction in zip(rows, predictions, strict=True)]
     pairs = [(g, p) for one, other in zip(gold, predicted, strict=True) for g, p in zip(one, other, strict=True)]
     scores = {"accuracy": 100.0 * sum(g == p for g, p in pairs) / max(1, len(pairs))}
+    sides = [[entity_words(tags) for tags in side] for side in (gold, predicted)]
     if any(map(has_spans, rows)):
-        scores["entity_macro_f1"] = entity_macro_f1(
-            *([entity_words(tags) for tags in side] for side in (gold, predicted))
-        )
+        scores["entity_macro_f1"] = entity_macro_f1(*sides)
         scores["char_macro_f1"] = character_f1(gold, predicted, bio_labels(head))
-    return {**(entities(gold, predicted) if _has_entities(bio_labels(head)) else {}), **scores}
+    return {**(entities(*sides) if _has_entities(bio_labels(head)) else {}), **scores}
 
 
 def goal(task: Task, head: HeadConfig) -> str:
@@ -278,11 +277,6 @@ def ceiling(rows: Sequence[Row], tokenizer: Tokenizer, head: HeadConfig) -> str:
         f"{total - right:,} of {total:,} entities do not begin and end with a token of this vocabulary; they are "
         f"marked as nearly as its tokens allow, and F1 can reach {200 * right / (total + right):.1f} at most"
     )
-
-
-def check_dev(rows: Sequence[Row]) -> None:
-    """Refuse to train where the library that scores entities is missing."""
-    seqeval_metrics()
 
 
 def gold_tags(row: Row, head: HeadConfig) -> Prediction:

@@ -378,7 +378,6 @@ def test_pretrain_command_with_workers_and_cuda_graphs(pretrained: Path) -> None
 
 @pytest.mark.parametrize("change", ["train.seed=1", "bilstm_layers=1", "features.variant=last"])
 def test_a_tagger_learns_with_and_without_a_bilstm(change: str, pretrained: Path, tmp_path: Path) -> None:
-    pytest.importorskip("seqeval")
     sentences = [
         "\n".join(f"{word} {'B-X' if word == 'file' else 'O'}" for word in f"the file {i} of a".split())
         for i in range(40)

@@ -15,6 +15,7 @@ from sklearn.preprocessing import MultiLabelBinarizer
 
 from bertsmith.tasks import metrics
 from bertsmith.tasks.squad_scores import best_threshold, letters, normalise, squad1_scores, squad2_scores
+from bertsmith.tasks.tagging import entity_words
 
 
 def test_scores_of_labels_and_numbers_by_hand() -> None:
@@ -28,10 +29,14 @@ def test_scores_of_labels_and_numbers_by_hand() -> None:
     assert metrics.pearson([1.0, 2.0], [3.0, 3.0]) == 0.0
 
 
+def entity_scores(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
+    return metrics.entities(*([entity_words(tags) for tags in side] for side in (gold, predicted)))
+
+
 def test_an_entity_must_match_as_a_whole() -> None:
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-ORG", "B-ORG"]]
-    scores = metrics.entities(gold, predicted)
+    scores = entity_scores(gold, predicted)
     assert scores["precision"] == pytest.approx(100 * 2 / 4)
     assert scores["recall"] == pytest.approx(100 * 2 / 3)
     assert scores["f1"] == pytest.approx(100 * 4 / 7)
@@ -165,10 +170,19 @@ def test_scores_of_entities_equal_those_of_conlleval(seed: int) -> None:
     gold_chunks, predicted_chunks = ([chunks(row) for row in side] for side in (gold, predicted))
     right = sum(len(a & b) for a, b in zip(gold_chunks, predicted_chunks, strict=True))
     precision, recall = right / sum(map(len, predicted_chunks)), right / sum(map(len, gold_chunks))
-    scores = metrics.entities(gold, predicted)
+    scores = entity_scores(gold, predicted)
     assert scores["precision"] == pytest.approx(SCALE * precision)
     assert scores["recall"] == pytest.approx(SCALE * recall)
     assert scores["f1"] == pytest.approx(SCALE * 2 * precision * recall / (precision + recall))
+    seqeval = pytest.importorskip("seqeval.metrics")
+    for name in ("f1", "precision", "recall"):
+        assert scores[name] == SCALE * getattr(seqeval, f"{name}_score")(gold, predicted)  # to the last bit
+
+
+def test_scores_without_entities_are_zero() -> None:
+    outside, named = [["O", "O"]], [["O", "B-PER"]]
+    for sides in ((outside, outside), (outside, named), (named, outside), (named, [["B-PER", "O"]])):
+        assert entity_scores(*sides) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
 
 
 def official_tokens(text: str) -> list[str]:
