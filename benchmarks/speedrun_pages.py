@@ -60,6 +60,7 @@ def result_of(key: str, results: Results) -> str:
     run = results["pretraining"][key]
     other = results["pretraining"].get(base_key(run), {})
     parts = [f"{run['tokens'] / 1e6:,.0f} M tokens ({run['tokens_per_second'] / 1000:,.0f} k/s)"]
+    parts += [f"{run['side_by_side']} runs at a time"] if "side_by_side" in run else []
     words, beside = run["masked_words"] or {}, other.get("masked_words") or {}
     if words:
         name = "bits_per_byte" if other and other["corpus_name"] != run["corpus_name"] else "loss"
@@ -124,7 +125,8 @@ def tuning_rows(results: Results) -> Rows:
         run = results.get("pretraining", {}).get(tuned["run"])
         where, options = (run["experiment"], f" {options_of(run)}") if run else (tuned["run"], "")
         options += f" --rows {tuned['rows']}" if tuned["rows"] != ROWS else ""
-        rows.append([asks, f"`tune {where} {tuned['variant']}{options}`", text, variant.verdict])
+        verdict = variant.verdict if where == BASE else ""  # written for the base; the table has those of other runs
+        rows.append([asks, f"`tune {where} {tuned['variant']}{options}`", text, verdict])
     return rows
 
 
