@@ -9,7 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.family_cpu import LENGTHS
 from benchmarks.family_quality import EPOCHS
+from benchmarks.family_table import FAMILIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
 NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
@@ -31,13 +33,33 @@ def speed_rows(speed: Results) -> Rows:
 
 
 def quality_rows(quality: Results) -> Rows:
-    """A line for each family, under the names of the columns."""
-    rows = [["family", "million tokens", "masked-word loss", "bits per byte", *(NAMES[t] for t in EPOCHS), "mean"]]
-    for name, found in quality.items():
-        run, words = found["pretraining"], found["pretraining"]["masked_words"] or {}
-        own = [name, f"{run['tokens'] / 1e6:,.0f}", *(_number(words.get(n)) for n in ("loss", "bits_per_byte"))]
-        scores = [mean_cell(found.get("tasks", {}).get(task)) for task in EPOCHS]
-        rows.append([*own, *scores, _number(found.get("mean"))])
+    """A line for each family, under the names of the columns; the mean is that of the five tasks of GLUE."""
+    seen = ["million tokens", "tokens/s", "GB", "masked-word loss", "bits per byte"]
+    rows = [["family", *seen, *NAMES.values(), "mean", "CoNLL-2003"]]
+    for name in sorted(quality, key=list(FAMILIES).index):
+        run, tasks = quality[name]["pretraining"], quality[name].get("tasks", {})
+        words, memory = run["masked_words"] or {}, run.get("memory_gb")
+        figures = [
+            f"{run['tokens'] / 1e6:,.0f}",
+            f"{run['tokens_per_second']:,}",
+            "–" if memory is None else f"{memory:.1f}",
+        ]
+        figures += [_number(words.get(n)) for n in ("loss", "bits_per_byte")]
+        mean = quality[name].get("mean") if tasks.keys() >= EPOCHS.keys() else None
+        scores = [mean_cell(tasks.get(task)) for task in EPOCHS]
+        rows.append([name, *figures, *scores, _number(mean), mean_cell(tasks.get("conll2003"))])
+    return rows
+
+
+def cpu_rows(cpu: Results) -> Rows:
+    """A line for each family and precision: milliseconds of one text, and texts a second of sixteen."""
+    columns = [*(f"1 × {n}, ms" for n in LENGTHS), *(f"16 × {n}, texts/s" for n in LENGTHS)]
+    rows = [["family", "parameters, M", *columns]]
+    for key in sorted(cpu, key=lambda key: (key.split(", ")[1], list(FAMILIES).index(key.split(", ")[0]))):
+        times = cpu[key]["milliseconds"]
+        alone = [f"{times[f'1 × {n}']:.3g}" for n in LENGTHS]
+        together = [f"{16_000 / times[f'16 × {n}']:,.0f}" for n in LENGTHS]
+        rows.append([key, f"{cpu[key]['parameters'] / 1e6:.0f}", *alone, *together])
     return rows
 
 
@@ -53,12 +75,17 @@ def mean_cell(found: Results | None) -> str:
 
 
 def show(results: Results) -> None:
-    """Print both tables."""
+    """Print the tables."""
     print_tables(tables(results), width=150)
 
 
 def tables(results: Results) -> dict[str, Rows]:
-    return {"speed": speed_rows(results.get("speed", {})), "quality": quality_rows(results.get("quality", {}))}
+    return {
+        "speed": speed_rows(results.get("speed", {})),
+        "quality": quality_rows(results.get("quality", {})),
+        "equal tokens": quality_rows(results.get("quality at equal tokens", {})),
+        "cpu": cpu_rows(results.get("cpu", {})),
+    }
 
 
 def write_page(results: Results, page: Path = PAGE) -> None:

@@ -1,4 +1,4 @@
-"""What some minutes of pre-training give: every family on the same text, then five tasks of GLUE with several seeds."""
+"""What some minutes or tokens of pre-training give: every family on the same text, then six tasks, several seeds."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.corpora import corpus_folder, text_bytes, text_files
 from benchmarks.family_table import FAMILIES, QUALITY, QUALITY_SMOKE, quality_config
 from benchmarks.tuning import figures, run_all, runs_in, task_data, tune
 from bertsmith.config import load, to_dict
 from bertsmith.corpus.shards import Corpus
+from bertsmith.finetuning.benchmark import LONGEST
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining import held_out
 from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
+from bertsmith.pretraining.phases import make_loader
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.segments import segment_source
 from bertsmith.pretraining.settings import PretrainConfig
@@ -30,14 +34,27 @@ from bertsmith.training.run import CONFIG, MODEL, final_scores, is_finished
 from bertsmith.training.settings import TrainConfig, autocast_dtype, pick_device
 from bertsmith.training.speed import release_memory
 
-EPOCHS = {"cola": 5.0, "sst2": 1.0, "mrpc": 5.0, "stsb": 5.0, "rte": 5.0}
+EPOCHS = {"cola": 5.0, "sst2": 1.0, "mrpc": 5.0, "stsb": 5.0, "rte": 5.0}  # of the five tasks of GLUE
+TASKS = {**EPOCHS, "conll2003": 3.0}  # tagging is no part of the mean
+TEACHERS = ("bert", "roberta", "albert", "modern")  # what predicts masked words from the last layer's own states
 RATES = (5e-5, 1e-4)  # of fine-tuning, the same two for every family; the better mean on dev counts
+SAMPLED = 4096  # sequences, to estimate how many tokens a step has
 Results = dict[str, Any]
+
+
+def section(arguments: Any) -> str:
+    """The part of the results: a run of some tokens is not compared with one of some minutes."""
+    return "quality" if arguments.tokens is None else "quality at equal tokens"
+
+
+def run_name(name: str, arguments: Any) -> str:
+    """The name of a family's run in WORK: runs with a number of tokens are other ones."""
+    return name if arguments.tokens is None else f"{name}-{arguments.tokens:g}M"
 
 
 def pretrained(name: str, arguments: Any, teacher: str) -> Results:
     """Pre-train a family unless that is done; what it saw and what it learnt."""
-    run = arguments.work / "pretrained" / name
+    run = arguments.work / "pretrained" / run_name(name, arguments)
     corpus = corpus_folder(arguments.data, arguments.work, FAMILIES[teacher or name].tokenizer)
     if not is_finished(run):
         shutil.rmtree(run, ignore_errors=True)  # a run that was killed begins again: its minutes are to be whole ones
@@ -62,6 +79,7 @@ def run_facts(run: Path, corpus: Path, files: Sequence[Path]) -> Results:
         "tokens": records[-1]["tokens"],
         "epochs": round(records[-1]["tokens"] / manifest.tokens, 2),
         "tokens_per_second": round(speeds[len(speeds) // 2]),
+        "memory_gb": max(record["memory_gb"] for record in records),
         "waiting_share": round(sum(r.get("waiting_share", 0.0) for r in records) / len(records), 4),
         "parameters": facts["model"]["parameters"],
         "corpus": {"files": [path.name for path in files], "tokens": manifest.tokens},
@@ -87,9 +105,22 @@ def start_pretraining(name: str, corpus: Path, run: Path, arguments: Any, teache
     A teacher that is not a BERT has a student of its own family, with half of its layers.
     """
     half = ["objective.half=true"] if teacher and teacher != "bert" else []
-    config = quality_config(name, arguments.minutes, arguments.smoke, [*half, *arguments.set])
-    folder = arguments.work / "pretrained" / teacher / MODEL if teacher else None
+    given = name, arguments.minutes, arguments.smoke, [*half, *arguments.set]
+    config = quality_config(*given)
+    if arguments.tokens is not None:
+        config = quality_config(*given, steps=steps_for(arguments.tokens * 1e6, config, corpus))
+    folder = arguments.work / "pretrained" / run_name(teacher, arguments) / MODEL if teacher else None
     pretrain(config, corpus, run, teacher=folder, device=arguments.device)
+
+
+def steps_for(tokens: float, config: PretrainConfig, corpus: Path) -> int:
+    """The steps that read this many tokens, special ones included: sequences of pairs are often shorter than others."""
+    opened, tokenizer = Corpus.open(corpus), Tokenizer.load(corpus)
+    documents, _ = split_documents(opened.manifest.documents, config.data.held_out)
+    loader = make_loader(config, opened, documents, tokenizer, config.data.max_length)
+    some = np.linspace(0, len(loader.source) - 1, SAMPLED).astype(np.int64)
+    mean = loader.batch(np.zeros_like(some), some).num_tokens / SAMPLED
+    return max(1, round(tokens / (mean * config.train.batch_size)))
 
 
 def masked_words(model: Path, corpus: Path, arguments: Any, files: Sequence[Path] = ()) -> Results | None:
@@ -100,7 +131,11 @@ def masked_words(model: Path, corpus: Path, arguments: Any, files: Sequence[Path
     text of the corpus; none: all of the data.
     """
     folder = model / "generator" if (model / "generator").is_dir() else model
-    loaded = load_folder(folder, objective=MaskedLMConfig(next_sentence=False))
+    saved = load_folder(folder).model
+    if saved.encoder.config.direction != "both":  # next words, which are another measure
+        return None
+    words = MaskedLMConfig(next_sentence=False, mask_decoder=getattr(saved, "mask_decoder", None) is not None)
+    loaded = load_folder(folder, objective=words)
     if loaded.model.lacks_token_head(loaded.missing):  # type: ignore[union-attr]
         return None
     device = pick_device(arguments.device)
@@ -123,7 +158,7 @@ def masked_words(model: Path, corpus: Path, arguments: Any, files: Sequence[Path
 
 def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneConfig:
     """The same fine-tuning for every family."""
-    length: dict[str, Any] = {"steps": 2} if smoke else {"epochs": EPOCHS[task]}
+    length: dict[str, Any] = {"steps": 2} if smoke else {"epochs": TASKS[task]}
     train = TrainConfig(**length, batch_size=32, learning_rate=rate, warmup=0.1, seed=seed, workers=0)
     data = FinetuneData(max_length=(QUALITY_SMOKE if smoke else QUALITY).length)
     return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
@@ -131,7 +166,8 @@ def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneCon
 
 def finetuned(name: str, arguments: Any) -> Results:
     """Fine-tune a pre-trained family on every task, rate and seed; the scores of the better rate, and all of them."""
-    model, folder = arguments.work / "pretrained" / name / MODEL, arguments.work / "tuned" / name
+    run = run_name(name, arguments)
+    model, folder = arguments.work / "pretrained" / run / MODEL, arguments.work / "tuned" / run
     calls = []
     for task in arguments.tasks:
         data = task_data(arguments.data, task)
@@ -139,9 +175,9 @@ def finetuned(name: str, arguments: Any) -> Results:
             for seed in range(1, arguments.seeds + 1):
                 config = tuning_config(task, rate, seed, arguments.smoke)
                 calls.append((config, model, data.train, folder / task / f"{rate:g}" / str(seed), arguments.device))
-    calls.sort(key=lambda call: call[0].task != "sst2")  # the longest first
+    calls.sort(key=lambda call: LONGEST.index(call[0].task))
     run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
-    return {task: task_scores(task, folder / task) for task in arguments.tasks}
+    return {task: task_scores(task, folder / task) for task in TASKS if (folder / task).is_dir()}
 
 
 def task_scores(task: str, folder: Path) -> Results:
@@ -158,19 +194,25 @@ def task_scores(task: str, folder: Path) -> Results:
 
 def best_teacher(results: Results) -> str:
     """The family with the best mean over the tasks of those that predict masked words over the whole vocabulary."""
-    able = {n: f for n, f in results.items() if n not in ("electra", "distilbert") and f.get("tasks")}
+    able = {n: f for n, f in results.items() if n in TEACHERS and f.get("mean") is not None}
     if not able:
         raise SystemExit("WORK holds no family with a masked-word head: give --teacher, or run bert first")
-    return max(able, key=lambda name: sum(task["mean"] or 0.0 for task in able[name]["tasks"].values()))
+    return max(able, key=lambda name: able[name]["mean"])
 
 
 def measure_quality(name: str, arguments: Any, earlier: Results) -> Iterator[Results]:
     """Pre-train, then fine-tune one family; what is known after each of the two."""
-    there = {n: found for n, found in earlier.items() if is_finished(arguments.work / "pretrained" / n)}
+    runs = arguments.work / "pretrained"
+    there = {n: found for n, found in earlier.items() if is_finished(runs / run_name(n, arguments))}
     teacher = (arguments.teacher or best_teacher(there)) if name == "distilbert" else ""
     found: Results = {"pretraining": pretrained(name, arguments, teacher)}
     yield found
     release_memory()
     found["tasks"] = finetuned(name, arguments)
-    means = [task["mean"] for task in found["tasks"].values() if task["mean"] is not None]
-    yield {**found, "mean": round(sum(means) / len(means), 2) if means else None}
+    yield {**found, "mean": mean_of(found["tasks"])}
+
+
+def mean_of(tasks: Results) -> float | None:
+    """The mean over the five tasks of GLUE, as far as they were run."""
+    means = [tasks[task]["mean"] for task in EPOCHS if task in tasks and tasks[task]["mean"] is not None]
+    return round(sum(means) / len(means), 2) if means else None

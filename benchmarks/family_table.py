@@ -34,6 +34,11 @@ FAMILIES = {
         changes=("objective.generator_size=0.25",),  # a third of 512 units would not divide into heads
     ),
     "distilbert": Family("distilbert-base", "wordpiece", "5e-4 with Adam, 4,000 sequences", layers=0.5),
+    "deberta": Family("deberta-base", "bytes", "2e-4 with Adam, 2,048 sequences of 512"),
+    "deberta-v3": Family("deberta-v3-base", "unigram", "6e-4 with Adam, 8,192 sequences of 512"),
+    "modern": Family("modern-base", "bytes", "8e-4 with StableAdamW, 4,608 sequences of 1,024"),
+    # Its own kind of vocabulary is "bpe"; here it shares the corpus of the others that keep upper case.
+    "gpt": Family("gpt", "bytes", "2.5e-4 with Adam, 64 sequences of 512"),
 }
 
 
@@ -47,12 +52,16 @@ class Size:
     length: int
 
     def encoder(self, family: Family, model: EncoderConfig, dropout: float) -> EncoderConfig:
-        """A family's encoder in this shape; narrower layers start with larger weights, which keeps the paper's sums."""
+        """A family's encoder in this shape; narrower layers start with larger weights, which keeps the paper's sums.
+
+        Gated layers are as wide as gives them the parameters of plain ones. Ranges of distances stay those of the
+        published model, which knows distances that no sequence of this length has.
+        """
         shape: dict[str, Any] = {
             "num_layers": max(1, round(self.layers * family.layers)),
             "hidden_size": self.hidden,
             "num_heads": self.heads,
-            "intermediate_size": 4 * self.hidden,
+            "intermediate_size": round(8 / 3 * self.hidden / 64) * 64 if model.gated else 4 * self.hidden,
             "max_positions": self.length,
             "init_std": round(0.02 * (768 / self.hidden) ** 0.5, 4) if self.hidden < 768 else 0.02,
             "hidden_dropout": dropout,
@@ -60,6 +69,8 @@ class Size:
         }
         if model.embedding_size is not None:
             shape["embedding_size"] = min(model.embedding_size, self.hidden // 2)
+        if model.relative_buckets is not None:
+            shape["relative_reach"] = model.relative_reach or model.max_positions
         return replace(model, **shape)
 
     @property
@@ -78,22 +89,29 @@ def speed_config(name: str, size: str) -> PretrainConfig:
     return replace(found, model=SIZES[size].encoder(family, found.model, 0.1))
 
 
-def quality_config(name: str, minutes: float, smoke: bool, changes: list[str]) -> PretrainConfig:
-    """A family's recipe in the shape and with the budget that all families get.
+def quality_config(
+    name: str, minutes: float, smoke: bool, changes: list[str], steps: int | None = None
+) -> PretrainConfig:
+    """A family's recipe in the shape and with the budget that all families get: minutes or, if given, steps.
 
     The encoder, the objective and the way of making sequences and masks are the family's own. The same for all are the
-    shape, the length, 32,768 tokens a step, the minutes, Muon with its settings, and no dropout. AdamW takes longer
-    than these minutes to leave the plateau where every prediction is a frequent word.
+    shape, the length, 256 sequences a step, the budget, Muon with its settings, and no dropout. AdamW takes longer than
+    these minutes to leave the plateau where every prediction is a frequent word. Pre-norm encoders have Muon's rate of
+    the recipe `speedrun`, twice that of the others. Muon trains the matrices of the layers, DeBERTa's projections of
+    distances among them; tables whose rows are tokens, positions or distances, the mask decoder's and the
+    discriminator's own among them, are trained by AdamW.
     """
     family, size = FAMILIES[name], QUALITY_SMOKE if smoke else QUALITY
     found = recipe(family.recipe)
     data = replace(found.data, max_length=size.length, long_length=None, copies=0)
-    length: dict[str, Any] = {"steps": 3, "batch_size": 8} if smoke else {"hours": minutes / 60, "batch_size": 256}
+    length: dict[str, Any] = {"steps": 3} if smoke else {"hours": minutes / 60}
+    batch_size = 8 if smoke else 256
     train = TrainConfig(
-        **length,
-        micro_batch_size=length["batch_size"],
+        **(length if steps is None else {"steps": steps}),
+        batch_size=batch_size,
+        micro_batch_size=batch_size,
         optimizer="muon",
-        learning_rate=0.01,
+        learning_rate=0.02 if found.model.norm_first else 0.01,
         rest_learning_rate=1e-3,
         warmup=0.1,
         beta2=0.98,

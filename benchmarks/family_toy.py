@@ -1,4 +1,4 @@
-"""Made-up text and made-up GLUE files, to try the benchmark of the families out in seconds."""
+"""Made-up text and made-up files of tasks, to try the benchmark of the families out in seconds."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def write_toy_data(folder: Path) -> Path:
             lines = [_row(task, number, rng) for number in range(rows)]
             header = [HEADERS[task]] if task in HEADERS else []
             path.write_text("\n".join([*header, *lines]) + "\n", encoding="utf-8")
+    for part, rows in (("train", 40), ("valid", 20)):
+        path = folder / "glue" / "conll2003" / f"{part}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sentences = ["-DOCSTART- -X- -X- O", *(_tagged(rng) for _ in range(rows))]
+        path.write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
     return folder
 
 
@@ -51,6 +56,18 @@ def write_toy_questions(folder: Path) -> Path:
 
 def _sentence(rng: random.Random) -> str:
     return " ".join(rng.choices(WORDS, k=rng.randint(5, 12))).capitalize() + "."
+
+
+def _tagged(rng: random.Random) -> str:
+    """A sentence in CoNLL's form, with a person in it."""
+    first, *words = _sentence(rng).rstrip(".").split()
+    tagged = [
+        (first, "O"),
+        ("Anna", "B-PER"),
+        (rng.choice(["Berg", "Lind"]), "I-PER"),
+        *((word, "O") for word in words),
+    ]
+    return "\n".join(f"{word} NN I-NP {tag}" for word, tag in tagged)
 
 
 def _row(task: str, number: int, rng: random.Random) -> str:
