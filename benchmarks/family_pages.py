@@ -12,6 +12,7 @@ from rich.table import Table
 from benchmarks.family_cpu import LENGTHS
 from benchmarks.family_quality import EPOCHS
 from benchmarks.family_table import FAMILIES
+from bertsmith.commands.recipe_list import START
 
 PAGE = Path(__file__).parent.parent / "docs" / "families.md"
 NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "stsb": "STS-B", "rte": "RTE"}
@@ -63,6 +64,11 @@ def cpu_rows(cpu: Results) -> Rows:
     return rows
 
 
+def start_rows() -> Rows:
+    """The recipes to start with, as `bertsmith recipes` names them."""
+    return [["when", "recipe"], *([when[0].lower() + when[1:], f"`{name}`"] for name, when in START.items())]
+
+
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
@@ -81,6 +87,7 @@ def show(results: Results) -> None:
 
 def tables(results: Results) -> dict[str, Rows]:
     return {
+        "choice": start_rows(),
         "speed": speed_rows(results.get("speed", {})),
         "quality": quality_rows(results.get("quality", {})),
         "equal tokens": quality_rows(results.get("quality at equal tokens", {})),

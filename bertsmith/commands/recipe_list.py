@@ -9,7 +9,15 @@ from bertsmith.objectives.settings import DistillationConfig
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import RECIPES, left_to_right, masked, no_nsp, recipe, right_to_left, sized
 
-START = ("quickstart", "speedrun", "bert-base", "demo")  # the recipes to start with
+START = {  # the recipes to start with, and when to choose each: what docs/families.md has measured supports it
+    "quickstart": "For a first try",
+    "speedrun": "For a small corpus and an hour",
+    "modern-base": "For long documents",
+    "distilbert": "For predictions on a CPU",
+    "bert-base": "To compare with papers",
+    "demo": "To see the whole path, as `bertsmith demo` runs it",
+}
+EXAMPLES = ("quickstart", "speedrun", "demo")  # recipes that are no family's
 ABLATIONS = (no_nsp, left_to_right, right_to_left, sized, masked)  # rows of the tables in BERT's paper
 
 
@@ -19,16 +27,16 @@ def describe() -> dict[str, str]:
 
 
 def grouped() -> dict[str, dict[str, str]]:
-    """The recipes to print: those to start with, then one line for each family, and one for each ablation."""
+    """The recipes to print: when to start with which, then one line for each family, and one for each ablation."""
     families: dict[str, list[str]] = {}
     ablations: dict[str, list[str]] = {}
     for name in RECIPES:
         if _maker(name) in ABLATIONS:
             ablations.setdefault(_maker(name).__name__.replace("_", "-"), []).append(name)
-        elif name == "bert-base" or name not in START:
+        elif name not in EXAMPLES:
             families.setdefault(name.split("-")[0], []).append(name)
     return {
-        "To start with": {name: f"{_purpose(name)}; {_size(name)}" for name in START},
+        "To start with": {name: f"{when}: {_purpose(name)}; {_size(name)}" for name, when in START.items()},
         "Families": {family: _line(names) for family, names in families.items()},
         "Ablations of BERT's paper": {ablation: _line(names) for ablation, names in ablations.items()},
     }

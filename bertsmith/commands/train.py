@@ -243,7 +243,7 @@ def verify_resume(
 
 
 def recipes(as_json: Json = False) -> None:
-    """List the recipes for pre-training, those to start with first.
+    """List the recipes for pre-training: which to start with and when, the families, the ablations.
 
     \b
     Example: bertsmith recipes
