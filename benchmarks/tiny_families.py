@@ -12,8 +12,8 @@ that are not named keep their results.
 
 from __future__ import annotations
 
+import argparse
 import csv
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -116,7 +116,13 @@ def measure(folder: str, family: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    families = sys.argv[1:] or list(KINDS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(KINDS)}; none: all")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
+    arguments = parser.parse_args()
+    families = arguments.families or list(KINDS)
+    if unknown := sorted(set(families) - set(KINDS)):
+        parser.error(f"{unknown[0]!r} is not one of: {', '.join(KINDS)}")
     with tempfile.TemporaryDirectory() as folder:
         bertsmith(folder, "demo", "--out", "sample", "--text-only")
         for kind in dict.fromkeys(KINDS[family] for family in families):
@@ -126,7 +132,7 @@ def main() -> None:
         if "distilbert" in families:
             bertsmith(folder, "pretrain", "quickstart", "--data", "shards-wordpiece", "--out", TEACHER)
         for family in families:
-            keep("tiny_families", RESULTS, "families", family, measure(folder, family))
+            keep("tiny_families", arguments.results, "families", family, measure(folder, family))
 
 
 if __name__ == "__main__":
