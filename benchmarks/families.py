@@ -16,9 +16,10 @@ other through pre-training and fine-tuning, so one call for each family fits int
 because its teacher is the best of the others and must be in the same WORK. With `--tokens`, in millions, a run and its
 schedule end after that many tokens instead of some minutes, and its results have a place of their own. Fine-tunings run
 side by side, faster after `nvidia-cuda-mps-control -d`. Runs in WORK that are finished are not run again, so a call
-with other `--tasks` adds their scores. Every call adds to the results of earlier ones; `--results` writes them into
-another folder, from which `merge` brings them back, and `page` puts the tables into docs/families.md. `cpu` measures
-predictions, on a machine that does nothing else. `--smoke` tries a command out in seconds on a CPU, with tiny shapes.
+with other `--tasks` adds their scores, and one with `--seeds 0` pre-trains alone. Every call adds to the results of
+earlier ones; `--results` writes them into another folder, from which `merge` brings them back, and `page` puts the
+tables into docs/families.md. `cpu` measures predictions, on a machine that does nothing else. `--smoke` tries a command
+out in seconds on a CPU, with tiny shapes.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def main(given: list[str] | None = None) -> None:
     parser = shared_parser(
         NAME, __doc__, COMMANDS, names="families, kinds of tokenizers or files; all without",
         data="the folder with text, tokenizers and GLUE", minutes=(4.0, "quality: of pre-training"),
-        seeds=(3, "quality: of fine-tuning"), jobs=(14, "quality: fine-tunings at a time"),
+        seeds=(3, "quality: of fine-tuning; 0: no fine-tuning"), jobs=(14, "quality: fine-tunings at a time"),
         tasks=family_quality.TASKS,
     )  # fmt: skip
     parser.add_argument("--tokens", type=float, help="quality: millions of tokens of pre-training, instead of minutes")

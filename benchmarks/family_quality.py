@@ -176,7 +176,8 @@ def finetuned(name: str, arguments: Any) -> Results:
                 config = tuning_config(task, rate, seed, arguments.smoke)
                 calls.append((config, model, data.train, folder / task / f"{rate:g}" / str(seed), arguments.device))
     calls.sort(key=lambda call: LONGEST.index(call[0].task))
-    run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
+    if calls:
+        run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
     return {task: task_scores(task, folder / task) for task in TASKS if (folder / task).is_dir()}
 
 

@@ -72,6 +72,8 @@ def test_a_run_ends_after_a_number_of_tokens_and_has_its_own_place(tmp_path: Pat
     work = ["--data", str(data), "--work", str(tmp_path / "work"), "--smoke", "--results", str(tmp_path)]
     families.main(["tokenizers", "wordpiece", "--vocabulary", "150", *work])
     given = ["--seeds", "1", "--jobs", "1", "--tasks", "rte", "--device", "cpu", *work]
+    families.main(["quality", "bert", "--tokens", "0.02", *given, "--seeds", "0"])
+    assert results_in(tmp_path)["quality at equal tokens"]["bert"]["tasks"] == {}
     for name in QUICK:  # the teacher is the one with as many tokens
         families.main(["quality", name, "--tokens", "0.02", *given])
     found = results_in(tmp_path)["quality at equal tokens"]
