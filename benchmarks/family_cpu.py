@@ -22,7 +22,7 @@ from bertsmith.recipes import recipe
 LENGTHS, BATCHES = (32, 128, 512), (1, 16)
 PRECISIONS = ("float32", "int8")
 LEAST = 0.5  # seconds that a measurement takes at least: short predictions are repeated
-ROUNDS = 5
+ROUNDS = 3
 Results = dict[str, Any]
 
 
