@@ -45,6 +45,7 @@ from bertsmith.model.fused import (
     layer,
     long_attention,
     lookup,
+    query_sums,
     relative_attention,
     rows,
     taught,
@@ -171,13 +172,16 @@ def test_gates(columns: int, has_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("lengths", [[5, 0, 11], [130, 7]], ids=["tile", "long"])
-def test_rotation(lengths: list[int], has_bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "reach"), [([5, 0, 11], Reach(9, 9)), ([130, 7], Reach(9, 9)), ([140], Reach(None, None))]
+)
+def test_rotation(lengths: list[int], reach: Reach, has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention rotates queries and keys; their gradients and the bias's are those before the rotation."""
+    monkeypatch.setattr(long_attention, "ONE_PASS_LENGTH", 140)
     total, heads, size = sum(lengths), 2, 16
     qkv, bias = random(total, 3 * heads * size), random(3 * heads * size) if has_bias else None
     layout = Packed(torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32), max(lengths))
-    by, reach = rotation(torch.cat([torch.arange(n) for n in lengths]), size, 100.0), Reach(9, 9)
+    by = rotation(torch.cat([torch.arange(n) for n in lengths]), size, 100.0)
     given = qkv + (0 if bias is None else bias.detach())
     ours = ops.attend(given, bias, layout, heads, reach, 0.0, by)
     q, k, v = (qkv if bias is None else qkv + bias).unflatten(-1, (3, heads, size)).unbind(1)
@@ -302,6 +306,12 @@ def compare_attention(lengths: list[int], reach: Reach, dropout: float) -> None:
 @pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [100, 128, 3], [130, 160, 1]], ids=["short", "tile", "long"])
 def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
     compare_attention(lengths, REACHES[direction], dropout)
+
+
+@pytest.mark.parametrize("direction", ["both", "left-to-right"])
+def test_attention_backward_in_one_pass(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_attention, "ONE_PASS_LENGTH", 130)
+    compare_attention([130, 160, 1], REACHES[direction], 0.0)
 
 
 WINDOWS = [Reach(0, 0), Reach(3, 0), Reach(0, 5), Reach(7, 2), Reach(None, 4), Reach(6, None), Reach(40, 600)]
@@ -582,6 +592,7 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
         attention,
         gate,
         long_attention,
+        query_sums,
         relative_attention,
         distances,
         lookup,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bertsmith.model.config import Reach
+from bertsmith.model.fused import query_sums
 from bertsmith.model.fused.attention import LOG2E, limits, rotated_back, sees
 from bertsmith.model.fused.rows import column_numbers, dropout_factor, dropout_line, is_kept, threshold_of
 from bertsmith.model.rotary import Rotation
@@ -27,6 +28,10 @@ KEY_SIDE: tuple[Launch, Launch] = (128, 32, 4, 3), (128, 32, 4, 3)
 LOCAL_FORWARD: tuple[Launch, Launch] = (64, 64, 4, 3), (64, 64, 4, 2)
 LOCAL_QUERY_SIDE: tuple[Launch, Launch] = (64, 64, 4, 2), (64, 32, 4, 3)
 LOCAL_KEY_SIDE: tuple[Launch, Launch] = (64, 64, 4, 2), (128, 32, 4, 3)
+# Sequences without dropout from this length on take one kernel in the backward pass: it multiplies five times in place
+# of seven, but adds the gradients of queries in memory, in no fixed order.
+ONE_PASS_LENGTH = 1 << 30
+ONE_PASS: Launch = (128, 64, 8, 2)
 OVERHANG = 128  # tokens by which a last block may go beyond the longest sequence
 
 
@@ -218,12 +223,15 @@ def _long_attention_queries(
 
 @triton.jit
 def _key_gradients(
-    begin, end, dk, dv, k, v, base, grad_ptr, lines_ptr, sums_ptr, delta_ptr, key, number, start, length, head,
+    begin, end, dk, dv, k, v, base, grad_ptr, lines_ptr, sums_ptr, delta_ptr, dq_ptr, key, number, start, length, head,
     scale, threshold, factor, heads, tokens,
     OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
-    MASKED: tl.constexpr,
+    ONE_PASS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add what some blocks of queries contribute to the gradients of a block of keys and values."""
+    """Add what some blocks of queries contribute to the gradients of a block of keys and values.
+
+    With ONE_PASS the block of keys also adds what it contributes to the gradients of these queries in memory.
+    """
     feature, width = tl.arange(0, SIZE), heads * SIZE
     for at in range(begin, end, OTHER):
         query = at + tl.arange(0, OTHER)
@@ -251,15 +259,18 @@ def _key_gradients(
             dv += tl.dot(weights.to(v.dtype), grad)
         dscores = (weights * (dweights - delta[None, :])).to(k.dtype)
         dk += tl.dot(dscores, q)
+        if ONE_PASS:
+            place = token[:, None] * width + head * SIZE + feature[None, :]
+            tl.atomic_add(dq_ptr + place, tl.dot(tl.trans(dscores), k), (query < length)[:, None], sem="relaxed")
     return dk, dv
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _long_attention_keys(
     grad_ptr, qkv_ptr, starts_ptr, numbers_ptr, lines_ptr, sums_ptr, delta_ptr, cos_ptr, sin_ptr, dqkv_ptr, part_ptr,
-    scale, gradient_scale, threshold, factor, heads, tokens,
+    dq_ptr, scale, gradient_scale, threshold, factor, heads, tokens,
     OWN: tl.constexpr, OTHER: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, ROTARY: tl.constexpr, SUMS: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, ROTARY: tl.constexpr, SUMS: tl.constexpr, ONE_PASS: tl.constexpr,
 ):  # fmt: skip
     head, start, length, first = own_block(starts_ptr, OWN)
     feature, width = tl.arange(0, SIZE), heads * SIZE
@@ -278,12 +289,13 @@ def _long_attention_keys(
         low, full, high = span(first, length, OWN, OTHER, AFTER, BEFORE)
         if AFTER < 0:
             dk, dv = _key_gradients(
-                low, full, dk, dv, k, v, base, grad_ptr, lines_ptr, sums_ptr, delta_ptr, key, number, start, length,
-                head, scale, threshold, factor, heads, tokens, OTHER, SIZE, DROP, BEFORE, AFTER, False,
+                low, full, dk, dv, k, v, base, grad_ptr, lines_ptr, sums_ptr, delta_ptr, dq_ptr, key, number, start,
+                length, head, scale, threshold, factor, heads, tokens,
+                OTHER, SIZE, DROP, BEFORE, AFTER, ONE_PASS, False,
             )  # fmt: skip
         dk, dv = _key_gradients(
-            full, high, dk, dv, k, v, base, grad_ptr, lines_ptr, sums_ptr, delta_ptr, key, number, start, length,
-            head, scale, threshold, factor, heads, tokens, OTHER, SIZE, DROP, BEFORE, AFTER, True,
+            full, high, dk, dv, k, v, base, grad_ptr, lines_ptr, sums_ptr, delta_ptr, dq_ptr, key, number, start,
+            length, head, scale, threshold, factor, heads, tokens, OTHER, SIZE, DROP, BEFORE, AFTER, ONE_PASS, True,
         )  # fmt: skip
         dk *= gradient_scale
         if ROTARY:
@@ -332,23 +344,32 @@ def long_attention_backward(
     numbers = column_numbers(longest + OVERHANG, seed)
     lines = None if seed is None else torch.empty(2, *sums.shape, dtype=torch.int32, device=device)  # for the key side
     values = size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout), 1 / (1 - dropout), heads, tokens
-    summed = has_bias and angles is None
+    one_pass = seed is None and not _is_local(reach) and longest >= ONE_PASS_LENGTH
+    summed = has_bias and angles is None and not one_pass
     turned = angles or (None, None)
     constants = {"SIZE": size, "DROP": seed is not None, **limits(reach), "ROTARY": angles is not None, "SUMS": summed}
-    own, other, warps, stages = (LOCAL_QUERY_SIDE if _is_local(reach) else QUERY_SIDE)[seed is not None]
-    blocks = triton.cdiv(longest, own)
-    queries = _parts(summed, (len(starts) - 1) * blocks, width, device)
-    _long_attention_queries[(blocks, heads, len(starts) - 1)](
-        grad, out, qkv, starts, seed, numbers, lines, sums, delta, *turned, dqkv, queries, *values,
-        OWN=own, OTHER=other, **constants, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    own, other, warps, stages = (LOCAL_KEY_SIDE if _is_local(reach) else KEY_SIDE)[seed is not None]
+    queries = dq = None
+    if one_pass:
+        dq = query_sums.before(grad, out, delta)
+    else:
+        own, other, warps, stages = (LOCAL_QUERY_SIDE if _is_local(reach) else QUERY_SIDE)[seed is not None]
+        blocks = triton.cdiv(longest, own)
+        queries = _parts(summed, (len(starts) - 1) * blocks, width, device)
+        _long_attention_queries[(blocks, heads, len(starts) - 1)](
+            grad, out, qkv, starts, seed, numbers, lines, sums, delta, *turned, dqkv, queries, *values,
+            OWN=own, OTHER=other, **constants, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    own, other, warps, stages = (
+        ONE_PASS if one_pass else (LOCAL_KEY_SIDE if _is_local(reach) else KEY_SIDE)[seed is not None]
+    )
     blocks = triton.cdiv(longest, own)
     values_of = _parts(summed, (len(starts) - 1) * blocks, width, device)
     _long_attention_keys[(blocks, heads, len(starts) - 1)](
-        grad, qkv, starts, numbers, lines, sums, delta, *turned, dqkv, values_of, *values,
-        OWN=own, OTHER=other, **constants, num_warps=warps, num_stages=stages,
+        grad, qkv, starts, numbers, lines, sums, delta, *turned, dqkv, values_of, dq, *values,
+        OWN=own, OTHER=other, **constants, ONE_PASS=one_pass, num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    if dq is not None:
+        query_sums.after(dq, angles, dqkv, heads, size**-0.5)
     if queries is None or values_of is None:
         return dqkv, dqkv.sum(0, dtype=torch.float32) if has_bias else None
     return dqkv, torch.cat([queries.sum(0), torch.zeros(width, device=device), values_of.sum(0)])
