@@ -71,10 +71,12 @@ def measure_cpu(names: Sequence[str], threads: int, smoke: bool) -> dict[str, Re
         for length in LENGTHS:
             examples = some_examples(length, batch)
             times: dict[tuple[str, str], list[float]] = {key: [] for key in engines}
-            for number in range(rounds + 1):  # the first round warms up
+            for engine in engines.values():
+                engine.run(examples[:1])  # to warm up
+            for _ in range(rounds):
                 for key, engine in engines.items():
-                    times[key].append(seconds_of(engine, examples, least if number else 0.0))
+                    times[key].append(seconds_of(engine, examples, least))
             for (name, precision), values in times.items():
-                median = 1000 * statistics.median(values[1:])
+                median = 1000 * statistics.median(values)
                 found[f"{name}, {precision}"]["milliseconds"][f"{batch} × {length}"] = float(f"{median:.4g}")
     return found
