@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.kernel_kinds import kernel_times, kind_of
 from benchmarks.peer_forms import DEVICE, free_memory
@@ -162,35 +164,36 @@ def in_one_pass(given: Inputs, operations: float) -> Iterator[Variant]:
         yield Variant(f"backward in one pass {launch}", lambda launch=launch: make(launch), 2.5 * operations)  # type: ignore[misc]
 
 
+def window_of(reach: Reach) -> dict[str, int]:
+    return {"window_size_left": reach.before or -1, "window_size_right": reach.after or -1}
+
+
 def flash_forward(given: Inputs, reach: Reach) -> tuple[Any, ...]:
     ends = given.starts, given.starts, given.length, given.length
-    sides = {"window_size_left": reach.before, "window_size_right": reach.after} if reach.before is not None else {}
-    return torch.ops.aten._flash_attention_forward(*given.parts(), *ends, 0.0, False, False, **sides)  # type: ignore[no-any-return]
+    return torch.ops.aten._flash_attention_forward(*given.parts(), *ends, 0.0, False, False, **window_of(reach))  # type: ignore[no-any-return]
 
 
 def flash_backward(given: Inputs, reach: Reach) -> Work:
-    out, sums, state, unused, _ = flash_forward(given, reach)
+    out, sums, *_ = flash_forward(given, reach)
     ends = given.starts, given.starts, given.length, given.length
-    sides = {"window_size_left": reach.before, "window_size_right": reach.after} if reach.before is not None else {}
-    first = given.grad.view_as(out), *given.parts(), out, sums, *ends, 0.0, False, state, unused
-    return lambda: torch.ops.aten._flash_attention_backward(*first, **sides)
+    state = torch.zeros(2, dtype=torch.uint64, device=DEVICE), torch.empty(0, device=DEVICE)  # of dropout
+    first = given.grad.view_as(out), *given.parts(), out, sums, *ends, 0.0, False, *state
+    return lambda: torch.ops.aten._flash_attention_backward(*first, **window_of(reach))
 
 
-def dense_parts(given: Inputs) -> list[Tensor]:
-    """Queries, keys and values (B, A, L, D) of sequences that all have one length."""
-    return [part.unflatten(0, (-1, given.length)).transpose(1, 2) for part in given.parts()]
+def cudnn(given: Inputs, backward: bool) -> Work:
+    """cuDNN's attention (B, A, L, D) of sequences that all have one length."""
+    split = (-1, given.length)
+    q, k, v = (p.unflatten(0, split).transpose(1, 2).detach().requires_grad_(backward) for p in given.parts())
+    grad = given.grad.unflatten(1, (given.heads, -1)).unflatten(0, split).transpose(1, 2)
 
+    def work() -> None:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v)
+        if backward:
+            torch.autograd.grad(out, (q, k, v), grad)
 
-def cudnn_forward(given: Inputs) -> tuple[Any, ...]:
-    return torch.ops.aten._scaled_dot_product_cudnn_attention(*dense_parts(given), None, True)  # type: ignore[no-any-return]
-
-
-def cudnn_backward(given: Inputs) -> Work:
-    q, k, v = dense_parts(given)
-    out, sums, first, second, most, least, seed, offset, _ = cudnn_forward(given)
-    grad = given.grad.view(len(given.qkv), given.heads, -1).unflatten(0, (-1, given.length)).transpose(1, 2)
-    last = seed, offset, None, first, second, most, least, 0.0, False
-    return lambda: torch.ops.aten._scaled_dot_product_cudnn_attention_backward(grad, q, k, v, out, sums, *last)
+    return work
 
 
 def their_attention(given: Inputs, reach: Reach, operations: float) -> Iterator[Variant]:
@@ -198,8 +201,8 @@ def their_attention(given: Inputs, reach: Reach, operations: float) -> Iterator[
     yield Variant("forward, FlashAttention-2", lambda: lambda: flash_forward(given, reach), operations)
     yield Variant("backward, FlashAttention-2", lambda: flash_backward(given, reach), 2.5 * operations)
     if reach.before is None:
-        yield Variant("forward, cuDNN", lambda: lambda: cudnn_forward(given), operations)
-        yield Variant("backward, cuDNN", lambda: cudnn_backward(given), 2.5 * operations)
+        yield Variant("forward, cuDNN", lambda: cudnn(given, False), operations)
+        yield Variant("forward and backward, cuDNN", lambda: cudnn(given, True), 3.5 * operations)
 
 
 def attention(config: EncoderConfig, length: int, tokens: int) -> Iterator[Variant]:
@@ -292,6 +295,8 @@ def _products_of(name: str, x: Tensor, grad: Tensor, weight: Tensor, total: Tens
         yield Variant(f"{name}, added in place", lambda: lambda: total.addmm_(x, weight.t()), operations)
     yield Variant(f"{name}, gradient of the input", lambda: lambda: grad @ weight, operations)
     yield Variant(f"{name}, of the weights", lambda: lambda: matmul_float32(grad.t(), x), operations)
+    yield Variant(f"{name}, of the weights, transposed", lambda: lambda: matmul_float32(x.t(), grad), operations)
+    yield Variant(f"{name}, of the weights, in bfloat16", lambda: lambda: grad.t() @ x, operations)
 
 
 def variants(arguments: argparse.Namespace, config: EncoderConfig) -> Iterator[Variant]:

@@ -147,7 +147,7 @@ def test_states_of_earlier_layers_stay_as_they_are(request: pytest.FixtureReques
         if name == "fused":
             request.getfixturevalue("fused")
         trace = Trace(only=frozenset(range(3)))
-        with torch.no_grad():
+        with torch.inference_mode():
             model(batch, trace)
         states[name] = torch.stack(trace.hidden)
     torch.testing.assert_close(states["fused"], states["plain"], atol=2e-5, rtol=1e-4)
