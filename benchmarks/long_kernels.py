@@ -300,10 +300,12 @@ def _products_of(name: str, x: Tensor, grad: Tensor, weight: Tensor, total: Tens
 
 
 def variants(arguments: argparse.Namespace, config: EncoderConfig) -> Iterator[Variant]:
-    for length in dict.fromkeys((max(arguments.lengths), min(arguments.lengths))):
-        yield from attention(config, length, arguments.tokens)
-    yield from between_products(config, arguments.tokens)
+    longest, shortest = max(arguments.lengths), min(arguments.lengths)
+    yield from attention(config, longest, arguments.tokens)
     yield from products(config, arguments.tokens)
+    yield from between_products(config, arguments.tokens)
+    if shortest < longest:
+        yield from attention(config, shortest, arguments.tokens)
 
 
 def compile_share(arguments: argparse.Namespace, config: EncoderConfig, share: int, shares: int) -> None:
@@ -324,7 +326,7 @@ def compile_together(arguments: argparse.Namespace, config: EncoderConfig) -> No
     for process in started:
         process.start()
     for process in started:
-        process.join(max(0.0, began + 120 - time.monotonic()))
+        process.join(max(0.0, began + arguments.seconds / 2 - time.monotonic()))
     for process in started:
         process.terminate()
     print(f"kernels compiled in {time.monotonic() - began:.0f} s", flush=True)
