@@ -9,10 +9,6 @@ follows; so does the end of `--seconds`, and a later call adds what is missing.
     python -m benchmarks.long --part train
     python -m benchmarks.long --part predict
     python -m benchmarks.long --part memory
-    python -m benchmarks.long --part profile
-    python -m benchmarks.long --part kernels
-
-The last two say where a step's time goes: its kernels by kind, and what every kernel would take with other settings.
 """
 
 from __future__ import annotations
@@ -45,7 +41,6 @@ LENGTHS = (512, 1024, 2048, 4096, 8192)
 FORMS = (("flex_attention", True), ("sdpa", True), ("flex_attention", False))  # attention; loss of masked words only
 OURS, THEIRS, BERT = "bertsmith", "transformers", "bertsmith's BERT of equal operations"
 WORDS = MaskedLMConfig(next_sentence=False)
-PARTS = ("train", "predict", "memory", "profile", "kernels")
 Form = tuple[str, bool]
 
 
@@ -175,24 +170,6 @@ class Run:
             self.take(OURS, length, length, lambda b=batch: our_training(self.config, b))  # type: ignore[misc]
             self.take(f"{THEIRS}, sdpa", length, length, lambda b=batch: self.uncompiled(b))  # type: ignore[misc]
 
-    def profile(self) -> None:
-        """The kernels of our training steps and predictions at the shortest and the longest length, and of BERT's."""
-        from benchmarks.long_kernels import profile
-
-        first, last, tokens = self.given.lengths[0], self.given.lengths[-1], self.given.tokens
-        bert = bert_of_equal_flops(self.config, first)
-        cases = [(OURS, self.config, first), (BERT, bert, first), (OURS, self.config, last)]
-        for name, make in (("train", our_training), ("predict", our_prediction)):
-            for model, config, length in cases if name == "train" else cases[:2]:
-                key = f"{name}, {model}, {length}"
-                free_memory()
-                try:
-                    found = profile(key, make(config, batch_of(config, length, tokens)), tokens)
-                except Exception as error:  # a profile that fails must not end the others
-                    print(f"{key}: {(str(error).strip() or repr(error)).splitlines()[-1]}", flush=True)
-                    continue
-                keep("long", self.given.results, "profile", key, found)
-
     def uncompiled(self, batch: Batch) -> Callable[[], None]:
         model = transformers.ModernBertForMaskedLM(their_config(self.config, ("sdpa", True))).to(DEVICE)
         return peer_steps(model, [pinned(their_inputs(batch, "input_ids", "labels"))])
@@ -244,21 +221,14 @@ def plot(results: dict[str, Any], folder: Path) -> Path:
 def main() -> None:
     """Take the measurements of one part, and draw all that there are."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=(*PARTS, "plot"), default="train")
+    parser.add_argument("--part", choices=("train", "predict", "memory", "plot"), default="train")
     parser.add_argument("--size", default="base", help="base, large, tiny or smoke")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of a step")
     parser.add_argument("--seconds", type=float, default=300.0, help="no measurement begins after this time")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--workers", type=int, default=8, help="kernels: processes that compile them; 0: none")
     arguments = parser.parse_args()
-    if arguments.part == "kernels":
-        from benchmarks.long_kernels import kernels
-
-        kernels(arguments, modern(arguments.size))
-    elif arguments.part == "profile":
-        Run(arguments).profile()
-    elif arguments.part != "plot":
+    if arguments.part != "plot":
         run = Run(arguments)
         run.memory() if arguments.part == "memory" else run.by_length()
     print(plot(earlier("long", arguments.results), arguments.results))

@@ -28,7 +28,7 @@ def forward_flops(config: EncoderConfig, lengths: Sequence[int], masked: int, *,
     after_attention = hidden * (hidden + _feed_forward_columns(config))
     layers = config.num_layers * tokens * 2 * (3 * hidden * hidden + after_attention)
     for reach, count in Counter(layer.reach for layer in config.layers).items():
-        layers += count * sum(4 * hidden * token_pairs(length, reach) for length in lengths)
+        layers += count * sum(4 * hidden * _token_pairs(length, reach) for length in lengths)
     layers += _relative_products(config, lengths)
     if config.convolution is not None:
         layers += tokens * 2 * config.convolution * hidden * hidden
@@ -49,7 +49,7 @@ def _relative_products(config: EncoderConfig, lengths: Sequence[int]) -> int:
     return terms * config.num_layers * 2 * config.hidden_size * (scores + config.hidden_size * max(rows, default=0))
 
 
-def token_pairs(length: int, reach: Reach) -> int:
+def _token_pairs(length: int, reach: Reach) -> int:
     """The pairs of tokens that attention scores in a sequence.
 
     An encoder of one direction counts like one of both, as is the usual convention.

@@ -27,10 +27,6 @@ UNSUPPORTED: tuple[tuple[Callable[[EncoderConfig], bool], str], ...] = (
         lambda c: c.relative_terms != "none" and any(layer.reach != Reach(None, None) for layer in c.layers),
         "attention has terms of distances and a limited reach",
     ),
-    (
-        lambda c: c.relative_terms != "none" and c.positions == "rotary",
-        "attention has terms of distances and rotary positions",
-    ),
     (lambda c: c.convolution is not None, "a convolution is beside the first layer"),
 )
 _allowed = True

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from bertsmith.model import encoder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.fused import long_attention, loss, relative_attention, taught
+from bertsmith.model.fused import loss, relative_attention, taught
 from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.fused_choice import Choice
 from bertsmith.objectives.masked_lm import MaskedLM
@@ -78,8 +78,7 @@ def main() -> None:
         config = dataclasses.replace(BERT, hidden_dropout=dropout, attention_dropout=dropout)
         for direction in ("both", "left-to-right", "right-to-left"):
             compile_model(dataclasses.replace(config, direction=direction), [20, 3])
-            if not dropout or direction == "both":  # these kernels take seconds to compile
-                compile_model(dataclasses.replace(config, direction=direction), [20, 300])
+            compile_model(dataclasses.replace(config, direction=direction), [20, 300])
         compile_model(dataclasses.replace(config, norm_first=True, bias=False), [20, 300])
         for name in ("gelu_tanh", "relu", "silu"):
             factorised = dataclasses.replace(config, embedding_size=32, num_segments=0, activation=name)
@@ -93,10 +92,10 @@ def main() -> None:
             compile_model(dataclasses.replace(deberta, key_bias=False, relative_buckets=256), [20, 300])
         windows = dataclasses.replace(config, window=64, global_every=2)
         compile_model(windows, [20, 3])
+        compile_model(windows, [20, 300])
         rotary = dataclasses.replace(windows, positions="rotary", gated=True, num_segments=0)
         compile_model(rotary, [20, 300])
         modern = {"norm_first": True, "bias": False, "first_attention_norm": False, "prediction_head": True}
-        long_attention.ONE_PASS_LENGTH = 300 if dropout == 0 else 1 << 30  # the backward pass in one kernel, and in two
         compile_model(dataclasses.replace(rotary, **modern, intermediate_size=1152), [20, 300])
     compile_sampling()
     compile_taught()

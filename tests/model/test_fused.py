@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bertsmith import batch as batches
 from bertsmith.batch import IGNORE, Batch, Example, Packed, bucketed, collate, lay_out
 from bertsmith.model import encoder as encoders
-from bertsmith.model import fused_choice, kernels
+from bertsmith.model import fused_choice
 from bertsmith.model.activation import activate
 from bertsmith.model.attention import Trace
 from bertsmith.model.config import REACHES, Activation, Direction, EncoderConfig, Reach
@@ -45,7 +45,6 @@ from bertsmith.model.fused import (
     layer,
     long_attention,
     lookup,
-    query_sums,
     relative_attention,
     rows,
     taught,
@@ -130,29 +129,6 @@ def test_norm_and_residual() -> None:
     assert_same(normed * 2 + same.sin(), norm(x) * 2 + x.sin(), [x, norm.weight, norm.bias])
 
 
-def test_a_product_adds_to_a_copy_that_the_norm_has_made() -> None:
-    x, weight, norm = random(19, 40), random(40, 40), nn.LayerNorm(40, bias=False)
-    normed, copy = ops.norm_and_residual(x, norm_weights(norm), copy=True)
-    found = ops.add_product(copy, normed, weight, in_place=True)
-    assert found.data_ptr() == copy.data_ptr() != x.data_ptr()
-    assert_same(found, x + F.linear(norm(x), weight), [x, weight, norm.weight])
-    assert_same(ops.add_product(x, 2 * x, weight, in_place=False), x + F.linear(2 * x, weight), [x, weight])
-
-
-def test_states_of_earlier_layers_stay_as_they_are(request: pytest.FixtureRequest) -> None:
-    """A layer without biases adds in place, in memory of its own."""
-    model, batch = Encoder(CONFIGS["modern"]).eval(), masked_batch([14, 3])
-    states = {}
-    for name in ("plain", "fused"):
-        if name == "fused":
-            request.getfixturevalue("fused")
-        trace = Trace(only=frozenset(range(3)))
-        with torch.inference_mode():
-            model(batch, trace)
-        states[name] = torch.stack(trace.hidden)
-    torch.testing.assert_close(states["fused"], states["plain"], atol=2e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("columns", [1300, 24])
 @pytest.mark.parametrize("name", get_args(Activation))
 def test_activations(name: Activation, columns: int) -> None:
@@ -172,21 +148,14 @@ def test_gates(columns: int, has_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize(
-    ("lengths", "reach"), [([5, 0, 11], Reach(9, 9)), ([130, 7], Reach(9, 9)), ([140], Reach(None, None))]
-)
-def test_rotation(lengths: list[int], reach: Reach, has_bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention rotates queries and keys; their gradients and the bias's are those before the rotation."""
-    monkeypatch.setattr(long_attention, "ONE_PASS_LENGTH", 140)
-    total, heads, size = sum(lengths), 2, 16
-    qkv, bias = random(total, 3 * heads * size), random(3 * heads * size) if has_bias else None
-    layout = Packed(torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32), max(lengths))
-    by = rotation(torch.cat([torch.arange(n) for n in lengths]), size, 100.0)
-    given = qkv + (0 if bias is None else bias.detach())
-    ours = ops.attend(given, bias, layout, heads, reach, 0.0, by)
-    q, k, v = (qkv if bias is None else qkv + bias).unflatten(-1, (3, heads, size)).unbind(1)
-    expected = kernels.attend(rotate(q, by), rotate(k, by), v, layout, 0.0, reach).flatten(1)
-    assert_same(ours, expected, [qkv, *([] if bias is None else [bias])])
+def test_rotation(has_bias: bool) -> None:
+    """The gradients of queries, keys and the bias are those before the rotation."""
+    qkv, bias = random(37, 3 * 4 * 16), random(3 * 4 * 16) if has_bias else None
+    by = rotation(torch.arange(37) % 20, 16, 100.0)
+    ours = ops.rotated(qkv + (0 if bias is None else bias.detach()), bias, 4, by)
+    q, k, v = (qkv if bias is None else qkv + bias).unflatten(-1, (3, 4, 16)).unbind(1)
+    expected = torch.stack([rotate(q, by), rotate(k, by), v], 1).flatten(1)
+    assert_same(ours * 1, expected, [qkv, *([] if bias is None else [bias])])  # the gradient is changed in place
 
 
 @DROPOUTS
@@ -306,12 +275,6 @@ def compare_attention(lengths: list[int], reach: Reach, dropout: float) -> None:
 @pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [100, 128, 3], [130, 160, 1]], ids=["short", "tile", "long"])
 def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
     compare_attention(lengths, REACHES[direction], dropout)
-
-
-@pytest.mark.parametrize("direction", ["both", "left-to-right"])
-def test_attention_backward_in_one_pass(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_attention, "ONE_PASS_LENGTH", 130)
-    compare_attention([130, 160, 1], REACHES[direction], 0.0)
 
 
 WINDOWS = [Reach(0, 0), Reach(3, 0), Reach(0, 5), Reach(7, 2), Reach(None, 4), Reach(6, None), Reach(40, 600)]
@@ -592,7 +555,6 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
         attention,
         gate,
         long_attention,
-        query_sums,
         relative_attention,
         distances,
         lookup,

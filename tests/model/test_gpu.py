@@ -124,20 +124,6 @@ def test_fused_kernels_are_as_close_to_float32_as_plain_code(longest: int, chang
     assert (fused - exact).norm() < 2 * (plain - exact).norm() + 1e-3 * exact.norm()
 
 
-@pytest.mark.parametrize("name", ["bert", "modern"])
-def test_one_kernel_gives_the_gradients_of_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward pass of attention in one kernel, which adds the gradients of queries in memory."""
-    from bertsmith.model.fused import long_attention
-
-    torch.manual_seed(0)
-    changes = {**VARIANTS, **FAMILIES}[name]
-    model, batch = MaskedLM(Encoder(config(**changes))).to(CUDA), masked_batch(512, 16)  # type: ignore[arg-type]
-    two = all_gradients(model, batch, "bfloat16")[1]
-    monkeypatch.setattr(long_attention, "ONE_PASS_LENGTH", 0)
-    one = all_gradients(model, batch, "bfloat16")[1]
-    assert 0 < (one - two).norm() < 0.02 * two.norm()
-
-
 def test_recomputed_weights_give_the_gradients_of_kept_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, which the kept weights carry along; the seed of a step is always the same."""
     from bertsmith.model.fused import relative_attention

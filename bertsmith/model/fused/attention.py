@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bertsmith.model.config import Reach
 from bertsmith.model.fused.rows import column_numbers, dropout_line, is_kept, threshold_of
-from bertsmith.model.rotary import Rotation
 
 LONGEST = 128
 LOG2E = 1.4426950408889634
@@ -45,18 +44,6 @@ def sees(query, key, BEFORE: tl.constexpr, AFTER: tl.constexpr):
     else:
         seen = (distance >= -BEFORE) & (distance <= AFTER)
     return seen
-
-
-@triton.jit
-def rotated_back(x, cos_ptr, sin_ptr, token, valid, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Gradients of rotated queries or keys (ROWS, SIZE), rotated by the opposite of their tokens' angles."""
-    half: tl.constexpr = SIZE // 2
-    place = token[:, None] * half + tl.arange(0, half)[None, :]
-    cos = tl.load(cos_ptr + place, valid[:, None], 0.0)
-    sin = tl.load(sin_ptr + place, valid[:, None], 0.0)
-    first, second = tl.split(tl.permute(tl.reshape(x, (ROWS, 2, half)), (0, 2, 1)))
-    turned = tl.join(first * cos + second * sin, second * cos - first * sin)
-    return tl.reshape(tl.permute(turned, (0, 2, 1)), (ROWS, SIZE))
 
 
 @triton.jit
@@ -96,10 +83,9 @@ def _tile_attention_forward(
 
 @triton.jit
 def _tile_attention_backward(
-    grad_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, cos_ptr, sin_ptr, dqkv_ptr, sums_ptr,
+    grad_ptr, qkv_ptr, starts_ptr, seed_ptr, numbers_ptr, dqkv_ptr, sums_ptr,
     scale, gradient_scale, threshold, factor, heads,
     LENGTH: tl.constexpr, SIZE: tl.constexpr, DROP: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
-    ROTARY: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     token, valid, place, q, k, v = _load(qkv_ptr, starts_ptr, heads, LENGTH, SIZE)
     width, inside = heads * SIZE, tl.program_id(1) * SIZE + tl.arange(0, SIZE)
@@ -118,18 +104,12 @@ def _tile_attention_backward(
     if DROP:
         dv *= factor
     tl.store(dqkv_ptr + place + 2 * width, dv.to(v.dtype), valid[:, None])
-    if SUMS:
-        tl.store(part + width, tl.sum(dv, 0))
+    tl.store(part + width, tl.sum(dv, 0))
     dscores = (weights * (dweights - tl.sum(weights * dweights, 1)[:, None])).to(v.dtype)
     dq = tl.dot(dscores, k) * gradient_scale
-    if ROTARY:
-        dq = rotated_back(dq, cos_ptr, sin_ptr, token.to(tl.int64), valid, LENGTH, SIZE)
     tl.store(dqkv_ptr + place, dq.to(v.dtype), valid[:, None])
-    if SUMS:
-        tl.store(part, tl.sum(dq, 0))
+    tl.store(part, tl.sum(dq, 0))
     dk = tl.dot(tl.trans(dscores), q) * gradient_scale
-    if ROTARY:
-        dk = rotated_back(dk, cos_ptr, sin_ptr, token.to(tl.int64), valid, LENGTH, SIZE)
     tl.store(dqkv_ptr + place + width, dk.to(v.dtype), valid[:, None])
 
 
@@ -163,26 +143,27 @@ def attention_forward(
 
 
 def attention_backward(
-    grad: Tensor, qkv: Tensor, starts: Tensor, seed: Tensor | None, angles: Rotation | None, has_bias: bool,
-    longest: int, heads: int, reach: Reach, dropout: float,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The gradient of queries, keys and values (T, 3 H) and, with a bias, its sum over all tokens (3 H).
+    grad: Tensor,
+    qkv: Tensor,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    heads: int,
+    reach: Reach,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of queries, keys and values (T, 3 H), and its sum over all tokens (3 H).
 
-    `angles`, by which queries and keys have been rotated, rotate their gradients back. Without a rotation the sum of
-    the keys' part is zero: a vector added to all keys changes no weight.
+    The sum of the keys' part is zero: a vector added to all keys changes no weight.
     """
     size = qkv.shape[1] // (3 * heads)
     dqkv, width = torch.empty_like(qkv), heads * size
-    summed = has_bias and angles is None
-    sums = torch.empty(len(starts) - 1 if summed else 0, 2 * width, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(len(starts) - 1, 2 * width, dtype=torch.float32, device=qkv.device)
     length = tile_length(longest)
     _tile_attention_backward[(len(starts) - 1, heads)](
-        grad, qkv, starts, seed, column_numbers(length, seed), *(angles or (None, None)), dqkv, sums,
-        size**-0.5 * LOG2E, size**-0.5, threshold_of(dropout), 1 / (1 - dropout), heads,
-        LENGTH=length, SIZE=size, DROP=seed is not None, **limits(reach), ROTARY=angles is not None, SUMS=summed,
-        num_warps=_warps(length),
+        grad, qkv, starts, seed, column_numbers(length, seed), dqkv, sums, size**-0.5 * LOG2E, size**-0.5,
+        threshold_of(dropout), 1 / (1 - dropout), heads,
+        LENGTH=length, SIZE=size, DROP=seed is not None, **limits(reach), num_warps=_warps(length),
     )  # fmt: skip
-    if not summed:
-        return dqkv, dqkv.sum(0, dtype=torch.float32) if has_bias else None
     totals = sums.sum(0)
     return dqkv, torch.cat([totals[:width], torch.zeros(width, device=qkv.device), totals[width:]])

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bertsmith.model.config import Activation
 from bertsmith.model.fused.rows import ACTIVATION_PROGRAMS, ACTIVATION_WARPS, tile_sides, value_and_slope
-from bertsmith.model.rotary import Rotation
 
 ELEMENTS = (2048, 1024)  # of a tile of the result: forward, backward
 ROTATED_ROWS, ROTATED_WARPS = 16, 4
@@ -104,12 +103,16 @@ def gate_backward(grad: Tensor, x: Tensor, bias: Tensor | None, activation: Acti
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _rotate(qkv_ptr, cos_ptr, sin_ptr, rows, heads, ROWS: tl.constexpr, HALF: tl.constexpr):
-    """Rotate the queries and keys of all heads of some tokens."""
+def _rotate(
+    qkv_ptr, cos_ptr, sin_ptr, rows, heads, ROWS: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr
+):  # fmt: skip
+    """Rotate the queries and keys of all heads of some tokens; with BACK by the opposite angles."""
     row, pair = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, HALF)
     valid = row[:, None] < rows
     angle = row[:, None].to(tl.int64) * HALF + pair[None, :]
     cos, sin = tl.load(cos_ptr + angle, valid, 0.0), tl.load(sin_ptr + angle, valid, 0.0)
+    if BACK:
+        sin = -sin
     base = qkv_ptr + row[:, None].to(tl.int64) * (heads * 6 * HALF) + pair[None, :]
     for head in range(2 * heads):  # first those of the queries, then those of the keys
         place = base + head * (2 * HALF)
@@ -119,8 +122,9 @@ def _rotate(qkv_ptr, cos_ptr, sin_ptr, rows, heads, ROWS: tl.constexpr, HALF: tl
         tl.store(place + HALF, (second * cos + first * sin).to(qkv_ptr.dtype.element_ty), valid)
 
 
-def rotate_in_place(qkv: Tensor, angles: Rotation, heads: int) -> None:
-    """Rotate the queries and keys of (T, 3 H) by each token's angles (T, D / 2)."""
+def rotate_in_place(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, back: bool = False) -> None:
+    """Rotate the queries and keys of (T, 3 H) by the angles of `rotary.rotation` (T, 1, D / 2), or back."""
     _rotate[(triton.cdiv(len(qkv), ROTATED_ROWS),)](
-        qkv, *angles, len(qkv), heads, ROWS=ROTATED_ROWS, HALF=angles.cos.shape[-1], num_warps=ROTATED_WARPS
-    )
+        qkv, cos, sin, len(qkv), heads,
+        ROWS=ROTATED_ROWS, HALF=cos.shape[-1], BACK=back, num_warps=ROTATED_WARPS,
+    )  # fmt: skip

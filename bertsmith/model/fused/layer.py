@@ -13,7 +13,6 @@ from bertsmith.batch import Packed
 from bertsmith.model.fused.operations import (
     activated,
     add_norm,
-    add_product,
     attend,
     attend_with_distances,
     embed,
@@ -22,6 +21,7 @@ from bertsmith.model.fused.operations import (
     linear_and_residual,
     masked_words,
     norm_and_residual,
+    rotated,
     taught_words,
     word_scores,
 )
@@ -59,17 +59,15 @@ def layer_forward(
     and keys.
     """
     if layer.norm_first:
-        y, x = _normed(x, layer.attention_norm, rows is None and asking is None and _adds_itself(layer))
+        y, x = _normed(x, layer.attention_norm)
         qkv, x = linear_and_residual(x, *layer.qkv) if y is None else (linear_and_residual(y, *layer.qkv)[0], x)
         if asking is not None:
             y, asking = _normed(asking, layer.attention_norm)
             qkv = _with_queries(layer, qkv, asking if y is None else y, rows)
-        mixed, selected = _select(_mixed(layer, qkv, layout, angles), x, rows, asking)
-        ours = asking is None and (selected is not x or layer.attention_norm is not None)
-        x = _add(layer, selected, mixed, layer.output, in_place=ours)
-        # The backward pass of the norm reads x, so that the sum needs memory of its own.
-        y, x = norm_and_residual(x, layer.feed_forward_norm, copy=torch.is_grad_enabled() and _adds_itself(layer))
-        return _add(layer, x, _inner(layer, linear(y, layer.inner.weight)), layer.outer, in_place=True)
+        mixed, x = _select(_mixed(layer, qkv, layout, angles), x, rows, asking)
+        x = _add(x, mixed, layer.output, layer.dropout)
+        y, x = norm_and_residual(x, layer.feed_forward_norm)
+        return _add(x, _inner(layer, linear(y, layer.inner.weight)), layer.outer, layer.dropout)
     assert layer.attention_norm is not None
     qkv, x = linear_and_residual(x, *layer.qkv)
     if asking is not None:
@@ -81,15 +79,17 @@ def layer_forward(
     return add_norm(x, outer, layer.outer.bias, layer.feed_forward_norm, layer.dropout)
 
 
-def _normed(x: Tensor, norm: NormWeights | None, copy: bool = False) -> tuple[Tensor | None, Tensor]:
-    """The norm of x, None if the layer has none, and x itself for the residual, or a copy that a norm makes of it."""
-    return (None, x) if norm is None else norm_and_residual(x, norm, copy)
+def _normed(x: Tensor, norm: NormWeights | None) -> tuple[Tensor | None, Tensor]:
+    """The norm of x, None if the layer has none, and x itself for the residual."""
+    return (None, x) if norm is None else norm_and_residual(x, norm)
 
 
 def _mixed(layer: LayerWeights, qkv: Tensor, layout: Packed, angles: Rotation | None) -> Tensor:
     bias = layer.qkv.bias
+    if angles is not None:
+        qkv, bias = rotated(qkv, bias, layer.num_heads, angles), None
     if layer.relative is None:
-        return attend(qkv, bias, layout, layer.num_heads, layer.reach, layer.attention_dropout, angles)
+        return attend(qkv, bias, layout, layer.num_heads, layer.reach, layer.attention_dropout)
     tables = _relative_tables(layer.relative, qkv.shape[1] // (3 * layer.num_heads))
     return attend_with_distances(qkv, bias, layout, layer.num_heads, tables, layer.attention_dropout)
 
@@ -128,17 +128,13 @@ def _select(mixed: Tensor, x: Tensor, rows: Tensor | None, asking: Tensor | None
     return mixed, x if rows is None else x.index_select(0, rows)
 
 
-def _adds_itself(layer: LayerWeights) -> bool:
-    """Whether the last products of a layer's sublayers add the states: they have neither dropout nor a bias."""
-    return not layer.dropout and layer.output.bias is None
-
-
-def _add(layer: LayerWeights, x: Tensor, inner: Tensor, output: LinearWeights, in_place: bool) -> Tensor:
-    """x + dropout(output(inner)); without dropout and bias the matrix product adds x, `in_place` if nothing reads x."""
-    if _adds_itself(layer):
-        return add_product(x, inner, output.weight, in_place)
-    bias = None if output.bias is None else output.bias.to(x.dtype)
-    return x + F.dropout(F.linear(inner, output.weight.to(x.dtype), bias), layer.dropout)
+def _add(x: Tensor, inner: Tensor, output: LinearWeights, dropout: float) -> Tensor:
+    """x + dropout(output(inner)); with neither dropout nor a bias the matrix product itself adds x."""
+    weight = output.weight.to(x.dtype)
+    if dropout or output.bias is not None:
+        bias = None if output.bias is None else output.bias.to(x.dtype)
+        return x + F.dropout(F.linear(inner, weight, bias), dropout)
+    return x.addmm(inner, weight.t())
 
 
 def norm_forward(x: Tensor, norm: NormWeights) -> Tensor:

@@ -72,34 +72,32 @@ class _Embed(torch.autograd.Function):
 def add_norm(x: Tensor, y: Tensor, bias: Tensor | None, norm: NormWeights, dropout: float) -> Tensor:
     """The norm of x + dropout(y + bias)."""
     seed = draw_seed(x.device, dropout)
-    out, _ = _AddNorm.apply(x, y, bias, norm.weight, norm.bias, seed, dropout, norm.eps, False)  # type: ignore[no-untyped-call]
+    out, _ = _AddNorm.apply(x, y, bias, norm.weight, norm.bias, seed, dropout, norm.eps)  # type: ignore[no-untyped-call]
     return out  # type: ignore[no-any-return]
 
 
-def norm_and_residual(x: Tensor, norm: NormWeights, copy: bool = False) -> tuple[Tensor, Tensor]:
-    """The norm of x, and x itself for the residual, or a copy of it; one kernel adds the gradients of both."""
-    return _AddNorm.apply(x, None, None, norm.weight, norm.bias, None, 0.0, norm.eps, copy)  # type: ignore[no-any-return, no-untyped-call]
+def norm_and_residual(x: Tensor, norm: NormWeights) -> tuple[Tensor, Tensor]:
+    """The norm of x, and x itself for the residual; one kernel adds the gradients of both."""
+    return _AddNorm.apply(x, None, None, norm.weight, norm.bias, None, 0.0, norm.eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, y, bias, scale, shift, seed, dropout, eps, copy):  # type: ignore[override]
-        copied = torch.empty_like(x) if copy else None
-        out, mean, rstd = rows.add_norm_forward(x, y, bias, scale, shift, seed, dropout, eps, copied)
+    def forward(ctx: Any, x, y, bias, scale, shift, seed, dropout, eps):  # type: ignore[override]
+        out, mean, rstd = rows.add_norm_forward(x, y, bias, scale, shift, seed, dropout, eps)
         ctx.save_for_backward(x, y, bias, scale, shift, seed, mean, rstd)
         ctx.dropout = dropout
         ctx.set_materialize_grads(False)
-        same = x.view_as(x) if copied is None else copied
-        return out, same if y is None else None
+        return out, x.view_as(x) if y is None else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad, residual):  # type: ignore[override]
         x, y, bias, scale, shift, seed, mean, rstd = ctx.saved_tensors
         dx, dy, dscale, dshift, dbias = rows.add_norm_backward(
-            grad.contiguous(), x, y, bias, scale, shift, seed, mean, rstd, ctx.dropout, residual
+            grad.contiguous(), x, y, bias, scale, seed, mean, rstd, ctx.dropout, residual
         )
-        return dx, None if y is None else dy, dbias, dscale, dshift, None, None, None, None
+        return dx, None if y is None else dy, dbias, dscale, None if shift is None else dshift, None, None, None
 
 
 def activated(x: Tensor, bias: Tensor | None, activation: Activation) -> Tensor:
@@ -187,86 +185,80 @@ class _Product(torch.autograd.Function):
         return dx, matmul_float32(grad.t(), x), dbias, None
 
 
-def add_product(x: Tensor, inner: Tensor, weight: Tensor, in_place: bool) -> Tensor:
-    """x plus a matrix product of `inner`, added by the product itself; in place if nothing else reads x."""
-    return _AddProduct.apply(x, inner, weight, in_place)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _AddProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x, inner, weight, in_place):  # type: ignore[override]
-        weight = _converted(weight, x.dtype)
-        ctx.save_for_backward(inner, weight)
-        if not in_place:
-            return x.addmm(inner, weight.t())
-        ctx.mark_dirty(x)
-        return x.addmm_(inner, weight.t())
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad):  # type: ignore[override]
-        inner, weight = ctx.saved_tensors
-        grad = grad.contiguous()
-        return grad, grad @ weight, matmul_float32(grad.t(), inner), None
-
-
 def matmul_float32(a: Tensor, b: Tensor) -> Tensor:
     """A matrix product in float32, whatever the precision of a and b."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()  # type: ignore[call-overload, no-any-return]
 
 
-def attend(
-    qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, reach: Reach, dropout: float,
-    angles: Rotation | None = None,
-) -> Tensor:  # fmt: skip
+def rotated(qkv: Tensor, bias: Tensor | None, heads: int, by: Rotation) -> Tensor:
+    """Queries, keys and values (T, 3 H) with the queries and keys rotated, in the same memory.
+
+    Nothing else may read `qkv`: a matrix product does not keep its result. `bias` has been added already, and gets its
+    gradient here, where the gradient is that of queries and keys before the rotation.
+    """
+    return _Rotated.apply(qkv, bias, heads, by.cos, by.sin)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv, bias, heads, cos, sin):  # type: ignore[override]
+        gate.rotate_in_place(qkv, cos, sin, heads)
+        ctx.mark_dirty(qkv)
+        ctx.save_for_backward(cos, sin)
+        ctx.heads, ctx.bias = heads, bias is not None
+        return qkv
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad):  # type: ignore[override]
+        grad = grad.contiguous()  # in place: it is the attention kernel's output, which nothing else reads
+        cos, sin = ctx.saved_tensors
+        gate.rotate_in_place(grad, cos, sin, ctx.heads, back=True)
+        return grad, grad.sum(0, dtype=torch.float32) if ctx.bias else None, None, None, None
+
+
+def attend(qkv: Tensor, bias: Tensor | None, layout: Packed, heads: int, reach: Reach, dropout: float) -> Tensor:
     """The output (T, H) of attention, given queries, keys and values concatenated (T, 3 H).
 
-    `bias` has been added to them already, and gets its gradient here. `angles` rotate queries and keys in the memory of
-    `qkv`, which nothing else may read: a matrix product does not keep its result.
+    `bias` has been added to them already, and gets its gradient here.
     """
     seed = draw_seed(qkv.device, dropout)
     kernel = _Tile if layout.max_length <= attention.LONGEST else _Long
     settings = layout.max_length, heads, reach, dropout
-    if angles is not None:
-        angles = Rotation(*(part.flatten(1) for part in angles))  # (T, D / 2)
-    return kernel.apply(qkv, bias, layout.starts, seed, angles, settings)  # type: ignore[no-any-return, no-untyped-call]
+    return kernel.apply(qkv, bias, layout.starts, seed, settings)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Tile(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv, bias, starts, seed, angles, settings):  # type: ignore[override]
-        if angles is not None:
-            gate.rotate_in_place(qkv, angles, settings[1])
+    def forward(ctx: Any, qkv, bias, starts, seed, settings):  # type: ignore[override]
         ctx.save_for_backward(qkv, starts, seed)
-        ctx.angles, ctx.settings = angles, (bias is not None, *settings)
+        ctx.settings, ctx.bias = settings, bias is not None
         return attention.attention_forward(qkv, starts, seed, *settings)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         qkv, starts, seed = ctx.saved_tensors
-        given = grad.contiguous(), qkv, starts, seed, ctx.angles
-        dqkv, dbias = attention.attention_backward(*given, *ctx.settings)
-        return dqkv, dbias, None, None, None, None
+        dqkv, dbias = attention.attention_backward(grad.contiguous(), qkv, starts, seed, *ctx.settings)
+        return dqkv, dbias if ctx.bias else None, None, None, None
 
 
 class _Long(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv, bias, starts, seed, angles, settings):  # type: ignore[override]
-        if angles is not None:
-            gate.rotate_in_place(qkv, angles, settings[1])
+    def forward(ctx: Any, qkv, bias, starts, seed, settings):  # type: ignore[override]
         out, sums = long_attention.long_attention_forward(qkv, starts, seed, *settings)
         ctx.save_for_backward(out, sums, qkv, starts, seed)
-        ctx.angles, ctx.settings = angles, (bias is not None, *settings)
+        ctx.settings, ctx.bias = settings, bias is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
         out, sums, qkv, starts, seed = ctx.saved_tensors
-        given = grad.contiguous(), out, sums, qkv, starts, seed, ctx.angles
-        dqkv, dbias = long_attention.long_attention_backward(*given, *ctx.settings)
-        return dqkv, dbias, None, None, None, None
+        dqkv, dbias = long_attention.long_attention_backward(
+            grad.contiguous(), out, sums, qkv, starts, seed, *ctx.settings
+        )
+        return dqkv, dbias if ctx.bias else None, None, None, None
 
 
 def attend_with_distances(

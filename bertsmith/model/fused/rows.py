@@ -127,19 +127,15 @@ def norm_gradient(grad, scale, z, mean, rstd, valid, columns):
 
 @triton.jit
 def _add_norm_forward(
-    x_ptr, y_ptr, bias_ptr, scale_ptr, shift_ptr, seed_ptr, numbers_ptr, out_ptr, mean_ptr, rstd_ptr, copy_ptr,
+    x_ptr, y_ptr, bias_ptr, scale_ptr, shift_ptr, seed_ptr, numbers_ptr, out_ptr, mean_ptr, rstd_ptr,
     eps, threshold, factor, columns,
     BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
-    COPY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     valid = column < columns
     place = row * columns + column
-    x = tl.load(x_ptr + place, valid, 0.0)
-    if COPY:
-        tl.store(copy_ptr + place, x, valid)
-    z = x.to(tl.float32)
+    z = tl.load(x_ptr + place, valid, 0.0).to(tl.float32)
     if ADD:
         y = tl.load(y_ptr + place, valid, 0.0).to(tl.float32)
         if BIAS:
@@ -164,8 +160,7 @@ def _add_norm_backward(
     grad_ptr, x_ptr, y_ptr, bias_ptr, scale_ptr, seed_ptr, numbers_ptr, mean_ptr, rstd_ptr, residual_ptr,
     dx_ptr, dy_ptr, dscale_ptr, dshift_ptr, dbias_ptr,
     threshold, factor, rows, columns,
-    BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, SHIFT: tl.constexpr, DROP: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     wide = tl.cast(columns, tl.int64)
@@ -196,8 +191,7 @@ def _add_norm_backward(
             z += y
         dz, normal = norm_gradient(grad, scale, z, tl.load(mean_ptr + row), tl.load(rstd_ptr + row), valid, columns)
         dscale += grad * normal
-        if SHIFT:
-            dshift += grad
+        dshift += grad
         if RESIDUAL:
             dz += tl.load(residual_ptr + place, valid, 0.0).to(tl.float32)
         tl.store(dx_ptr + place, dz.to(dx_ptr.dtype.element_ty), valid)
@@ -209,8 +203,7 @@ def _add_norm_backward(
                 dbias += tl.where(valid, dz, 0.0)
     part = program.to(tl.int64) * columns + column
     tl.store(dscale_ptr + part, dscale, valid)
-    if SHIFT:
-        tl.store(dshift_ptr + part, dshift, valid)
+    tl.store(dshift_ptr + part, dshift, valid)
     if BIAS:
         tl.store(dbias_ptr + part, dbias, valid)
 
@@ -222,43 +215,42 @@ def norm_warps(block: int, seed: Tensor | None) -> int:
 
 def add_norm_forward(
     x: Tensor, y: Tensor | None, bias: Tensor | None, scale: Tensor, shift: Tensor | None, seed: Tensor | None,
-    dropout: float, eps: float, copy: Tensor | None = None,
+    dropout: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The norm of x + dropout(y + bias), with each row's mean and inverse deviation; `copy` becomes a copy of x."""
+    """The norm of x + dropout(y + bias), with each row's mean and inverse deviation."""
     rows, columns = x.shape
     out = torch.empty_like(x)
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
     block = triton.next_power_of_2(columns)
     _add_norm_forward[(rows,)](
-        x, y, bias, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd, copy,
+        x, y, bias, scale, shift, seed, column_numbers(columns, seed), out, mean, rstd,
         eps, threshold_of(dropout), 1 / (1 - dropout), columns,
         BLOCK=block, ADD=y is not None, BIAS=bias is not None, SHIFT=shift is not None, DROP=seed is not None,
-        COPY=copy is not None, num_warps=norm_warps(block, seed),
+        num_warps=norm_warps(block, seed),
     )  # fmt: skip
     return out, mean, rstd
 
 
 def add_norm_backward(
-    grad: Tensor, x: Tensor, y: Tensor | None, bias: Tensor | None, scale: Tensor, shift: Tensor | None,
-    seed: Tensor | None, mean: Tensor, rstd: Tensor, dropout: float, residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    grad: Tensor, x: Tensor, y: Tensor | None, bias: Tensor | None, scale: Tensor, seed: Tensor | None, mean: Tensor,
+    rstd: Tensor, dropout: float, residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Gradients of x, y, the norm's scale and shift, and the bias; `residual` is added to that of the norm's input."""
     rows, columns = x.shape
     dx = torch.empty_like(x)
     dy = torch.empty_like(x) if seed is not None else dx
     programs = min(NORM_PROGRAMS[seed is not None], rows)
-    summed = 1 + (shift is not None) + (bias is not None)
-    sums = torch.empty(summed, programs, columns, dtype=torch.float32, device=x.device)
+    sums = torch.empty(3 if bias is not None else 2, programs, columns, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(columns)
     _add_norm_backward[(programs,)](
         grad, x, y, bias, scale, seed, column_numbers(columns, seed), mean, rstd, residual,
-        dx, dy, sums[0], None if shift is None else sums[1], None if bias is None else sums[-1],
+        dx, dy, sums[0], sums[1], sums[-1],
         threshold_of(dropout), 1 / (1 - dropout), rows, columns,
-        BLOCK=block, ADD=y is not None, BIAS=bias is not None, SHIFT=shift is not None, DROP=seed is not None,
-        RESIDUAL=residual is not None, num_warps=norm_warps(block, seed),
+        BLOCK=block, ADD=y is not None, BIAS=bias is not None, DROP=seed is not None, RESIDUAL=residual is not None,
+        num_warps=norm_warps(block, seed),
     )  # fmt: skip
     totals = sums.sum(1)
-    return dx, dy, totals[0], None if shift is None else totals[1], None if bias is None else totals[-1]
+    return dx, dy, totals[0], totals[1], totals[2] if bias is not None else None
 
 
 @triton.jit(do_not_specialize=["rows"])
