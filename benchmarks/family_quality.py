@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.corpora import corpus_folder, text_bytes, text_files
 from benchmarks.family_table import FAMILIES, QUALITY, QUALITY_SMOKE, quality_config
-from benchmarks.tuning import figures, run_all, runs_in, task_data, tune
+from benchmarks.tuning import run_all, scores_in, task_data, tune
 from bertsmith.config import load, to_dict
 from bertsmith.corpus.shards import Corpus
 from bertsmith.finetuning.benchmark import LONGEST
@@ -37,7 +37,7 @@ from bertsmith.training.speed import release_memory
 EPOCHS = {"cola": 5.0, "sst2": 1.0, "mrpc": 5.0, "stsb": 5.0, "rte": 5.0}  # of the five tasks of GLUE
 TASKS = {**EPOCHS, "conll2003": 3.0}  # tagging is no part of the mean
 TEACHERS = ("bert", "roberta", "albert", "modern")  # what predicts masked words from the last layer's own states
-RATES = (5e-5, 1e-4)  # of fine-tuning, the same two for every family; the better mean on dev counts
+RATE = 1e-4  # of fine-tuning, the same for every family
 SAMPLED = 4096  # sequences, to estimate how many tokens a step has
 Results = dict[str, Any]
 
@@ -156,41 +156,28 @@ def masked_words(model: Path, corpus: Path, arguments: Any, files: Sequence[Path
     return {**found, "bits_per_byte": round(bits, 4), "of": "the generator" if folder != model else "the model"}
 
 
-def tuning_config(task: str, rate: float, seed: int, smoke: bool) -> FinetuneConfig:
+def tuning_config(task: str, seed: int, smoke: bool) -> FinetuneConfig:
     """The same fine-tuning for every family."""
     length: dict[str, Any] = {"steps": 2} if smoke else {"epochs": TASKS[task]}
-    train = TrainConfig(**length, batch_size=32, learning_rate=rate, warmup=0.1, seed=seed, workers=0)
+    train = TrainConfig(**length, batch_size=32, learning_rate=RATE, warmup=0.1, seed=seed, workers=0)
     data = FinetuneData(max_length=(QUALITY_SMOKE if smoke else QUALITY).length)
     return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
 
 
 def finetuned(name: str, arguments: Any) -> Results:
-    """Fine-tune a pre-trained family on every task, rate and seed; the scores of the better rate, and all of them."""
+    """Fine-tune a pre-trained family on every task and seed; the scores of each task."""
     run = run_name(name, arguments)
     model, folder = arguments.work / "pretrained" / run / MODEL, arguments.work / "tuned" / run
     calls = []
     for task in arguments.tasks:
         data = task_data(arguments.data, task)
-        for rate in RATES[:1] if arguments.smoke else RATES:
-            for seed in range(1, arguments.seeds + 1):
-                config = tuning_config(task, rate, seed, arguments.smoke)
-                calls.append((config, model, data.train, folder / task / f"{rate:g}" / str(seed), arguments.device))
+        for seed in range(1, arguments.seeds + 1):
+            config = tuning_config(task, seed, arguments.smoke)
+            calls.append((config, model, data.train, folder / task / str(seed), arguments.device))
     calls.sort(key=lambda call: LONGEST.index(call[0].task))
     if calls:
         run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
-    return {task: task_scores(task, folder / task) for task in TASKS if (folder / task).is_dir()}
-
-
-def task_scores(task: str, folder: Path) -> Results:
-    """The mean and deviation of a task's first metric over the seeds, at the rate with the best mean."""
-    metric, rates = find_task(task).metrics[0], {}
-    for rate in sorted(folder.iterdir()):
-        found = runs_in(rate)
-        values = [round(each["scores"][metric], 2) for each in found if metric in each["scores"]]
-        failed = sum("failed" in each for each in found)
-        rates[rate.name] = {"values": values, **figures(values), **({"failed": failed} if failed else {})}
-    best = max(rates, key=lambda rate: rates[rate]["mean"] if rates[rate]["values"] else -math.inf)
-    return {"metric": metric, "rate": float(best), **rates[best], "rates": {r: f["values"] for r, f in rates.items()}}
+    return {t: scores_in(folder / t, find_task(t).metrics[0]) for t in TASKS if (folder / t).is_dir()}
 
 
 def best_teacher(results: Results) -> str:

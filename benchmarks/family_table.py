@@ -80,6 +80,7 @@ class Size:
 
 SIZES = {"base": Size(12, 768, 12, 128), "large": Size(24, 1024, 16, 512), "smoke": Size(2, 32, 2, 64)}
 QUALITY, QUALITY_SMOKE = Size(8, 512, 8, 128), Size(2, 32, 2, 64)
+FORGOTTEN = 0.002  # part of the weights at a step of Muon at its full rate
 
 
 def speed_config(name: str, size: str) -> PretrainConfig:
@@ -97,22 +98,25 @@ def quality_config(
     The encoder, the objective and the way of making sequences and masks are the family's own. The same for all are the
     shape, the length, 256 sequences a step, the budget, Muon with its settings, and no dropout. AdamW takes longer than
     these minutes to leave the plateau where every prediction is a frequent word. Pre-norm encoders have Muon's rate of
-    the recipe `speedrun`, twice that of the others. Muon trains the matrices of the layers, DeBERTa's projections of
-    distances among them; tables whose rows are tokens, positions or distances, the mask decoder's and the
-    discriminator's own among them, are trained by AdamW.
+    the recipe `speedrun`, twice that of the others. Rate times weight decay is the same for all: with little decay the
+    weights grow until fine-tuning cannot change them (docs/experiments.md). Muon trains the matrices of the layers,
+    DeBERTa's projections of distances among them; tables whose rows are tokens, positions or distances, the mask
+    decoder's and the discriminator's own among them, are trained by AdamW.
     """
     family, size = FAMILIES[name], QUALITY_SMOKE if smoke else QUALITY
     found = recipe(family.recipe)
     data = replace(found.data, max_length=size.length, long_length=None, copies=0)
     length: dict[str, Any] = {"steps": 3} if smoke else {"hours": minutes / 60}
     batch_size = 8 if smoke else 256
+    rate = 0.02 if found.model.norm_first else 0.01
     train = TrainConfig(
         **(length if steps is None else {"steps": steps}),
         batch_size=batch_size,
         micro_batch_size=batch_size,
         optimizer="muon",
-        learning_rate=0.02 if found.model.norm_first else 0.01,
+        learning_rate=rate,
         rest_learning_rate=1e-3,
+        weight_decay=FORGOTTEN / rate,
         warmup=0.1,
         beta2=0.98,
         workers=0 if smoke else 12,

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import families, family_cpu
 from benchmarks.family_pages import PAGE, write_page
-from benchmarks.family_quality import EPOCHS, TASKS, best_teacher, task_scores
+from benchmarks.family_quality import EPOCHS, TASKS, best_teacher
 from benchmarks.family_speed import MEASURED
 from benchmarks.family_table import FAMILIES, quality_config
 from benchmarks.family_toy import write_toy_data
@@ -90,6 +90,7 @@ def test_all_families_get_the_same_shape() -> None:
         model = config.model
         assert (model.hidden_size, model.num_layers) == (512, 4 if name == "distilbert" else 8)
         assert config.train.learning_rate == (0.02 if name == "modern" else 0.01)
+        assert config.train.learning_rate * config.train.weight_decay == pytest.approx(0.002)
         layer = 3 * model.intermediate_size if model.gated else 2 * model.intermediate_size
         assert layer == pytest.approx(8 * 512, rel=0.02)
     assert quality_config("bert", 4, smoke=False, changes=[], steps=7).train.hours is None
@@ -123,16 +124,6 @@ def test_results_of_several_calls_are_merged() -> None:
     new = {"speed": {"roberta": {"ratio": 3}}, "quality": {"bert": {}}}
     both = {"speed": {"bert": {"ratio": 1}, "roberta": {"ratio": 3}}, "quality": {"bert": {}}}
     assert merged(old, new) == both
-
-
-def test_the_better_rate_counts(tmp_path: Path) -> None:
-    for rate, values in (("0.0001", (50.0, 52.0)), ("0.0003", (60.0, 64.0))):
-        for seed, value in enumerate(values, 1):
-            (tmp_path / rate / str(seed)).mkdir(parents=True)
-            (tmp_path / rate / str(seed) / "scores.json").write_text(json.dumps({"scores": {"accuracy": value}}))
-    found = task_scores("rte", tmp_path)
-    assert (found["rate"], found["mean"], found["values"]) == (3e-4, 62.0, [60.0, 64.0])
-    assert found["rates"]["0.0001"] == [50.0, 52.0]
 
 
 def test_the_teacher_is_the_best_family_that_predicts_masked_words() -> None:
