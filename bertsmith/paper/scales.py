@@ -120,11 +120,13 @@ class Scale:
         return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuning_dropout) for t in trains]
 
 
-MUON = TrainConfig(  # as in `speedrun`; a checkpoint after every fifth, from which a killed run resumes
-    hours=0.1, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, warmup=0.05,
-    beta2=0.98, evaluate_every=0.1, save_every=0.2,
+# As in `speedrun`, with enough weight decay to leave an encoder that fine-tuning can change (docs/experiments.md); a
+# checkpoint after every fifth, from which a killed run resumes.
+MUON = TrainConfig(
+    hours=0.1, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, weight_decay=0.1,
+    warmup=0.05, beta2=0.98, evaluate_every=0.1, save_every=0.2,
 )  # fmt: skip
-POST_NORM: dict[str, Any] = {"learning_rate": 0.01}  # of Muon
+POST_NORM: dict[str, Any] = {"learning_rate": 0.01, "weight_decay": 0.2}  # of Muon
 RECURRENT: dict[str, Any] = {  # as in the recipe `elmo`
     "optimizer": "adamw", "learning_rate": 1e-3, "rest_learning_rate": None, "weight_decay": 0.0, "batch_size": 128,
 }  # fmt: skip
