@@ -177,7 +177,8 @@ def finetuned(name: str, arguments: Any) -> Results:
     calls.sort(key=lambda call: LONGEST.index(call[0].task))
     if calls:
         run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
-    return {t: scores_in(folder / t, find_task(t).metrics[0]) for t in TASKS if (folder / t).is_dir()}
+    tuned = (task for task in TASKS if (folder / task).is_dir())
+    return {t: {"rate": RATE, **scores_in(folder / t, find_task(t).metrics[0])} for t in tuned}
 
 
 def best_teacher(results: Results) -> str:

@@ -190,8 +190,8 @@ EXPERIMENTS = {
     "rest-4e-3": Experiment("four times that rate", ("train.rest_learning_rate=4e-3",)),
     "momentum-0.9": Experiment("a shorter momentum", ("train.momentum=0.9",)),
     "beta2-0.95": Experiment("a shorter memory of AdamW", ("train.beta2=0.95",)),
-    "decay-0.05": Experiment("five times the weight decay: with little of it the weights grow until fine-tuning cannot "
-                             "change them", ("train.weight_decay=0.05",)),
+    "decay-0.05": Experiment("five times the weight decay: does more of it leave an encoder that fine-tuning "
+                             "changes more easily?", ("train.weight_decay=0.05",)),
     "decay-0.1": Experiment("ten times the weight decay", ("train.weight_decay=0.1",)),
     "decay-0.2": Experiment("twenty times", ("train.weight_decay=0.2",)),
     "decay-0.4": Experiment("forty times", ("train.weight_decay=0.4",)),

@@ -81,7 +81,9 @@ def test_a_run_ends_after_a_number_of_tokens_and_has_its_own_place(tmp_path: Pat
         assert found[name]["pretraining"]["tokens"] == pytest.approx(20_000, rel=0.03)
         assert (tmp_path / "work/pretrained" / f"{name}-0.02M").is_dir()
     families.main(["quality", "bert", "--tokens", "0.02", *given, "--tasks", "mrpc"])
-    assert results_in(tmp_path)["quality at equal tokens"]["bert"]["tasks"].keys() == {"rte", "mrpc"}
+    tasks = results_in(tmp_path)["quality at equal tokens"]["bert"]["tasks"]
+    assert tasks.keys() == {"rte", "mrpc"}
+    assert {scores["rate"] for scores in tasks.values()} == {1e-4}
 
 
 def test_all_families_get_the_same_shape() -> None:

@@ -19,7 +19,7 @@ from bertsmith.paper.findings import noise, standard_error
 from bertsmith.paper.reproduce import reproduce
 from bertsmith.paper.scales import SCALES
 from bertsmith.paper.tables import table5
-from bertsmith.recipes import left_to_right, speedrun
+from bertsmith.recipes import left_to_right, recipe, speedrun
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.reading import training_rows
 from bertsmith.tasks.task import find_task
@@ -189,6 +189,8 @@ def test_the_scale_keeps_the_recipe_of_the_speedrun() -> None:
     assert all(getattr(c.model, name) == getattr(run.model, name) for c in made for name in names)
     same = ("optimizer", "learning_rate", "rest_learning_rate", "warmup", "schedule", "beta2")
     assert all(getattr(c.train, name) == getattr(run.train, name) for c in made for name in same)
+    rates = [(c.train.learning_rate, c.train.weight_decay) for c in (*made, hour.pretraining(recipe("gpt")))]
+    assert {*rates} == {(0.02, 0.1), (0.01, 0.2)}  # more decay than `speedrun` has
     tokens = run.train.batch_size * run.data.max_length
     assert all(c.train.batch_size * c.data.max_length == tokens and c.data.long_length is None for c in made)
     assert made[2].model.direction == left_to_right("base").model.direction
