@@ -39,7 +39,8 @@ LENGTH = 256
 WORDS = 20_000  # of the questions' contexts, whose morphemes are compared with tokens
 TASKS = {"korquad": ("exact_match", "f1"), "nsmc": ("accuracy",)}
 EPOCHS = {"korquad": 4.0, "nsmc": 1.0}
-RATES = {"korquad": 1e-4, "nsmc": 5e-5}
+BATCHES = {"korquad": 32, "nsmc": 128}
+RATE = 1e-4
 Results = dict[str, Any]
 
 
@@ -167,7 +168,7 @@ def reviews(arguments: Any) -> Splits:
 def tuning_config(task: str, seed: int, smoke: bool) -> FinetuneConfig:
     """The same fine-tuning for every vocabulary."""
     length: Results = {"steps": 2} if smoke else {"epochs": EPOCHS[task]}
-    train = TrainConfig(**length, batch_size=32, learning_rate=RATES[task], warmup=0.1, seed=seed, workers=0)
+    train = TrainConfig(**length, batch_size=BATCHES[task], learning_rate=RATE, warmup=0.1, seed=seed, workers=0)
     questions = {"max_length": 64, "stride": 16, "max_query": 24} if smoke else {"max_length": LENGTH, "stride": 96}
     data = FinetuneData(**questions) if task == "korquad" else FinetuneData(max_length=64 if smoke else 128)
     return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
