@@ -94,10 +94,11 @@ DISENTANGLED = ("model.family=deberta-v2", "model.norm_first=false", "model.bias
                 "model.norm_eps=1e-7", "model.positions=none", "model.pooler_activation=gelu",
                 "model.relative_terms=both", "model.relative_buckets=256", "model.relative_reach=512",
                 "model.relative_norm=true", "model.relative_projections=false", "train.learning_rate=0.01",
-                "train.weight_decay=0.2")  # fmt: skip
+                "train.weight_decay=0.1")  # fmt: skip
 V3 = ("objective.kind=replaced-token", "objective.generator_size=1", "objective.generator_layers=0.5",
       "objective.disentangled=true", "objective.context=true", "objective.mask_decoder=true",
-      "data.masking.rate=0.15", "data.masking.mask_share=1", "data.masking.random_share=0")  # fmt: skip
+      "data.masking.rate=0.15", "data.masking.mask_share=1", "data.masking.random_share=0",
+      "train.batch_size=256", "train.warmup=0.1")  # fmt: skip
 FP8 = "" if "float8" in get_args(Precision) else "products in FP8"
 ENCODER_CODE = "a family that saves this alone; `modern` has it with all the rest of ModernBERT"
 
@@ -152,7 +153,7 @@ EXPERIMENTS = {
     "v3-quarter": Experiment("a generator of a quarter of the layers", ("objective.generator_layers=0.25",), "v3"),
     "v3-no-context": Experiment("without [CLS] in every state", ("objective.context=false",), "v3"),
     "v3-mask-25": Experiment("25 % masked, so that more tokens are replaced", ("data.masking.rate=0.25",), "v3"),
-    "v3-batch-256": Experiment("half the batch, twice the steps", ("train.batch_size=256",), "v3"),
+    "v3-batch-512": Experiment("twice the batch, half the steps", ("train.batch_size=512",), "v3"),
     "mask-15": Experiment("15 % masked", ("data.masking.rate=0.15",)),
     "mask-30": Experiment("30 % masked", ("data.masking.rate=0.3",)),
     "mask-40": Experiment("40 % masked", ("data.masking.rate=0.4",)),
