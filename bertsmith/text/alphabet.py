@@ -33,7 +33,8 @@ def alphabet(texts: Iterable[str], backend: Backend, vocab_size: int, room: int)
     if not ordered:
         return []
     mains = _main_scripts(counts)
-    basic = [*ASCII, *(JAMO if "HANGUL" in mains else "")]
+    jamo = map(backend.normalizer.normalize_str, JAMO)  # NFKC writes ㅋ as another character
+    basic = [*ASCII, *(jamo if "HANGUL" in mains else "")]
     basic = [c for c in basic if c in counts or vocab_size >= SMALL]
     common = [c for c in ordered if counts[c] >= COMMON * counts.total()]
     letters = [c for c in ordered if _script(c) in mains and _joins(c, backend)]

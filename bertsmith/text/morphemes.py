@@ -8,6 +8,7 @@ the same word always has the same borders.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class Bordered:
 
     def __iter__(self) -> Iterator[str]:
         for text in self.texts:
-            yield RUN.sub(self._bordered, text.replace(BORDER, ""))
+            yield RUN.sub(self._bordered, _composed(text).replace(BORDER, ""))
 
     def _bordered(self, found: re.Match[str]) -> str:
         word = found[0]
@@ -47,7 +48,7 @@ def bordered(texts: Iterable[str], analyser: str) -> Bordered:
     """Find the morphemes of the most frequent Korean words of texts."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(word for word in RUN.findall(text) if HANGUL.search(word))
+        counts.update(word for word in RUN.findall(_composed(text)) if HANGUL.search(word))
     words, size = [], 0
     for word in sorted(counts, key=lambda word: (-counts[word], word)):
         size += len(word)
@@ -58,6 +59,11 @@ def bordered(texts: Iterable[str], analyser: str) -> Bordered:
         raise UserError(f"--morphemes {analyser} divides Korean words, and the text has none")
     borders = open_analyser(analyser)(words)
     return Bordered(texts, {word: divided(word, places) for word, places in zip(words, borders, strict=True)})
+
+
+def _composed(text: str) -> str:
+    """A text in NFC, because text from macOS has its syllables as jamo (NFD), which no analyser knows."""
+    return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
 def divided(word: str, places: Iterable[int]) -> str:

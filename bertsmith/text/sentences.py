@@ -66,9 +66,9 @@ _NOT_SMALL = r"(?:(?![a-z])|(?=[a-z][A-Z)])|(?<=[가-힣][.!?]\s))"
 # before a digit, a capital and the number of a list: 별로다.1점, 좋다.CG는, 연다.②
 _GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s|[\dA-Z](?<=[가-힣][.!?…][\dA-Z])|[①-⑳](?<=[가-힣][.!?…][①-⑳])))"
 # A long word, a full stop, white space and a capital need no check; nor do a full stop after two syllables of Hangul
-# and a mark that is no full stop, before a space and Hangul, a capital or a digit.
+# and a mark that is no full stop, before a space and Hangul (not 하면서 and the like), a capital or a digit.
 _KNOWN = r"(?<=[a-z]{6}\.)(\s)(?=[A-Z])"
-_KNOWN_KOREAN = rf"(\s)(?=[가-힣A-Z0-9])(?:(?<=[가-힣][가-힣]\.\s)|(?<=[!?{_MOOD}]\s))"
+_KNOWN_KOREAN = rf"(\s)(?=[가-힣A-Z0-9])(?:(?<=[가-힣][가-힣]\.\s)|(?<=[!?{_MOOD}]\s)(?![이라하했싶]))"
 _LAST_KNOWN = 4  # the number of the last of these groups
 _FIRST, _FOLLOWING = 6, 7  # the groups of what follows with and without white space
 _END = re.compile(rf"({_RUN}){_CLOSED}(?:{_KNOWN}|{_KNOWN_KOREAN}|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
@@ -76,6 +76,13 @@ _END_LOWER_CASE = re.compile(rf"({_RUN}){_CLOSED}(?:(?!)()()|(\s++){_BEGINS % ''
 _END_ASCII = re.compile(  # finds the same as `_END` in ASCII text, faster
     rf"({_RUN_ASCII}){_CLOSED}(?:{_KNOWN}|(?!)()|(\s++){_BEGINS % _NOT_SMALL}|(?=([A-Z][a-z]*\s)))"
 )
+# A mood that stands alone after the mark belongs to the sentence before it: 재밌어요. ㅋㅋ 또 볼게요.
+_LATE_MOOD = re.compile(r"(?:[ㅋㅎㅠㅜ♥♡]++|\^\^++|ㅡㅡ++)(?: ?[ㅋㅎㅠㅜㅡ^;~.!?♥♡]++){0,3}+(?=\s|$)")
+# What reports a question or a call before it, without quotation marks: 이게 뭐지? 하면서 봤다.
+_REPORTS = re.compile(
+    r"이?라[고는며던](?![가-힣]{2})|하(?:[며는다](?=\s)|고(?=\s(?!싶))|는데|다가|면서|더니|길래)|했[는더다지던]|싶"
+)
+_REPORTING = "이라하했싶"  # its first syllables
 _BLANK_LINE = re.compile(r"\n\s*\n|\f")
 
 _SEPARATOR = re.compile(r"[\s—–(\[\"“«/·~:,;]|--|(?<!\w)['‘’]")
@@ -120,9 +127,12 @@ def _split(text: str) -> list[str]:
             if pairs is None:
                 pairs = _pairs_in(text)
             stop = match.end(2)
-            if not (pairs and _inside(text, start, stop, pairs)):
+            if stop > start and not (pairs and _inside(text, start, stop, pairs)):
+                begin = match.end()
+                if not is_ascii and text[begin] in _MOOD and (mood := _LATE_MOOD.match(text, begin)):
+                    stop = begin = mood.end()  # the marks in it end no sentence of their own
                 sentences.append(text[start:stop].strip())
-                start = match.end()
+                start = begin
     if rest := text[start:].strip():
         sentences.append(rest)
     if is_ascii or not may_end_unmarked(text):
@@ -142,6 +152,8 @@ def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
     if match.lastindex == _FOLLOWING:
         return _ends_unspaced(text, match)
     marks, closing, first = match.group(1, 2, _FIRST)
+    if first in _REPORTING and marks[-1] != "." and _REPORTS.match(text, match.end()):
+        return False
     if marks[0] in _MOOD:
         return not closing
     if closing:

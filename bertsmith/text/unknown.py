@@ -46,6 +46,7 @@ def likely_cause(tokenizer: Tokenizer) -> str:
     if tokenizer.kind != "wordpiece":
         return f"{other}bertsmith tokenizer train --kind {tokenizer.kind}"
     entries = [token for token in tokenizer.backend.get_vocab() if token not in tokenizer.frame.special_tokens]
+    cases = any(token.upper() != token for token in entries)  # Thai and Korean have no capitals
     capitals = sum(token != token.lower() and not token.startswith("[") for token in entries) > FEW * len(entries)
     syllables = sum(any("가" <= letter <= "힣" for letter in token) for token in entries) > FEW * len(entries)
     change = "in tokenizer_config.json (and remove tokenizer.json, which has the old setting)"
@@ -53,6 +54,6 @@ def likely_cause(tokenizer: Tokenizer) -> str:
         return f'the tokenizer lower-cases, but its vocabulary is cased; set "do_lower_case": false {change}'
     if syllables and len(tokenizer.normalized("각")) > 1:
         return f'the tokenizer decomposes Hangul, but its vocabulary has syllables; set "strip_accents": false {change}'
-    if not tokenizer.lowercase and not capitals:
+    if not tokenizer.lowercase and cases and not capitals:
         return f'the tokenizer keeps capitals, but its vocabulary has none; set "do_lower_case": true {change}'
     return f"{other}bertsmith tokenizer train"

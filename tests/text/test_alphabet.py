@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import transformers
 from bertsmith.errors import UserError
 from bertsmith.text.frame import WORDPIECE
 from bertsmith.text.long_words import MAX_WORD
-from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
+from bertsmith.text.normalisation import Normalisation
+from bertsmith.text.tokenizer import Tokenizer, train_unigram, train_wordpiece
 
 SIGNS = "!\"#$%&'()*+,-./0123456789:;<=>?@[\\]^_`abcdefghijklmnopqrstuvwxyz{|}~"
 SYLLABLES = [bytes((row, cell)).decode("euc_kr") for row in range(0xB0, 0xC9) for cell in range(0xA1, 0xFF)]
@@ -41,6 +43,13 @@ def test_a_korean_vocabulary_has_all_syllables_of_the_standard() -> None:
         tokenizer.token(i) for i in tokenizer.encode(["걍 봤는데 쩜 ㅋㅋㅋ ㅠㅠ #펐음"])[0]
     ]
     assert not set(SYLLABLES) & pieces(train_wordpiece(["the cat sat"] * 50, 12_000))
+
+
+@pytest.mark.parametrize("train", [train_wordpiece, train_unigram])
+def test_single_jamo_are_known_in_every_unicode_form(train: Callable[..., Tokenizer]) -> None:
+    tokenizer = train(PLAIN, 12_000, normalise=Normalisation(form="nfkc"))
+    unknown = tokenizer.backend.token_to_id(tokenizer.frame.unknown)
+    assert unknown not in tokenizer.encode(["갔다 ㅋㅋㅋ ㅠㅠ ㅇㅇ ㄳ"])[0]
 
 
 def test_syllables_and_jamo_are_preferred_to_rare_ideographs() -> None:

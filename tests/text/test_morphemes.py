@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +100,13 @@ def test_words_that_were_not_analysed_are_left_out(monkeypatch: pytest.MonkeyPat
     found = bordered(["학교에서 학교에서 바다로 ABC 1902"], "made up")
     assert list(found) == [f"학교{BORDER}에서 학교{BORDER}에서   ABC 1902"]
     assert isinstance(found, Bordered)
+
+
+def test_text_of_decomposed_syllables_gives_the_same_vocabulary() -> None:
+    lines = texts()
+    decomposed = [unicodedata.normalize("NFD", line) if number % 2 else line for number, line in enumerate(lines)]
+    one, other = (train_wordpiece(each, 700, morphemes=bordered(each, "made up")) for each in (lines, decomposed))
+    assert one.hash == other.hash
 
 
 def test_bad_choices_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

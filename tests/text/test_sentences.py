@@ -125,11 +125,18 @@ def test_no_text_is_lost(seed):
         "다 ① ",
         "(했다 ",
         ";;",
+        "다. ㅋ. ",
+        "다. ㅋ.ㅋ가",
     ],
 )
 def test_time_is_linear(text):
     # Quadratic time would exceed the time limit of a test.
     assert squeezed("".join(split_sentences(text * 20_000))) == squeezed(text * 20_000)
+
+
+def test_a_long_laugh_takes_no_time():
+    text = f"정말 웃기다. {'ㅋ' * 20_000}진짜"
+    assert split_sentences(text) == ["정말 웃기다.", f"{'ㅋ' * 20_000}진짜"]
 
 
 def test_a_blank_line_ends_a_sentence_and_a_line_break_does_not():

@@ -49,6 +49,11 @@ def test_the_warning_names_the_cause(tmp_path: Path, cased: bool, settings: dict
     assert cause in sentence
 
 
+def test_a_script_without_capitals_is_not_told_to_lower_case() -> None:
+    sentence = warning(train_wordpiece(["สมชายไปเที่ยวภูเก็ต"] * 3, 40, cased=True), ["กรุงเทพ"])
+    assert "does not fit this text" in (sentence or "")
+
+
 def test_the_warning_depends_on_the_share_of_unknown_tokens(tmp_path: Path) -> None:
     tokenizer = train_wordpiece(TEXTS, 300)
     unknowns = Unknowns(tokenizer)
