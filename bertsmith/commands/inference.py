@@ -80,7 +80,12 @@ def evaluate(
             help="A fine-tuned model, several as an ensemble or, with --task, a file of predictions",
         ),
     ],
-    data: Annotated[Path, typer.Option("--data", help="Labelled rows, in any format that finetune reads")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data", help="Labelled rows in any format that finetune reads; of a data set's folder, its dev file"
+        ),
+    ],
     task: Annotated[
         str | None, typer.Option("--task", help="Score a file of predictions in the official format of this task")
     ] = None,

@@ -29,11 +29,12 @@ from bertsmith.inference.predictor import Combine, Names, Predictor
 from bertsmith.inference.writers import PREDICTION_FILES, convert_lines, json_line
 from bertsmith.progress import progress_bar, say
 from bertsmith.rows.columns import Columns, Row
-from bertsmith.rows.records import STDIN
+from bertsmith.rows.records import STDIN, Source
 from bertsmith.rows.tables import as_source
+from bertsmith.tasks.description import Task
 from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.prediction_files import write_predictions as write_official
-from bertsmith.tasks.reading import in_folder, read_task
+from bertsmith.tasks.reading import dev_files, in_folder, read_task
 
 
 def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
@@ -58,16 +59,26 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a fine-tuned model, or an ensemble of several, on a labelled file or on the rows that `finetune` takes.
 
-    Scores are from 0 to 100; `per_class` holds precision, recall and F1 of every class.
+    Of a data set's folder, the first dev file is read. Scores are from 0 to 100; `per_class` holds precision, recall
+    and F1 of every class.
     """
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
-    rows = list(read_task(predictor.task, as_source(data), predictor.columns, labelled=True))
+    rows = list(read_task(predictor.task, _labelled(predictor.task, data), predictor.columns, labelled=True))
     with progress_bar("evaluating", len(rows)) as advance:
         predictions = predictor.predict_all(rows, advance, labelled=True)
     _say_notes(predictor)
     found = {"task": predictor.task.name, "rows": len(rows), **predictor.score(rows, predictions)}
     classes = KINDS[predictor.head.kind].by_class(predictor.head, rows, predictions)
     return {**found, "per_class": classes} if classes else found
+
+
+def _labelled(task: Task, data: Any) -> Source | Sequence[Source]:
+    """The labelled rows of what `evaluate` gets: of a data set's folder, those of its dev file."""
+    if task.own or not isinstance(data, (str, Path)) or not Path(data).is_dir():
+        return as_source(data)
+    files = next(iter(dev_files(task, Path(data)).values()))
+    say(f"evaluating on {', '.join(map(str, files))}")
+    return files
 
 
 @writes()

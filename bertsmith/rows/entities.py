@@ -16,6 +16,7 @@ from bertsmith.rows.columns import Row
 
 LABELS = ("label", "type", "entity_group")  # keys of an entity's label: of annotation tools, ours, of `transformers`
 SPACE = " "
+FORM = "an entity is an object with start, end and label"
 
 
 class Entity(NamedTuple):
@@ -90,10 +91,10 @@ def _entity(value: Any, row: Row) -> Entity:
     for name in ("start", "end"):
         if type(value.get(name)) is not int:
             given = f"the {name} {value[name]!r}, not a whole number" if name in value else f"no {name}"
-            raise UserError(f"{row.place}: the entity {_cut(value)} has {given}")
+            raise UserError(f"{row.place}: the entity {_cut(value)} has {given}; {FORM}")
     label = next((value[name] for name in LABELS if value.get(name) is not None), "")
     if not isinstance(label, (str, int)) or not str(label).strip():
-        raise UserError(f"{row.place}: the entity {_cut(value)} has no label")
+        raise UserError(f"{row.place}: the entity {_cut(value)} has no label; {FORM}")
     entity = Entity(value["start"], value["end"], str(label).strip())
     _check_places(entity, row)
     _check_text(entity, value.get("text"), row)

@@ -46,7 +46,7 @@ def find_splits(task: Task, data: Any, dev: Any = None) -> Splits:
     splits = _training_files(task, Path(data)) if isinstance(data, (str, Path)) else Splits([as_source(data)])
     if dev is None:
         return splits
-    return replace(splits, dev=_dev_files(task, Path(dev)) if isinstance(dev, (str, Path)) else {"": [as_source(dev)]})
+    return replace(splits, dev=dev_files(task, Path(dev)) if isinstance(dev, (str, Path)) else {"": [as_source(dev)]})
 
 
 def _training_files(task: Task, data: Path) -> Splits:
@@ -59,7 +59,8 @@ def _training_files(task: Task, data: Path) -> Splits:
     return splits
 
 
-def _dev_files(task: Task, dev: Path) -> Mapping[str, Sequence[Source]]:
+def dev_files(task: Task, dev: Path) -> Mapping[str, Sequence[Source]]:
+    """The dev files of a data set's folder by their names in the scores, or the one file that is given."""
     if not dev.exists():
         raise UserError(f"no such file: {dev}; without --dev, a share of the training rows is held out")
     found = in_folder(task, dev).dev if dev.is_dir() else {"": [dev]}

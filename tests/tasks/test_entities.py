@@ -189,8 +189,8 @@ def test_entities_are_read_in_the_forms_of_annotation_tools(tmp_path: Path) -> N
         ("서울\n부산", [[0, 5, "LC"]], "runs over a line break; give its lines as entities of their own"),
         ("서울  부산", [[2, 4, "LC"]], "holds only spaces; remove it"),
         ("서울", [{"start": 0, "end": "2", "label": "LC"}], "has the end '2', not a whole number"),
-        ("서울", [{"start": 0, "label": "LC"}], "has no end"),
-        ("서울", [{"start": 0, "end": 2}], "has no label"),
+        ("서울", [{"start": 0, "label": "LC"}], "has no end; an entity is an object with start, end and label"),
+        ("서울", [{"start": 0, "end": 2}], "has no label; an entity is an object with start, end and label"),
         ("서울", [{"start": 0, "end": 2, "label": "LC"}, "LC"], "2 words and 2 tags|1 words and 2 tags"),
     ],
 )

@@ -79,6 +79,21 @@ def model(request, tmp_path: Path, tiny_tokenizer, monkeypatch) -> tuple[str, Pa
     return name, tmp_path / "model", data
 
 
+def test_the_dev_file_of_a_data_set_s_folder_is_evaluated(tiny_tokenizer, tmp_path: Path) -> None:
+    network = make("single", tiny_tokenizer).model
+    network = TaskModel(network.encoder, HeadConfig("single", ("0", "1"))).eval()
+    save_folder(tmp_path / "model", network, tiny_tokenizer, Notes("nsmc", {}, 32))
+    folder = tmp_path / "nsmc"
+    folder.mkdir()
+    with pytest.raises(UserError, match=r"nsmc has no dev file of nsmc \(ratings_test"):
+        evaluate(tmp_path / "model", folder, device="cpu")
+    file = folder / "ratings_test.txt"
+    file.write_text("id\tdocument\tlabel\n1\tthe cat\t0\n2\ta dog sat\t1\n3\tthe mat\t1\n", encoding="utf-8")
+    scores = evaluate(tmp_path / "model", folder, device="cpu")
+    assert scores["rows"] == 3
+    assert scores == evaluate(tmp_path / "model", file, device="cpu")
+
+
 @pytest.mark.parametrize("model", TASKS, indirect=True)
 def test_written_predictions_have_the_scores_of_evaluate(model, tmp_path: Path) -> None:
     name, folder, data = model
