@@ -18,8 +18,10 @@ from bertsmith.progress import say
 FILE = "metrics.jsonl"
 Append = Callable[[dict[str, Any]], None]
 SCALE = 100  # of scores; records of older versions lack this field and have scores from 0 to 1
-SCORES = ("accuracy", "f1", "exact", "exact_match", "precision", "recall", "matthews", "pearson", "spearman")
-SCORES += ("f1_at_3", "rouge_w")  # of KLUE
+SCORES = (
+    *("accuracy", "f1", "exact", "exact_match", "precision", "recall", "matthews", "pearson", "spearman"),
+    *("f1_at_3", "rouge_w"),  # of KLUE
+)
 
 
 def is_score(key: str) -> bool:
