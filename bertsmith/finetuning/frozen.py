@@ -51,7 +51,7 @@ class FrozenExamples:
 
 def stores_states(head: HeadConfig) -> bool:
     """Whether training reads stored states: of words, which are few; other tasks compute the states in every step."""
-    return head.features is not None and KINDS[head.kind].tags_words and head.unit == "word"
+    return head.features is not None and KINDS[head.kind].tags_words and head.unit != "token"
 
 
 def frozen_examples(

@@ -214,7 +214,7 @@ def _labels(values: Mapping[str, Any], where: Path) -> tuple[str, ...]:
 
 
 def _tag_unit(values: Mapping[str, Any], where: Path) -> str:
-    """Return what a tagger tags: words, or every token."""
+    """Return what a tagger tags: words of either kind, or every token."""
     unit = values.get("tag_unit") or "word"
     if unit not in get_args(TagUnit):
         raise UserError(f"{where}: tag_unit must be one of {', '.join(get_args(TagUnit))}, not {unit!r}")

@@ -12,7 +12,7 @@ from bertsmith.errors import UserError, suggestion
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
 PoolerActivation = Literal["tanh", "gelu", "relu"]
 HeadKind = Literal["single", "multi", "regression", "choice", "tags", "span"]  # of output layers
-TagUnit = Literal["word", "token"]  # what `tags` predicts a tag for
+TagUnit = Literal["word", "spaced", "token"]  # what `tags` predicts a tag for
 Direction = Literal["both", "left-to-right", "right-to-left"]
 Positions = Literal["learned", "rotary", "none"]
 Pooling = Literal["cls", "mean"]  # of a head on the whole text

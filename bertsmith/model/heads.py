@@ -146,8 +146,9 @@ class HeadConfig:
     sequences, one in each order, whose logits are added: the output layer has no bias, so this is to add their states
     before it (section 3.3).
 
-    `unit` is what `tags` predicts a tag for: words, at their first token, or every token, where the boundaries of
-    entities may lie inside words.
+    `unit` is what `tags` predicts a tag for: words, at their first token, which a text is divided into by its letters
+    and punctuation or only by its spaces (`spaced`); or every token, where the boundaries of entities may lie inside
+    words.
     """
 
     kind: HeadKind

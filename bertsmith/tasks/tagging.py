@@ -22,7 +22,7 @@ from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import TAG, WORD, Examples
 from bertsmith.tasks.metrics import character_f1, entities, entity_macro_f1
 from bertsmith.tasks.sequences import are_texts, softmax
-from bertsmith.tasks.units import Places, characters_of, unit_tags, units_of, words_of
+from bertsmith.tasks.units import Places, are_spaced, characters_of, unit_tags, units_of, words_of
 from bertsmith.text.tokenizer import Tokenizer
 
 
@@ -39,7 +39,7 @@ def head_for(task: Task, rows: Sequence[Row]) -> HeadConfig:
             if spans
             else f"all words have the tag {labels[0]!r}: there is nothing to tell apart"
         )
-    return HeadConfig("tags", labels, unit="token" if spans else "word")
+    return HeadConfig("tags", labels, unit="token" if spans else "spaced" if are_spaced(rows) else "word")
 
 
 def has_spans(row: Row) -> bool:
@@ -142,7 +142,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
 
 def _unit_classes(row: Row, places: Places, head: HeadConfig) -> list[int]:
     """The index of each unit's tag: the tags of the row's words, or those that its entities give to sub-tokens."""
-    if head.unit == "word" and not has_spans(row):
+    if head.unit != "token" and not has_spans(row):
         return tag_indices(row, head)
     return _indices(unit_tags(places, gold_entities(row)), row, head)
 
@@ -172,7 +172,9 @@ def decode(
     for number, row in enumerate(rows):
         parts = [(logits[encoded.source_of(i)], encoded.details[i]) for i in encoded.parts_of(number)]
         by_token = parts[0][1].ndim == 2
-        places = [(int(a), int(b)) for _, d in parts for _, a, b in d] if by_token else words_of(row)
+        places = words_of(row, spaced=head.unit == "spaced")
+        if by_token:
+            places = [(int(a), int(b)) for _, d in parts for _, a, b in d]
         words_scores = [softmax(word) for scores, d in parts for word in scores[d[:, 0] if by_token else d]]
         tags = [head.labels[int(scores.argmax())] for scores in words_scores]
         highest = [float(scores.max()) for scores in words_scores]
@@ -263,7 +265,7 @@ def _has_entities(labels: Sequence[str]) -> bool:
 
 def ceiling(rows: Sequence[Row], tokenizer: Tokenizer, head: HeadConfig) -> str:
     """A note on the entities that the vocabulary cannot mark: a boundary lies inside one of its tokens."""
-    if head.unit == "word":
+    if head.unit != "token":
         return ""
     gold = [{*gold_entities(row)} for row in rows]
     marked = [

@@ -20,6 +20,7 @@ from bertsmith.rows.entities import Entity
 from bertsmith.text.offsets import FLAG, PICTURE, SKIN_TONES, Aligned, marks
 from bertsmith.text.tokenizer import Tokenizer
 
+SPACED = re.compile(r"\S+")
 AT_ONCE = 4096  # texts that are encoded with offsets at a time: these take much more memory than the tokens
 Places = list[tuple[int, int]]  # the first character of each unit, and the one after its last
 Pieces = dict[str, list[int]]  # the sub-tokens of each word
@@ -41,7 +42,7 @@ def units_of(rows: Sequence[Row], tokenizer: Tokenizer, head: HeadConfig) -> Ite
             encoded = tokenizer.encode_aligned([row.text for row in rows[begin : begin + AT_ONCE]])
             yield from map(_sub_tokens, encoded)
         return
-    all_places = [words_of(row) for row in rows]
+    all_places = [words_of(row, spaced=head.unit == "spaced") for row in rows]
     texts = [[row.text[a:b] for a, b in places] for row, places in zip(rows, all_places, strict=True)]
     pieces = _pieces([word for row in rows for word in row.document] + [w for words in texts for w in words], tokenizer)
     for row, places, words in zip(rows, all_places, texts, strict=True):
@@ -49,10 +50,23 @@ def units_of(rows: Sequence[Row], tokenizer: Tokenizer, head: HeadConfig) -> Ite
         yield Units(places, [pieces[word] for word in document], begin)
 
 
-def words_of(row: Row) -> Places:
-    """The words of a row and their places in its text: those of `parts`, else split by letters and punctuation."""
+def are_spaced(rows: Sequence[Row]) -> bool:
+    """Whether the words of rows are what stands between spaces, with its punctuation, such as Korean eojeols."""
+    attached = alone = 0
+    for row in rows:
+        for word in row.parts:
+            if not word[-1:].isalnum():
+                attached, alone = attached + word[:1].isalnum(), alone + (not word[:1].isalnum())
+    return attached > alone
+
+
+def words_of(row: Row, *, spaced: bool = False) -> Places:
+    """The words of a row and their places in its text: those of `parts`, else split by letters and punctuation.
+
+    With `spaced`, they are split by spaces alone.
+    """
     if not row.parts:
-        return [match.span() for match in word_pattern().finditer(row.text)]
+        return [match.span() for match in (SPACED if spaced else word_pattern()).finditer(row.text)]
     ends = np.cumsum([len(word) + 1 for word in row.parts]) - 1
     return [(int(end) - len(word), int(end)) for word, end in zip(row.parts, ends, strict=True)]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from variants import make
 
 from bertsmith.batch import IGNORE
 from bertsmith.config import override
@@ -18,7 +19,7 @@ from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.hf import Notes, load_folder, save_folder
 from bertsmith.inference.files import evaluate
 from bertsmith.inference.predictor import Predictor
-from bertsmith.model.heads import HeadConfig
+from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.rows.conll import read_conll, to_bio
@@ -27,7 +28,7 @@ from bertsmith.tasks.description import Limits
 from bertsmith.tasks.prediction_files import score_file
 from bertsmith.tasks.reading import read_task
 from bertsmith.tasks.task import find_task
-from bertsmith.tasks.units import word_pattern
+from bertsmith.tasks.units import units_of, word_pattern
 from bertsmith.text.tokenizer import Tokenizer
 
 CONLL = """-DOCSTART- -X- -X- O
@@ -213,6 +214,23 @@ def test_a_model_learns_to_tag(world: Path, tmp_path: Path) -> None:
     (answer,) = Predictor.load(tmp_path / "run", "cpu").predict(["the class is list ."])
     assert len(answer["tags"]) == 5
     assert [e["type"] for e in answer["entities"]] == ["PER", "LOC"]
+
+
+def test_texts_are_divided_as_the_words_of_the_training_rows(tiny_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Eojeols have their punctuation attached; the words of CoNLL-2003 do not, but for U.S. and the like."""
+    eojeols = [Row("", None, ["B-PS", "O"], "", parts=("김철수는", "갔다.")), Row("", None, ["O"], "", parts=("네!",))]
+    words = [Row("", None, ["B-LOC", "O", "O"], "", parts=("U.S.", "won", ".")), Row("", None, ["O"], "", parts=("-",))]
+    text = Row("김철수는  서울에 갔다.", None, None, "")
+    for rows, unit, expected in ((eojeols, "spaced", ["서울에", "갔다."]), (words, "word", ["갔다", "."])):
+        head = tagging.head_for(find_task("tag"), rows)
+        assert head.unit == unit
+        (units,) = units_of([text], tiny_tokenizer, head)
+        assert [text.text[a:b] for a, b in units.places][-2:] == expected
+        network = TaskModel(make("tags", tiny_tokenizer).model.encoder, head).eval()
+        save_folder(tmp_path / unit, network, tiny_tokenizer, Notes("tag", {}, 32))
+        (answer,) = Predictor.load(tmp_path / unit, "cpu")([text.text])
+        assert answer["words"][-2:] == expected
+        assert len(answer["words"]) == len(answer["tags"])
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "t.txt", "t.conll"])
