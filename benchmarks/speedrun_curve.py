@@ -6,7 +6,8 @@
 
 A point is a row of what `bertsmith benchmark` writes about a pre-training run. `--name` is that of the curve which it
 belongs to, by default the name that the model has in that file; points with the same name and minutes replace each
-other. `page` draws the curves and puts the table into docs/experiments.md.
+other. Call `add` on the machine and with the commit that the benchmark ran on, because it records both; `--results` and
+`merge` bring the points here. `page` draws the curves and puts the table into docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def point_of(row: Results, name: str) -> Results:
 def add(arguments: argparse.Namespace) -> None:
     for file in arguments.files:
         table = json.loads(Path(file).read_text(encoding="utf-8"))
+        if table["settings"]:
+            raise SystemExit(f"{file} is not by the protocol: {', '.join(table['settings'])}")
         for row in table["rows"]:
             point = point_of(row, arguments.name or row["name"])
             point |= {"seeds": table["seeds"], "protocol": table["protocol"], "partial": table["partial"]}

@@ -296,7 +296,7 @@ def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int
     for run, (start,) in starts.items():
         if run not in to_train:
             work.pretrained(start)  # refuses a finished run with other settings before time is spent
-    if len(to_train) > 1 and not work.scale.fills_a_device:
+    if len(to_train) > 1 and not work.scale.trains_alone:
         for (start,) in to_train.values():
             work.text(start)  # prepared once
         side_by_side(jobs, "pre-training", work.pretrained, longest_first(to_train))

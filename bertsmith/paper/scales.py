@@ -55,7 +55,7 @@ class Scale:
     families: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
-    def fills_a_device(self) -> bool:
+    def trains_alone(self) -> bool:
         """Whether runs are pre-trained one at a time: one keeps a GPU busy, or has its minutes by the clock."""
         return self.hidden >= BASE.hidden_size or self.train.hours is not None
 

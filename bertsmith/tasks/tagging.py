@@ -172,9 +172,7 @@ def decode(
     for number, row in enumerate(rows):
         parts = [(logits[encoded.source_of(i)], encoded.details[i]) for i in encoded.parts_of(number)]
         by_token = parts[0][1].ndim == 2
-        places = words_of(row, spaced=head.unit == "spaced")
-        if by_token:
-            places = [(int(a), int(b)) for _, d in parts for _, a, b in d]
+        places = [(int(a), int(b)) for _, d in parts for _, a, b in d] if by_token else words_of(row, head.unit)
         words_scores = [softmax(word) for scores, d in parts for word in scores[d[:, 0] if by_token else d]]
         tags = [head.labels[int(scores.argmax())] for scores in words_scores]
         highest = [float(scores.max()) for scores in words_scores]

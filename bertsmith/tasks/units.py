@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from bertsmith.model.config import TagUnit
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
 from bertsmith.rows.entities import Entity
@@ -42,7 +43,7 @@ def units_of(rows: Sequence[Row], tokenizer: Tokenizer, head: HeadConfig) -> Ite
             encoded = tokenizer.encode_aligned([row.text for row in rows[begin : begin + AT_ONCE]])
             yield from map(_sub_tokens, encoded)
         return
-    all_places = [words_of(row, spaced=head.unit == "spaced") for row in rows]
+    all_places = [words_of(row, head.unit) for row in rows]
     texts = [[row.text[a:b] for a, b in places] for row, places in zip(rows, all_places, strict=True)]
     pieces = _pieces([word for row in rows for word in row.document] + [w for words in texts for w in words], tokenizer)
     for row, places, words in zip(rows, all_places, texts, strict=True):
@@ -60,13 +61,10 @@ def are_spaced(rows: Sequence[Row]) -> bool:
     return attached > alone
 
 
-def words_of(row: Row, *, spaced: bool = False) -> Places:
-    """The words of a row and their places in its text: those of `parts`, else split by letters and punctuation.
-
-    With `spaced`, they are split by spaces alone.
-    """
+def words_of(row: Row, unit: TagUnit = "word") -> Places:
+    """The places of a row's words in its text: of its `parts`, else split by letters and punctuation, or by spaces."""
     if not row.parts:
-        return [match.span() for match in (SPACED if spaced else word_pattern()).finditer(row.text)]
+        return [match.span() for match in (SPACED if unit == "spaced" else word_pattern()).finditer(row.text)]
     ends = np.cumsum([len(word) + 1 for word in row.parts]) - 1
     return [(int(end) - len(word), int(end)) for word, end in zip(row.parts, ends, strict=True)]
 

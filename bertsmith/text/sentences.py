@@ -65,10 +65,14 @@ _NOT_SMALL = r"(?:(?![a-z])|(?=[a-z][A-Z)])|(?<=[가-힣][.!?]\s))"
 # Without white space a sentence may end only before East Asian text, before a word such as The, and after Korean also
 # before a digit, a capital and the number of a list: 별로다.1점, 좋다.CG는, 연다.②
 _GLUED = r"(?=([가-힣ぁ-ヿ㐀-鿿「『“（]|[A-Z][a-z]*\s|[\dA-Z](?<=[가-힣][.!?…][\dA-Z])|[①-⑳](?<=[가-힣][.!?…][①-⑳])))"
+_REPORTING = "이라하했싶"  # the first syllables of what reports a question or a call before it: 이게 뭐지? 하면서 봤다.
+_REPORTS = re.compile(
+    r"이?라[고는며던](?![가-힣]{2})|하(?:[며는다](?=\s)|고(?=\s(?!싶))|는데|다가|면서|더니|길래)|했[는더다지던]|싶"
+)
 # A long word, a full stop, white space and a capital need no check; nor do a full stop after two syllables of Hangul
 # and a mark that is no full stop, before a space and Hangul (not 하면서 and the like), a capital or a digit.
 _KNOWN = r"(?<=[a-z]{6}\.)(\s)(?=[A-Z])"
-_KNOWN_KOREAN = rf"(\s)(?=[가-힣A-Z0-9])(?:(?<=[가-힣][가-힣]\.\s)|(?<=[!?{_MOOD}]\s)(?![이라하했싶]))"
+_KNOWN_KOREAN = rf"(\s)(?=[가-힣A-Z0-9])(?:(?<=[가-힣][가-힣]\.\s)|(?<=[!?{_MOOD}]\s)(?![{_REPORTING}]))"
 _LAST_KNOWN = 4  # the number of the last of these groups
 _FIRST, _FOLLOWING = 6, 7  # the groups of what follows with and without white space
 _END = re.compile(rf"({_RUN}){_CLOSED}(?:{_KNOWN}|{_KNOWN_KOREAN}|(\s++){_BEGINS % _NOT_SMALL}|{_GLUED})")
@@ -78,11 +82,6 @@ _END_ASCII = re.compile(  # finds the same as `_END` in ASCII text, faster
 )
 # A mood that stands alone after the mark belongs to the sentence before it: 재밌어요. ㅋㅋ 또 볼게요.
 _LATE_MOOD = re.compile(r"(?:[ㅋㅎㅠㅜ♥♡]++|\^\^++|ㅡㅡ++)(?: ?[ㅋㅎㅠㅜㅡ^;~.!?♥♡]++){0,3}+(?=\s|$)")
-# What reports a question or a call before it, without quotation marks: 이게 뭐지? 하면서 봤다.
-_REPORTS = re.compile(
-    r"이?라[고는며던](?![가-힣]{2})|하(?:[며는다](?=\s)|고(?=\s(?!싶))|는데|다가|면서|더니|길래)|했[는더다지던]|싶"
-)
-_REPORTING = "이라하했싶"  # its first syllables
 _BLANK_LINE = re.compile(r"\n\s*\n|\f")
 
 _SEPARATOR = re.compile(r"[\s—–(\[\"“«/·~:,;]|--|(?<!\w)['‘’]")

@@ -17,8 +17,8 @@ def row(minutes, tokens, mean):
             "held_out": held_out, "scores": SCORES, "mean": mean}  # fmt: skip
 
 
-def write(path, *rows):
-    table = {"seeds": 5, "protocol": {"epochs": 5}, "partial": {}, "rows": list(rows)}
+def write(path, *rows, settings=()):
+    table = {"settings": list(settings), "seeds": 5, "protocol": {"epochs": 5}, "partial": {}, "rows": list(rows)}
     path.write_text(json.dumps(table))
     return str(path)
 
@@ -42,7 +42,10 @@ def test_points_are_sorted_replaced_and_priced(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "results" / "speedrun_curve.svg").read_text().count("speedrun") >= 1
 
 
-def test_a_model_without_minutes_is_refused(tmp_path) -> None:
+def test_rows_that_are_no_points_are_refused(tmp_path) -> None:
     other = {key: value for key, value in row(1, 1, 1.0).items() if key != "minutes"}
     with pytest.raises(SystemExit, match="runs/run/model is not the end of a pre-training run"):
         speedrun_curve.main(["add", write(tmp_path / "b.json", other), "--results", str(tmp_path)])
+    file = write(tmp_path / "b.json", row(1, 1, 1.0), settings=["train.epochs=10"])
+    with pytest.raises(SystemExit, match=r"b\.json is not by the protocol: train\.epochs=10"):
+        speedrun_curve.main(["add", file, "--results", str(tmp_path)])

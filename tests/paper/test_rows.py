@@ -188,7 +188,7 @@ def test_the_scale_keeps_the_recipe_of_the_speedrun() -> None:
     names = ("family", "norm_first", "bias", "hidden_dropout", "attention_dropout", "head_size")
     assert all(getattr(c.model, name) == getattr(run.model, name) for c in made for name in names)
     assert {(c.model.num_layers, c.model.hidden_size) for c in made} == {(8, 512)}
-    assert hour.fills_a_device  # the minutes of a run are its own
+    assert hour.trains_alone  # the minutes of a run are its own
     same = ("optimizer", "learning_rate", "rest_learning_rate", "warmup", "schedule", "beta2")
     assert all(getattr(c.train, name) == getattr(run.train, name) for c in made for name in same)
     rates = [(c.train.learning_rate, c.train.weight_decay) for c in (*made, hour.pretraining(recipe("gpt")))]
