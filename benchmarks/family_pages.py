@@ -114,8 +114,8 @@ def put_tables(page: Path, found: dict[str, Rows]) -> None:
     text = page.read_text(encoding="utf-8")
     for name, rows in found.items():
         body = "\n".join(map(_line, [rows[0], ["---"] * len(rows[0]), *rows[1:]])) if rows[1:] else "Not measured yet."
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end of {name} -->)"
-        text, count = re.subn(pattern, lambda m, body=body: m[1] + body + m[2], text, flags=re.DOTALL)
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
+        text, count = re.subn(pattern, lambda m, body=body: f"{m[1]}{body}\n{m[2]}", text, flags=re.DOTALL)
         assert count == 1, f"{page} has no place for the table of {name}"
     page.write_text(text, encoding="utf-8")
 

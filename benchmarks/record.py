@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+TAKEN = "taken"  # the part of a result that says when and where it was taken
 
 
 def machine() -> str:
@@ -64,7 +65,7 @@ def read_results(name: str, folder: Path = RESULTS) -> dict[str, Any]:
 
 def earlier(name: str, folder: Path) -> dict[str, Any]:
     """The results so far: those of the project, and those in the folder that this call writes to."""
-    return merged(read_results(name), {} if folder == RESULTS else read_results(name, folder))
+    return merged(read_results(name, RESULTS), {} if folder == RESULTS else read_results(name, folder))
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def keep(name: str, folder: Path, part: str, key: str, found: dict[str, Any]) ->
     command = " ".join(Path(argument).name for argument in sys.argv[1:])
     taken = {"command": command, "commit": commit(), "machine": machine(), "torch": torch.__version__}
     taken["date"] = datetime.date.today().isoformat()
-    results = merged(earlier(name, folder), {part: {key: {**found, "taken": taken}}})
+    results = merged(earlier(name, folder), {part: {key: {**found, TAKEN: taken}}})
     folder.mkdir(parents=True, exist_ok=True)
     print(record(name, results, folder), key, flush=True)
 

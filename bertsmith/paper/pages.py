@@ -47,8 +47,11 @@ def header(result: dict[str, Any]) -> list[str]:
 
 def remarks(result: dict[str, Any]) -> list[str]:
     """Return remarks for the reader: seeds, missing and partial data, settings, notes."""
-    seeds, runs = result["seeds"], len(result.get("pretraining_seeds", [1]))
-    once = f"{'one pre-training run' if runs == 1 else f'{runs} pre-training runs'} each, with one budget"
+    seeds, counts = result["seeds"], {row["name"]: row["runs"] for row in result["rows"] if "runs" in row}
+    runs = max(counts.values(), default=1)
+    fewer = [f"{count} of {name}" for name, count in counts.items() if count < runs]
+    once = f"{'one pre-training run' if runs == 1 else f'{runs} pre-training runs'} each"
+    once += f" (but {', '.join(fewer)}), with one budget" if fewer else ", with one budget"
     once = "no pre-training, since models were given" if result["models"] else once
     each = "per score" if runs == 1 else "per score and pre-training run"
     notes = [f"{seeds} fine-tuning seed{'s' if seeds > 1 else ''} {each}; {once}."]

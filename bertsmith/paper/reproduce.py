@@ -243,7 +243,7 @@ def _run_row(work: Work, table: Table, row: Row, seeds: int, beside: _Facts) -> 
     if not ready:
         return absent
     facts = [work.pretrained(each.start) for each in ready if each.start is not None]
-    result |= {**_seen(work, ready), "series": row.series}
+    result |= {**_seen(work, ready), "series": row.series, "runs": len(ready)}
     if facts[0]:
         starts = [start for each in ready for start in (each.start, each.beside) if start is not None]
         beside.runs |= {run_name(start): _pretraining_facts(work.pretrained(start)) for start in starts}

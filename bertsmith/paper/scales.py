@@ -120,10 +120,10 @@ class Scale:
         return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuning_dropout) for t in trains]
 
 
-# As in `speedrun`, with more weight decay, from which other runs gained (docs/experiments.md); this scale has not been
-# measured with it. A checkpoint after every fifth, from which a killed run resumes.
+# As in `speedrun`, with more weight decay, from which other runs gained (docs/experiments.md). A checkpoint after every
+# fifth, from which a killed run resumes.
 MUON = TrainConfig(
-    hours=4 / 60, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, weight_decay=0.1,
+    hours=3 / 60, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, weight_decay=0.1,
     warmup=0.05, beta2=0.98, evaluate_every=0.1, save_every=0.2,
 )  # fmt: skip
 POST_NORM: dict[str, Any] = {"learning_rate": 0.01, "weight_decay": 0.2}  # of Muon
@@ -152,7 +152,7 @@ SCALES = {
             dropout=0.0, long_share=0.3, tuning_steps=1500,
         ),
         Scale(
-            "hour", "8 layers, 512 wide, pre-norm, Muon, equal minutes for every row (4 by default, see --minutes)",
+            "hour", "8 layers, 512 wide, pre-norm, Muon, equal minutes for every row (3 by default, see --minutes)",
             8, 512, 8, 256, None, MUON, (1e-4,), 1e-4, feature_epochs=5, restarts=0, dropout=0.0, pre_norm=True,
             families={"openai-gpt": POST_NORM, "elmo": RECURRENT}, tuning_dropout=0.1,
             tuning_epochs={"sst2": 1, "squad1": 2, **dict.fromkeys(SMALL_TASKS, 5)},

@@ -1,6 +1,8 @@
 """Rows of a table one by one: by the clock, with several seeds of pre-training, and put together from scores alone."""
 
 import shutil
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,8 @@ import pytest
 from paper_data import write_tasks
 from runs import step_clock
 
+from benchmarks import paper_hour
+from benchmarks.record import read_results
 from bertsmith.config import read_json
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.vocabulary import train_tokenizer
@@ -42,6 +46,10 @@ def tasks(tmp_path_factory) -> Path:
 def run(tables: str, folder: Path, tasks: Path, **options: Any) -> list[dict[str, Any]]:
     settings = {"scale": "hour", "minutes": 0.03, "pretraining": SHORT, "finetuning": QUICK, "device": "cpu"}
     return reproduce(tables.split(), folder, data=tasks, **{**settings, **options})
+
+
+def scores_in(folder: Path) -> dict[Path, Any]:
+    return {path.relative_to(folder): read_json(path) for path in folder.rglob("scores.json")}
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +94,7 @@ def test_scores_of_several_machines_make_one_table(rows, tasks, world, tmp_path,
     assert [next(iter(run["scores"])) for run in runs] == ["mlm_loss", "lm_loss", "lm_loss"]
     assert ours["LTR & No NSP"]["tokens"] == pytest.approx(sum(r["tokens"] for r in list(runs)[1:]) / 2, abs=1)
     page = (folder / "hour" / "table5.html").read_text()
-    assert "2 fine-tuning seeds per score and pre-training run; 2 pre-training runs each" in page
+    assert "2 fine-tuning seeds per score and pre-training run; 2 pre-training runs each (but 1 of No NSP)" in page
     assert "it was not asked for, and its scores are not there" in page
     with pytest.raises(UserError, match=r"bert-base-no-nsp has no model at .*model to fine-tune; remove the run"):
         run("table5", folder, tasks, rows=["no nsp"], seeds=3)
@@ -96,16 +104,17 @@ def test_scores_of_several_machines_make_one_table(rows, tasks, world, tmp_path,
         run("table5", folder, tasks, rows=["BERT-Base"])
 
 
-def test_the_figure_has_checkpoints_by_the_clock(rows, tasks, world) -> None:
-    shutil.rmtree(rows[0] / "hour" / "pretrained" / "bert-base-left-to-right-seed-2")
-    (result,) = run("figure5", rows[0], tasks, corpus=world / "shards", rows=["bert-base-left-to-right"])
+def test_the_figure_has_checkpoints_by_the_clock(rows, tasks, world, tmp_path) -> None:
+    folder = shutil.copytree(rows[0], tmp_path / "work")
+    shutil.rmtree(folder / "hour" / "pretrained" / "bert-base-left-to-right-seed-2")
+    (result,) = run("figure5", folder, tasks, corpus=world / "shards", rows=["bert-base-left-to-right"])
     curve = [row for row in result["rows"] if "not_run" not in row]
     assert [row["series"] for row in curve] == ["left to right"] * 5
     steps = [row["steps"] for row in curve]
     assert steps == sorted(set(steps))
-    names = sorted(path.name for path in rows[0].glob("hour/tuned/*-at-*"))
+    names = sorted(path.name for path in folder.glob("hour/tuned/*-at-*"))
     assert names == [f"bert-base-left-to-right-at-{share}" for share in (0.2, 0.4, 0.6, 0.8)]
-    starts = [read_json(next(rows[0].glob(f"hour/tuned/{name}/sst2/*/seed-1/run.json")))["start"] for name in names]
+    starts = [read_json(next(folder.glob(f"hour/tuned/{name}/sst2/*/seed-1/run.json")))["start"] for name in names]
     assert len(set(starts)) == 4  # each from a checkpoint of its own
     assert starts == sorted(starts)
 
@@ -229,3 +238,37 @@ def test_a_part_of_squad_is_completed_and_another_set_is_named(tmp_path) -> None
     for part in ("train", "dev"):
         (folder / "CODAH" / f"fold_0_{part}.tsv").write_text("i\tq\ta\tb\tc\td\t1\n")
     assert find_data(tmp_path, "swag").remark == "CODAH's first fold, not SWAG"
+
+
+def test_scores_of_rows_are_recorded_once_and_make_the_tables_of_the_page(rows, tasks, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("benchmarks.record.RESULTS", tmp_path / "none")
+    folder, results = copied_scores(rows[1:], tmp_path / "work"), tmp_path / "results"
+    paper_hour.pack(folder / "hour", results)
+    before = read_results(paper_hour.NAME, results)
+    monkeypatch.setattr("benchmarks.record.machine", lambda: "another machine")
+    paper_hour.pack(copied_scores(rows[:1], tmp_path / "work") / "hour", results)
+    after = read_results(paper_hour.NAME, results)
+    machines = {key: run["taken"]["machine"] for key, run in after["pretraining"].items()}
+    assert machines.pop("bert-base-no-nsp") == before["pretraining"]["bert-base-no-nsp"]["taken"]["machine"]
+    assert list(machines.values()) == ["another machine"] * 2
+    assert paper_hour.seeds_of(after) == [1, 2]
+    paper_hour.unpack(after, tmp_path / "unpacked")
+    assert scores_in(tmp_path / "unpacked") == scores_in(tmp_path / "work")
+    monkeypatch.setattr(paper_hour, "reproduce", partial(run_shown, tasks))
+    page = tmp_path / "page.md"
+    places = ["runs", "findings", *paper_hour.TABLES]
+    page.write_text("".join(f"<!-- hour {name} -->\n<!-- end of hour {name} -->\n" for name in places))
+    paper_hour.main(["page", "--data", str(tasks), "--page", str(page), "--results", str(results)])
+    lines = page.read_text().splitlines()
+    (left,) = (line.split(" | ") for line in lines if line.startswith("| LTR & No NSP |"))
+    (masked,) = (line.split(" | ") for line in lines if line.startswith("| No NSP |"))
+    assert (left[-2], masked[-2]) == ("2", "1")
+    assert "±" in left[1]
+    assert sum(line.startswith("| bert-base-") for line in lines) == 3
+    assert any("both directions beat left to right" in line for line in lines)
+    assert lines.count("Not measured yet.") == 3  # three tables have no rows of these
+
+
+def run_shown(tasks: Path, tables: Sequence[str], folder: str, **options: Any) -> list[dict[str, Any]]:
+    given = {"seeds": 2, "minutes": 0.03, "pretraining_seeds": options["pretraining_seeds"], "show": options["show"]}
+    return run(" ".join(tables), Path(folder), tasks, **given)
