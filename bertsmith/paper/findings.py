@@ -50,10 +50,18 @@ def standard_error(groups: Sequence[Sequence[float]]) -> float | None:
 
 
 def noise(first: Mapping[str, Any], second: Mapping[str, Any]) -> float | None:
-    """Return two standard errors of the difference of two means; None if one of them is from a single run."""
-    if first.get("error") is None or second.get("error") is None:
-        return protocols.noise(first, second)
-    return 2 * sqrt(first["error"] ** 2 + second["error"] ** 2)
+    """Return two standard errors of the difference of two means; None if one of them is from a single score.
+
+    If only one of them has several pre-training runs, the single run of the other is assumed to vary as much.
+    """
+    errors = [cell.get("error") for cell in (first, second)]
+    if (spread := protocols.noise(first, second)) is None or not any(errors):
+        return spread
+    if None in errors:
+        several, single = (first, second) if errors[1] is None else (second, first)
+        of_one_run = several["error"] * sqrt(sum(map(bool, several["by_pretraining"])))
+        errors = [several["error"], max(of_one_run, single["deviation"] / sqrt(single["seeds"]))]
+    return 2 * sqrt(sum(error**2 for error in errors if error is not None))
 
 
 def _compared(better: dict[str, Any], worse: dict[str, Any], sign: int, or_equal: bool) -> dict[str, Any]:

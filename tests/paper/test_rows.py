@@ -213,9 +213,14 @@ def test_the_error_of_a_mean_counts_pre_training_runs() -> None:
     assert standard_error([[1.0, 2.0], []]) is None
     assert standard_error([[10.0, 10.0], [14.0, 14.0]]) == pytest.approx(2.0)  # two runs that differ by 4
     assert standard_error([[1.0, 3.0], [1.0, 3.0]]) == pytest.approx((4 / 3 / 4) ** 0.5)  # alike by chance
-    cells = [{"error": 3.0, "deviation": 1.0, "seeds": 4}, {"error": 4.0, "deviation": 1.0, "seeds": 4}]
-    assert noise(*cells) == pytest.approx(10.0)
-    assert noise(cells[0], {"deviation": 1.0, "seeds": 4}) == pytest.approx(2 * 0.5**0.5)
+    several = {"error": 3.0, "deviation": 1.0, "seeds": 4, "by_pretraining": [[1.0, 2.0], [7.0, 8.0], []]}
+    single = {"deviation": 1.0, "seeds": 4}
+    assert noise(several, {**several, "error": 4.0}) == pytest.approx(10.0)
+    # one of two runs varies by the square root of two times the error of their mean
+    assert noise(several, single) == noise(single, several) == pytest.approx(2 * (9 + 18) ** 0.5)
+    assert noise(several, {**single, "deviation": 20.0}) == pytest.approx(2 * (9 + 100) ** 0.5)
+    assert noise(single, {**single, "error": None}) == pytest.approx(2 * 0.5**0.5)  # seeds of fine-tuning alone
+    assert noise(several, {**single, "deviation": None}) is None
 
 
 def test_a_part_of_squad_is_completed_and_another_set_is_named(tmp_path) -> None:
