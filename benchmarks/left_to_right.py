@@ -1,4 +1,4 @@
-"""What decides left to right against both ways: short pre-training runs that differ in one thing, then six tasks.
+"""What decides left to right against both ways: short pre-training runs that differ in one thing, then five tasks.
 
     python -m benchmarks.left_to_right plan
     python -m benchmarks.left_to_right run EXPERIMENT … --data DATA --work WORK [--minutes M] [--seeds 3] [--jobs 14]
@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.arguments import parsed, shared_parser
 from benchmarks.corpora import corpus_folder, text_files
-from benchmarks.family_pages import NAMES, Rows, mean_cell, print_tables, put_tables
+from benchmarks.family_pages import Rows, mean_cell, print_tables, put_tables
 from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.left_to_right_table import EXPERIMENTS, TASKS, TUNINGS, Experiment, pretraining_config, tuning_config
 from benchmarks.record import earlier, keep, merge_files
@@ -38,7 +38,6 @@ from bertsmith.training.run import MODEL, is_finished
 from bertsmith.training.speed import release_memory
 
 NAME, PAGE = "left_to_right", Path(__file__).parent.parent / "docs" / "paper.md"
-TASK_NAMES = {**NAMES, "squad1": "SQuAD F1"}
 FINETUNING_MINUTES = 0.9  # of one way of fine-tuning with three seeds on an H200, as a plan assumes
 Results = dict[str, Any]
 
@@ -149,7 +148,7 @@ def plan(arguments: argparse.Namespace) -> None:
 
 def rows_of(results: Results) -> Rows:
     """A line for each way of fine-tuning a model, under the names of the columns."""
-    found = [["encoder", "fine-tuning", "million tokens", "loss", *TASK_NAMES.values()]]
+    found = [["encoder", "fine-tuning", "million tokens", "loss", *TASKS.values()]]
     runs, order = results.get("pretraining", {}), list(EXPERIMENTS)
     for tuned in sorted(results.get("tuning", {}).values(), key=lambda each: order.index(each["experiment"])):
         facts = runs.get(tuned["experiment"], {}).get("checkpoints", [])
@@ -158,7 +157,7 @@ def rows_of(results: Results) -> Rows:
         seen = ["–", "–"] if point is None else [f"{point['tokens'] / 1e6:,.0f}", f"{loss_of(point):.2f}"]
         name = tuned["experiment"] + (f", {tuned['share']:.0%} of the run" if tuned["share"] < 1 else "")
         found.append(
-            [name, TUNINGS[tuned["way"]].what, *seen, *(mean_cell(tuned["tasks"].get(task)) for task in TASK_NAMES)]
+            [name, TUNINGS[tuned["way"]].what, *seen, *(mean_cell(tuned["tasks"].get(task)) for task in TASKS)]
         )
     return found
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.family_quality import EPOCHS
 from bertsmith.config import override
-from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.paper.scales import SCALES
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
-from bertsmith.training.settings import TrainConfig
 
-TASKS = {**EPOCHS, "squad1": 2.0}  # and the epochs of each
+TASKS = {"mnli": "MNLI-m", "sst2": "SST-2", "mrpc": "MRPC", "cola": "CoLA", "squad1": "SQuAD F1"}
 MASKED, LEFT, PAIRS = "bert-base-no-nsp", "bert-base-left-to-right", "bert-base"
 FULL = ("data.pairs=full",)
 DROPOUT = ("model.hidden_dropout=0.1", "model.attention_dropout=0.1")
@@ -116,8 +114,10 @@ def pretraining_config(name: str, minutes: float | None, smoke: bool) -> Pretrai
 
 
 def tuning_config(tuning: Tuning, task: str, seed: int, smoke: bool) -> FinetuneConfig:
-    """The fine-tuning of a task."""
-    length: dict[str, Any] = {"steps": 2} if smoke else {"epochs": TASKS[task] * tuning.epochs}
-    train = TrainConfig(**length, batch_size=32, learning_rate=tuning.rate, warmup=0.1, seed=seed, workers=0)
-    data = FinetuneData(max_length=64 if smoke else 256 if task == "squad1" else 128, max_query=16 if smoke else 64)
-    return override(FinetuneConfig(task, data, train, restarts=0, dropout=tuning.dropout), tuning.settings)
+    """The fine-tuning of a task: that of scale `hour`, with what this way changes."""
+    config = SCALES["hour"].finetuning(task)[0]
+    epochs = (config.train.epochs or 0.0) * tuning.epochs
+    length: dict[str, Any] = {"epochs": None, "steps": 2} if smoke else {"epochs": epochs}
+    train = replace(config.train, **length, learning_rate=tuning.rate, seed=seed, workers=0)
+    data = replace(config.data, max_length=64, max_query=16) if smoke else config.data
+    return override(replace(config, data=data, train=train, dropout=tuning.dropout), tuning.settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from benchmarks.corpora import train_tokenizers
 from benchmarks.family_pages import put_tables
 from benchmarks.family_toy import write_toy_data, write_toy_questions
 from benchmarks.left_to_right import PAGE, rows_of
-from benchmarks.left_to_right_table import EXPERIMENTS, TUNINGS, pretraining_config, tuning_config
+from benchmarks.left_to_right_table import EXPERIMENTS, TASKS, TUNINGS, pretraining_config, tuning_config
+from bertsmith.paper.scales import SCALES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -25,8 +27,8 @@ def test_an_experiment_runs_and_is_fine_tuned_again(tmp_path: Path) -> None:
     train_tokenizers(data, ["wordpiece"], 150)
     given = ["--data", str(data), "--work", str(tmp_path / "work"), "--results", str(tmp_path), "--smoke"]
     given += ["--seeds", "2", "--jobs", "1", "--device", "cpu"]
-    left_to_right.main(["run", "masked-40", "left", "--tasks", "rte", "squad1", "--tunings", "usual", "mean", *given])
-    left_to_right.main(["tune", "left", "--tasks", "rte", "--tunings", "first", "lm", "--at", "0.5", *given])
+    left_to_right.main(["run", "masked-40", "left", "--tasks", "mrpc", "squad1", "--tunings", "usual", "mean", *given])
+    left_to_right.main(["tune", "left", "--tasks", "mrpc", "--tunings", "first", "lm", "--at", "0.5", *given])
     results = json.loads((tmp_path / "left_to_right.json").read_text())["results"]
     masked, left = (results["pretraining"][name] for name in ("masked-40", "left"))
     assert [point["step"] for point in masked["checkpoints"]] == [2, 4, 6, 8]
@@ -37,7 +39,7 @@ def test_an_experiment_runs_and_is_fine_tuned_again(tmp_path: Path) -> None:
     assert masked["settings"]["data"]["masking"]["rate"] == 0.4
     expected = {"masked-40 usual", "masked-40 mean", "masked-40 usual at 0.5", "left usual", "left mean"}
     assert results["tuning"].keys() == {*expected, "left first at 0.5", "left lm at 0.5"}
-    assert results["tuning"]["left mean"]["tasks"].keys() == {"rte"}  # spans are not pooled
+    assert results["tuning"]["left mean"]["tasks"].keys() == {"mrpc"}  # spans are not pooled
     assert all(len(t["values"]) == 2 for found in results["tuning"].values() for t in found["tasks"].values())
     rows = rows_of(results)
     assert [row[0] for row in rows[1:3]] == ["left", "left"]
@@ -59,5 +61,8 @@ def test_every_experiment_changes_what_it_says() -> None:
     assert configs["left"].data == base.data
     assert configs["left"].train == base.train
     assert (configs["masked-12x768"].model.num_layers, configs["masked-4x256"].model.hidden_size) == (12, 256)
-    assert tuning_config(TUNINGS["long"], "rte", 1, False).train.epochs == 10
-    assert tuning_config(TUNINGS["bilstm"], "rte", 1, False).bilstm_layers == 1
+    assert tuning_config(TUNINGS["long"], "mrpc", 1, False).train.epochs == 10
+    assert tuning_config(TUNINGS["bilstm"], "mrpc", 1, False).bilstm_layers == 1
+    for task in TASKS:  # as the rows of the tables are fine-tuned
+        usual = tuning_config(TUNINGS["usual"], task, 1, False)
+        assert replace(usual, train=replace(usual.train, workers=None)) == SCALES["hour"].finetuning(task)[0]
