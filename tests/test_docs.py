@@ -67,3 +67,19 @@ def test_every_command_is_in_the_reference() -> None:
 def test_links_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", read(page)):
         assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+
+def test_commands_of_the_pages_have_only_options_that_exist() -> None:
+    """The reference, which is current, has the options of every command."""
+    reference = re.split("^### ", read("docs/commands.md"), flags=re.M)[1:]
+    options = {each.split("\n")[0]: {*re.findall(r"`(--?[a-z][a-z-]*)", each), "--help"} for each in reference}
+    checked = 0
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for block in re.findall(r"^```(?:bash)?\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                command = re.search(rf"(?:^|\| |-m )bertsmith ({'|'.join(options)}) ([^#|>]*)", line.strip())
+                if command:
+                    given = set(re.findall(r"(?<=\s)(--[a-z][a-z-]*)", f" {command[2]}"))
+                    assert given <= options[command[1]], f"{path.relative_to(ROOT)}: {line.strip()}"
+                    checked += len(given)
+    assert checked > 200

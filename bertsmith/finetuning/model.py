@@ -17,6 +17,7 @@ from bertsmith.formats.saved_config import CONFIG, architecture, config_in, head
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter, init_weights
 from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.objectives.objective import GENERATOR
 from bertsmith.progress import say
 from bertsmith.tasks.description import Task
 
@@ -96,10 +97,17 @@ def _refuse_whole(source: Path, head: HeadConfig) -> None:
 
 
 def _note_generator(source: Path) -> None:
-    """Say that a folder holds a generator, where its family keeps another network for fine-tuning."""
+    """Say that a folder holds a generator, where its family keeps another network for fine-tuning.
+
+    The masked-word class of a family whose detector has no class of its own (DeBERTa) may be the model itself: there, a
+    generator is known by the folder that it is saved to.
+    """
     values = read_config(source)
-    outputs = family_named(values, source / CONFIG).outputs
-    if "detector" in outputs and architecture(values) == outputs["masked_lm"].class_name:
+    family = family_named(values, source / CONFIG)
+    outputs = family.outputs
+    if "detector" not in outputs or architecture(values) != outputs["masked_lm"].class_name:
+        return
+    if outputs["detector"].class_name != family.encoder_class or source.name == GENERATOR:
         kept = outputs["detector"].class_name
         say(f"note: {source} holds {architecture(values)}, a generator; the model to fine-tune is its {kept}")
 

@@ -31,7 +31,7 @@ from bertsmith.inference.engines import (
     refuse_not_finite,
 )
 from bertsmith.model.heads import HeadConfig, TaskModel
-from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.objective import GENERATOR, Objective
 from bertsmith.progress import Advance
 from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks.description import Encoded, Limits, Task
@@ -298,7 +298,7 @@ class Predictor:
             why = f" (it was fine-tuned for {self.task.name})"
         elif self.config.direction != "both":
             why = " (it reads in one direction)"
-        generator = self.folder / "generator"
+        generator = self.folder / GENERATOR
         fix = str(generator) if generator.is_dir() else "a model that was pre-trained on masked words"
         raise UserError(f"{self.folder} has no masked-word head{why}, so it cannot fill masks; give {fix}")
 

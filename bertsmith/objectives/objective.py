@@ -16,6 +16,7 @@ from bertsmith.model.encoder import Encoder
 PAIR_LABEL = "next"  # the label of segment pairs: whether the second segment follows the first
 EVERY_TOKEN = "tokens"  # in `Objective.counts`: the loss is summed over all tokens, which have no label
 ORIGINAL_LABEL = "original"  # the tokens before masking
+GENERATOR = "generator"  # the folder of the generator in that of its discriminator
 
 
 class Objective(nn.Module):

@@ -26,7 +26,7 @@ from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.heads import loss_and_correct, sample
 from bertsmith.model.mask_decoder import MaskDecoder
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.objectives.objective import ORIGINAL_LABEL, Objective
+from bertsmith.objectives.objective import GENERATOR, ORIGINAL_LABEL, Objective
 from bertsmith.objectives.settings import REPLACED_TOKEN, MaskedLMConfig, ReplacedTokenConfig
 from bertsmith.progress import say
 
@@ -135,7 +135,7 @@ class ReplacedToken(Objective):
     targets = "masked"
     token_loss = "mlm"
     token_head = "generator.masked_lm"
-    folders = {"": "discriminator", "generator": "generator"}
+    folders = {"": "discriminator", GENERATOR: "generator"}
     config: ReplacedTokenConfig
 
     def __init__(

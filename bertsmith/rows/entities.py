@@ -15,6 +15,14 @@ from bertsmith.errors import UserError
 from bertsmith.rows.columns import Row
 
 LABELS = ("label", "type", "entity_group")  # keys of an entity's label: of annotation tools, ours, of `transformers`
+KEYS = (
+    "start",
+    "end",
+    *LABELS,
+    "text",
+    "score",
+    "word",
+)  # what is read or checked, and what predictions have beside it
 SPACE = " "
 FORM = "an entity is an object with start, end and label"
 
@@ -48,6 +56,13 @@ def entities_of(row: Row) -> list[Entity]:
                 "has one label: keep one of them, or train a second model for the other"
             )
     return found
+
+
+def unread_keys(value: Any) -> list[str]:
+    """The keys of a row's entities that are not read, each once."""
+    values = _opened(value)
+    objects = [item for item in values if isinstance(item, Mapping)] if isinstance(values, (list, tuple)) else []
+    return list(dict.fromkeys(str(key) for item in objects for key in item if key not in KEYS))
 
 
 def of_characters(characters: Sequence[str], tags: Iterable[str]) -> list[tuple[int, int, str]]:

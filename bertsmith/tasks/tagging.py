@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from bertsmith.batch import IGNORE, Example, Label
 from bertsmith.errors import UserError
 from bertsmith.model.heads import HeadConfig
+from bertsmith.progress import say
 from bertsmith.rows.columns import Row
 from bertsmith.rows.conll import bio_name, to_bio, with_documents
-from bertsmith.rows.entities import Entity, are_characters, are_entities, entities_of, of_characters
+from bertsmith.rows.entities import FORM, Entity, are_characters, are_entities, entities_of, of_characters, unread_keys
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
 from bertsmith.tasks.examples import TAG, WORD, Examples
 from bertsmith.tasks.metrics import character_f1, entities, entity_macro_f1
@@ -288,7 +289,19 @@ def gold_tags(row: Row, head: HeadConfig) -> Prediction:
 
 def finish_rows(rows: Iterable[Row], task: Task, *, labelled: bool) -> Iterator[Row]:
     """Sentences of a table with their words and tags, in the context of their documents."""
-    return with_documents(_with_words(rows, task, labelled))
+    return with_documents(_with_words(_noting_keys(rows) if labelled else rows, task, labelled))
+
+
+def _noting_keys(rows: Iterable[Row]) -> Iterator[Row]:
+    """The same rows; a note names the keys of entities that are not read, with the row that has each of them first."""
+    first: dict[str, str] = {}
+    for row in rows:
+        for key in unread_keys(row.label):
+            first.setdefault(key, row.place)
+        yield row
+    if first:
+        keys = ", ".join(f"{key!r} ({place})" for key, place in first.items())
+        say(f"note: keys of entities that are not read, and where each is first: {keys}; {FORM}")
 
 
 def _with_words(rows: Iterable[Row], task: Task, labelled: bool) -> Iterator[Row]:
