@@ -256,6 +256,7 @@ def test_missing_file_is_refused(refused, world: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     refused("predict", world / "run", "none.csv", "--out", tmp_path / "o.jsonl", says="no such file: none.csv")
     refused("predict", world / "run", "Read a file.", "Wait for it.", says="'Read a file.' is a second text")
+    refused("predict", world / "run", "", says="INPUT is '', which is neither a text nor a file")
 
 
 def test_empty_file_is_refused(refused, world: Path, tmp_path: Path) -> None:

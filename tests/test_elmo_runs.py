@@ -164,7 +164,7 @@ def test_half_precision_is_written(run: Path, tmp_path: Path) -> None:
         ("objective.kind=masked-lm", "model.family elmo: transformers has no class of it for masked_lm"),
         ("model.family=bert", "model.num_segments=0: BertModel needs a table of segments.*model.family=.*elmo"),
         ("model.num_heads=2", "model.num_heads=2: ELMo has no attention"),
-        ("model.direction=left-to-right", "model.direction=left-to-right"),
+        ("model.direction=left-to-right", "left-to-right: elmo models have no such setting; set model.direction=both"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(change: str, message: str) -> None:

@@ -161,6 +161,8 @@ def predict(
     options |= {"n_best": n_best}
     if several := next((model for model in models[1:] if looks_like_text(model)), ""):
         raise UserError(f"{several!r} is a second text, and predict takes one; write several to a file, a line each")
+    if not data.strip():
+        raise UserError(f"INPUT is {data!r}, which is neither a text nor a file; give one of them")
     if looks_like_text(data):
         if out or keep or text or resume or force:
             raise UserError("--out, --keep, --text, --resume and --force are for files, not for a single text")

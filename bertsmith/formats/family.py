@@ -215,7 +215,8 @@ class Family:
         """The reason why the family cannot express an encoder, with a fix; empty if it can."""
         if not (name := self.refused(config)):
             return ""
-        reason = self.reasons.get(name, f"{self.model_type} models have no such setting in transformers")
+        where = "" if self.is_own else " in transformers"
+        reason = self.reasons.get(name, f"{self.model_type} models have no such setting{where}")
         fix = self.derived(vars(config)).get(name, self.default(name))
         return f"model.{name}={_shown(getattr(config, name))}: {reason}; set model.{name}={_shown(fix)}"
 

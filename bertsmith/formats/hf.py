@@ -28,9 +28,9 @@ from bertsmith.formats.saved_config import (
     dropout_in,
     head_in,
     output_of,
-    own_type,
     pools_last,
     read_config,
+    remark_on,
 )
 from bertsmith.formats.storage import Names, Stored, as_stored, expand
 from bertsmith.formats.weights import WEIGHTS, read_weights, write_weights
@@ -59,17 +59,6 @@ HEAD_NAMES = (  # the parameters of an output layer, and of what is trained with
 OWN_NAMES = ("head.", "beside.")  # the parameters of a model that `transformers` has no class for
 POOLERS = ("next_sentence.pooler.dense.*", "head.pooler.dense.*")
 PREDICTION_HEAD = {"head.pooler.dense.*": "masked_lm.transform.*", "head.pooler.norm.*": "masked_lm.norm.*"}
-NO_CLASS = "transformers has no class for this model: "
-REMARKS = {
-    "features": NO_CLASS + "a BiLSTM reads the states of an encoder that was not trained",
-    "bilstm": NO_CLASS + "a BiLSTM stands between the encoder and its output layer",
-    "two-encoders": NO_CLASS + "two encoders read in opposite directions, and their states stand side by side",
-    "right-to-left": NO_CLASS + "the encoder reads from right to left",
-    "elmo": NO_CLASS + "ELMo reads the characters of words by LSTMs",
-    "tokens": NO_CLASS + "its family has none with an output layer of this kind",
-    "last token": "the head differs in transformers: its class pools the first token, which sees itself alone when the "
-    "encoder reads left to right; here the last token is pooled. The encoder's states are the same",
-}
 
 
 @dataclass(frozen=True)
@@ -110,10 +99,7 @@ def save_folder(
     values = {**config_out(model), **_frame_ids(model, tokenizer)}
     kept = {name: value for name, value in notes.kept.items() if name not in values}
     write_json(folder / CONFIG, {**kept, **values})
-    family = family_of(model.encoder.config)
-    differs = own_type(model) or ("last token" if pools_last(model) else family.model_type if family.is_own else "")
-    notes = replace(notes, remark=REMARKS.get(differs, ""))
-    write_notes(folder, notes)
+    write_notes(folder, replace(notes, remark=remark_on(model)))
     config = model.encoder.config
     tokenizer.save(folder, config.max_positions, config.num_segments)
 

@@ -34,6 +34,18 @@ PROBLEM_TYPES: dict[str, HeadKind] = {
     "multi_label_classification": "multi",
     "regression": "regression",
 }
+NO_CLASS = "transformers has no class for this model: "
+REMARKS = {
+    "features": NO_CLASS + "a BiLSTM reads the states of an encoder that was not trained",
+    "bilstm": NO_CLASS + "a BiLSTM stands between the encoder and its output layer",
+    "two-encoders": NO_CLASS + "two encoders read in opposite directions, and their states stand side by side",
+    "right-to-left": NO_CLASS + "the encoder reads from right to left",
+    "elmo": NO_CLASS + "ELMo reads the characters of words by LSTMs",
+    "tokens": NO_CLASS + "its family has none with an output layer of this kind",
+    "last token": "the head differs in transformers: its class pools the first token, which sees itself alone when the "
+    "encoder reads left to right; here the last token is pooled. The encoder's states are the same",
+    "both orders": "every pair is read in both orders; in transformers, add the logits of (a, b) and of (b, a)",
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -302,3 +314,13 @@ def pools_last(model: Model) -> bool:
     sequence = model.head_config.kind not in ("tags", "span")
     only_left = family_of(config).default("direction") == "left-to-right"  # then their class pools the last as well
     return sequence and config.direction == "left-to-right" and not only_left
+
+
+def remark_on(model: Model) -> str:
+    """What a reader of the folder has to know of how `transformers` opens it; empty if it computes the same."""
+    family = family_of(model.encoder.config)
+    if own := own_type(model) or (family.model_type if family.is_own else ""):
+        return REMARKS.get(own, "")
+    if pools_last(model):
+        return REMARKS["last token"]
+    return REMARKS["both orders"] if isinstance(model, TaskModel) and model.head_config.both_orders else ""

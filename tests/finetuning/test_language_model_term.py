@@ -127,6 +127,7 @@ def test_a_pair_has_one_prediction_in_either_order(gpt: Path, tmp_path: Path) ->
     tuned("mrpc", gpt, PAIRS, tmp_path / "run")
     predictor = bertsmith.Predictor.load(tmp_path / "run", device="cpu")
     first, second = predictor([("the fox 1", "dogs bark"), ("dogs bark", "the fox 1")])
+    assert "add the logits of (a, b) and of (b, a)" in (tmp_path / "run" / "model" / "README.md").read_text()
     assert first["scores"] == pytest.approx(second["scores"], abs=1e-6)
     tuned(
         "rte",
@@ -134,6 +135,7 @@ def test_a_pair_has_one_prediction_in_either_order(gpt: Path, tmp_path: Path) ->
         [{**row, "label": "entailment not_entailment".split()[row["label"]]} for row in PAIRS],
         tmp_path / "one",
     )
+    assert json.loads((tmp_path / "one" / "model" / "bertsmith.json").read_text())["remark"] == ""
     first, second = bertsmith.Predictor.load(tmp_path / "one", device="cpu")([("a fox", "dogs"), ("dogs", "a fox")])
     assert first["scores"] != pytest.approx(second["scores"], abs=1e-6)
 
