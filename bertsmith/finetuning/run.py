@@ -116,9 +116,8 @@ def _finetune(
     counts: dict[str, Any] = {
         "rows": len(data.rows),
         "labels": len(data.head.labels),
-        "unknown_percent": _unknowns(encoded, loaded),
     }
-    counts |= ceilings
+    counts |= _unknowns(encoded, loaded) | ceilings
     stored = stores_states(data.head)
     steps = seeded.train.num_steps(len(data.rows) if stored else encoded.examples.num_rows)
     teacher = find_teacher(config, data, loaded.tokenizer, limits, device)
@@ -205,13 +204,16 @@ def _more_room(data: RunData, limits: Limits) -> str:
     return "raise data.windows" if limits.windows else "see data.max_length, or read them in windows (--windows 8)"
 
 
-def _unknowns(encoded: Encoded, loaded: Loaded) -> float:
-    """The percentage of unknown tokens in the training rows; a warning is printed if there are many."""
+def _unknowns(encoded: Encoded, loaded: Loaded) -> dict[str, float]:
+    """The percentage of unknown tokens in the training rows; a warning is printed if there are many.
+
+    Nothing if the encoder reads the characters of words: it knows them all.
+    """
     unknowns = Unknowns(loaded.tokenizer)
     unknowns.add(encoded.examples.tokens)
     if warning := unknowns.warning("the training rows"):
         say(f"warning: {warning}")
-    return round(100 * unknowns.share, 2)
+    return {} if loaded.tokenizer.spells else {"unknown_percent": round(100 * unknowns.share, 2)}
 
 
 def _ceilings(data: RunData, loaded: Loaded) -> dict[str, float]:
