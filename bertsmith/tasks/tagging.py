@@ -20,6 +20,7 @@ from bertsmith.rows.columns import Row
 from bertsmith.rows.conll import bio_name, to_bio, with_documents
 from bertsmith.rows.entities import FORM, Entity, are_characters, are_entities, entities_of, of_characters, unread_keys
 from bertsmith.tasks.description import Encoded, Limits, Prediction, Task
+from bertsmith.tasks.documents import OVERLAP
 from bertsmith.tasks.examples import TAG, WORD, Examples
 from bertsmith.tasks.metrics import character_f1, entities, entity_macro_f1
 from bertsmith.tasks.sequences import are_texts, softmax
@@ -110,7 +111,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
     for number, (row, units) in enumerate(zip(rows, units_of(rows, tokenizer, head), strict=True)):
         count, offset = len(units.places), units.begin
         classes = np.array(_unit_classes(row, units.places, head) if labelled else [IGNORE] * count)
-        alone = labelled or not row.document or by_token
+        alone = not row.document or by_token
         sizes = np.minimum(np.array([len(pieces) for pieces in units.pieces], dtype=np.int64), room)
         for first, end, left, right in _windows(sizes, offset, offset + count, room):
             begins = before + sizes[left:first].sum() + np.cumsum([0, *sizes[first:end]])[:-1]
@@ -118,7 +119,7 @@ def encode(rows: Sequence[Row], tokenizer: Tokenizer, limits: Limits, head: Head
             owners.append(number)
             places = np.array(units.places[first - offset : end - offset], dtype=np.int64).reshape(-1, 2)
             details.append(np.column_stack([begins, places]) if by_token else begins)
-            source = windows.setdefault(window, len(examples))
+            source = len(examples) if labelled else windows.setdefault(window, len(examples))
             if source < len(examples) and head.features is not None:
                 both = np.intersect1d(begins, examples[source].labels["words"].values)
                 source = len(examples) if len(both) else source  # words that a BiLSTM reads in two sentences
@@ -149,11 +150,19 @@ def _unit_classes(row: Row, places: Places, head: HeadConfig) -> list[int]:
 
 
 def _windows(sizes: NDArray[Any], begin: int, end: int, room: int) -> Iterator[tuple[int, int, int, int]]:
-    """The words from `begin` to `end` in parts that fit: the bounds of each part and of its context."""
+    """The words from `begin` to `end` in parts that fit: the bounds of each part and of its context.
+
+    A part leaves some room for the context on both sides, where there is any, if the words do not fit whole.
+    """
     ends = np.concatenate([[0], np.cumsum(sizes)])
+    margin = 0 if ends[end] - ends[begin] <= room else room // OVERLAP // 2
     first = begin
     while True:
-        last = min(end, int(np.searchsorted(ends, ends[first] + room, side="right")) - 1)
+        own = room - min(margin, ends[first])
+        if ends[end] - ends[first] > own - min(margin, ends[-1] - ends[end]):
+            own -= margin
+        fits = int(np.searchsorted(ends, ends[first] + own, side="right")) - 1
+        last = min(end, max(first + 1, fits))  # a single word may need all the room
         free = room - (ends[last] - ends[first])
         after = ends[-1] - ends[last]
         wanted = max(free // 2, free - after)  # before; context that one side does not need goes to the other

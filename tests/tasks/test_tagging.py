@@ -107,6 +107,30 @@ def test_every_word_is_labelled_once_at_its_first_sub_token(world, max_length) -
         assert all(len(e.tokens) == sizes + 2 for e in encoded.examples)
 
 
+@pytest.mark.parametrize("begin", [0, 1, 50])
+@pytest.mark.parametrize("after", [0, 1, 50])
+def test_words_of_a_text_in_several_parts_have_context_on_both_sides(tiny_tokenizer, begin, after) -> None:
+    words = tuple(tiny_tokenizer.token(number) for number in range(20, 30)) * 10
+    row = Row(" ".join(words), None, ["O"] * 100, "", "", words, words[:begin] + words + words[:after], begin)
+    encoded = tagging.encode([row], tiny_tokenizer, Limits(66), HeadConfig("tags", ("O", "B-X")), labelled=True)
+    assert sum(map(len, encoded.details)) == 100
+    parts = list(zip(encoded.examples, encoded.details, strict=True))
+    assert len(parts) == 2
+    assert all(len(example.tokens) == 66 for example, _ in parts)
+    (before, to_come), (gone, behind) = ((b[0] - 1, len(e.tokens) - 2 - b[-1]) for e, b in parts)
+    assert min(to_come, gone) >= 4  # a sixteenth of the 64 tokens that fit
+    assert (before >= min(begin, 4), behind >= min(after, 4)) == (True, True)
+
+
+def test_a_word_that_needs_all_the_room_is_a_part_of_its_own(tiny_tokenizer) -> None:
+    words = (*(tiny_tokenizer.token(number) for number in range(20, 50)), "a" * 90)
+    row = Row(" ".join(words), None, ["O"] * 31, "", "", words)
+    encoded = tagging.encode([row], tiny_tokenizer, Limits(26), HeadConfig("tags", ("O", "B-X")), labelled=True)
+    assert [len(begins) for begins in encoded.details][-1] == 1
+    assert sum(map(len, encoded.details)) == 31
+    assert all(len(example.tokens) <= 26 for example in encoded.examples)
+
+
 @pytest.mark.parametrize("features", [None, FeatureConfig("last", hidden_size=8)])
 @pytest.mark.parametrize("max_length", [14, 30, 512])
 def test_sentences_that_share_an_example_have_the_same_predictions(world, max_length, features) -> None:
