@@ -14,7 +14,7 @@ import torch
 from benchmarks.corpora import VOCABULARY
 from benchmarks.family_table import FAMILIES, QUALITY, QUALITY_SMOKE
 from bertsmith.batch import Example
-from bertsmith.inference.engines import Engine, TorchEngine
+from bertsmith.inference.engines import Engine, TorchEngine, int8_backends
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.recipes import recipe
@@ -55,7 +55,7 @@ def measure_cpu(names: Sequence[str], threads: int, smoke: bool) -> dict[str, Re
     models = {name: classifier(name, smoke) for name in names}
     engines: dict[tuple[str, str], Engine] = {
         (name, precision): TorchEngine(model, torch.device("cpu"), threads, precision)  # type: ignore[arg-type]
-        for name, model in models.items() for precision in PRECISIONS
+        for name, model in models.items() for precision in PRECISIONS if precision != "int8" or int8_backends()
     }  # fmt: skip
     found: dict[str, Results] = {
         f"{name}, {precision}": {

@@ -251,6 +251,16 @@ class HalfLinear(nn.Module):
         return self.linear(x.bfloat16()).float()
 
 
+def int8_backends() -> list[str]:
+    """Return torch's backends of int8 products for this CPU, the fastest first.
+
+    On ARM there is none: oneDNN gives wrong results once the batch size changes, and QNNPACK is slower than float32.
+    """
+    on_x86 = torch.cpu.get_capabilities()["architecture"] == "x86_64"
+    known = torch.backends.quantized.supported_engines if on_x86 else []
+    return [name for name in ("onednn", "x86", "fbgemm") if name in known]
+
+
 def quantised(model: Model) -> Model:
     """Return a copy of a model whose encoder has int8 matrices; embeddings, norms and the head stay in float32.
 
@@ -259,9 +269,7 @@ def quantised(model: Model) -> Model:
     """
     if model.encoder.config.layer_type == "lstm":
         raise UserError("int8 is for Transformer layers, and this encoder has LSTMs; leave the precision out")
-    available = [name for name in ("onednn", "x86", "fbgemm") if name in torch.backends.quantized.supported_engines]
-    if not available or torch.cpu.get_capabilities()["architecture"] != "x86_64":
-        # On ARM, oneDNN gives wrong results once the batch size changes, and QNNPACK is slower than float32.
+    if not (available := int8_backends()):
         raise UserError("torch has no reliable int8 kernels for this CPU; export to ONNX and use onnxruntime")
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = available[0]  # linear_prepack reads it

@@ -13,7 +13,7 @@ from bertsmith.errors import UserError
 from bertsmith.formats import onnx as onnx_format
 from bertsmith.formats.hf import Loaded, save_folder
 from bertsmith.formats.onnx import export_onnx, open_onnx
-from bertsmith.inference.engines import Int8Linear, OnnxEngine, TorchEngine, batches
+from bertsmith.inference.engines import Int8Linear, OnnxEngine, TorchEngine, batches, int8_backends
 from bertsmith.inference.predictor import Predictor, measure_int8
 from bertsmith.rows.columns import Row
 from bertsmith.training import settings
@@ -21,7 +21,6 @@ from bertsmith.training.settings import has_bfloat16
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-ON_X86 = torch.cpu.get_capabilities()["architecture"] == "x86_64"
 TEXTS = [
     "the quick brown fox",
     "dog",
@@ -101,7 +100,7 @@ def test_int8_is_close_to_float32(exported):
     expected = np.concatenate([e.ravel() for e in one_by_one(loaded.model, examples)])
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
     cpu, engines = torch.device("cpu"), [OnnxEngine(open_onnx(folder), threads=1, precision="int8")]
-    engines += [TorchEngine(loaded.model, cpu, precision="int8")] if ON_X86 else []
+    engines += [TorchEngine(loaded.model, cpu, precision="int8")] if int8_backends() else []
     engines += [TorchEngine(loaded.model, cpu, precision="bfloat16")] if has_bfloat16() else []
     for engine in engines:
         found = np.concatenate([f.ravel() for f in engine.run(examples)])
@@ -113,7 +112,7 @@ def test_int8_is_close_to_float32(exported):
 
 def test_int8_quantises_three_matrices_of_each_layer(tiny_tokenizer):
     """Embeddings, norms, the output layer and the matrix after the activation are not quantised."""
-    if not ON_X86:
+    if not int8_backends():
         pytest.skip("torch has no int8 kernels here")
     loaded = make("single", tiny_tokenizer)
     model = TorchEngine(loaded.model, torch.device("cpu"), precision="int8").model

@@ -9,12 +9,14 @@ import pytest
 from fastapi.testclient import TestClient
 
 import bertsmith.serve
+from bertsmith.inference.engines import int8_backends
 from bertsmith.inference.predictor import Predictor
 from bertsmith.pages.view import look, sequence_of
 from bertsmith.serve.app import create_app
 from bertsmith.serve.models import open_models
 from bertsmith.serve.page import FILES, OWN
 from bertsmith.serve.settings import ServeConfig
+from bertsmith.training.settings import has_bfloat16
 
 ASSETS = Path(bertsmith.serve.__file__).parent / "assets"
 TEXT, PAIR = "the quick brown foxes jump over dogs", "lazy dogs bark"
@@ -86,7 +88,13 @@ def test_view_is_that_of_the_command(client, served, name, inputs) -> None:
     ]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("bfloat16", marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16")),
+        pytest.param("int8", marks=pytest.mark.skipif(not int8_backends(), reason="torch has no int8 for this CPU")),
+    ],
+)
 def test_view_of_a_model_in_another_precision_is_close(client, served, precision) -> None:
     models = open_models([str(served["words"])], "cpu", precision=precision)
     with TestClient(create_app(models)) as other:
