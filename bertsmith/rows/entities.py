@@ -15,14 +15,8 @@ from bertsmith.errors import UserError
 from bertsmith.rows.columns import Row
 
 LABELS = ("label", "type", "entity_group")  # keys of an entity's label: of annotation tools, ours, of `transformers`
-KEYS = (
-    "start",
-    "end",
-    *LABELS,
-    "text",
-    "score",
-    "word",
-)  # what is read or checked, and what predictions have beside it
+# What is read or checked, and what predictions have beside it.
+KEYS = ("start", "end", *LABELS, "text", "score", "word")
 SPACE = " "
 FORM = "an entity is an object with start, end and label"
 
