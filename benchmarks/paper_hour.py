@@ -76,6 +76,7 @@ def warm_up(name: str, corpus: Path, arguments: argparse.Namespace) -> None:
     """Train a few steps, which compile the kernels of a recipe."""
     config = override(SCALES[SCALE].pretraining(recipe(name)), [*arguments.set, "train.hours=0.002"])
     out = arguments.work / "warm-up" / name
+    shutil.rmtree(out, ignore_errors=True)  # of a call that was killed
     pretrain(config, corpus, out, device=arguments.device)
     shutil.rmtree(out)
 
@@ -85,10 +86,9 @@ def pack(folder: Path, results: Path) -> None:
 
     What is in the results already stays as it was taken.
     """
-    before = earlier(NAME, results)
 
     def add(part: str, key: str, found: Results) -> None:
-        known = before.get(part, {}).get(key, {})
+        known = earlier(NAME, results).get(part, {}).get(key, {})
         if found != {name: value for name, value in known.items() if name != TAKEN}:
             keep(NAME, results, part, key, found)
 
