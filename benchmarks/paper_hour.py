@@ -7,11 +7,10 @@
     python -m benchmarks.paper_hour page --data DATA
 
 `DATA/text` (or `DATA/*/text`) holds text files, `tokenizers` puts `DATA/tokenizers` beside it, and the folders of the
-tasks are anywhere up to three levels down. `run` compiles the kernels, because the minutes of a row include it, then
-calls `bertsmith reproduce` for the rows of these recipes, and adds the scores of all finished runs in WORK to the
-results of earlier calls, also where a run has failed. `--results` writes them into another folder, from which `merge`
-brings them back. `unpack` writes them as the files that `bertsmith reproduce --show --out FOLDER` reads, and `page`
-makes the tables of them.
+tasks are anywhere up to three levels down. `run` calls `bertsmith reproduce` for the rows of these recipes, and adds
+the scores of all finished runs in WORK to the results of earlier calls, also where a run has failed. `--results` writes
+them into another folder, from which `merge` brings them back. `unpack` writes them as the files that
+`bertsmith reproduce --show --out FOLDER` reads, and `page` makes the tables of them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +26,11 @@ from typing import Any
 from benchmarks.corpora import VOCABULARY, corpus_folder, train_tokenizers
 from benchmarks.family_pages import Rows, put_tables
 from benchmarks.record import RESULTS, TAKEN, earlier, keep, merge_files
-from bertsmith.config import override, read_json, write_json
+from bertsmith.config import read_json, write_json
 from bertsmith.finetuning.scored import SCORES
 from bertsmith.formats.families.table import family_of
 from bertsmith.paper.pages import ABSENT, cell_text, findings
 from bertsmith.paper.reproduce import reproduce
-from bertsmith.paper.scales import SCALES
-from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
 
 NAME, SCALE, PAGE = "paper_hour", "hour", Path(__file__).parents[1] / "docs" / "paper.md"
@@ -58,8 +54,6 @@ def tokenizers(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the rows of some recipes, and keep the scores of all runs that are finished."""
     corpora = {kind: corpus_folder(arguments.data, arguments.work, kind) for kind in map(kind_of, arguments.names)}
-    for name in arguments.names:
-        warm_up(name, corpora[kind_of(name)], arguments)
     given = [f"{name}={corpora[kind_of(name)]}" for name in arguments.names]
     try:
         reproduce(
@@ -70,15 +64,6 @@ def run(arguments: argparse.Namespace) -> None:
         )  # fmt: skip
     finally:
         pack(arguments.work / "paper" / SCALE, arguments.results)
-
-
-def warm_up(name: str, corpus: Path, arguments: argparse.Namespace) -> None:
-    """Train a few steps, which compile the kernels of a recipe."""
-    config = override(SCALES[SCALE].pretraining(recipe(name)), [*arguments.set, "train.hours=0.002"])
-    out = arguments.work / "warm-up" / name
-    shutil.rmtree(out, ignore_errors=True)  # of a call that was killed
-    pretrain(config, corpus, out, device=arguments.device)
-    shutil.rmtree(out)
 
 
 def pack(folder: Path, results: Path) -> None:

@@ -84,14 +84,20 @@ class GraphRunner:
 
     def clip(self) -> Tensor:
         """Clip the gradients; return their norm before that."""
-        return self.clipping.run(self._clip)  # type: ignore[no-any-return]
+        return self._captured(self.clipping, self._clip)  # type: ignore[no-any-return]
 
     def _clip(self) -> Tensor:
         return nn.utils.clip_grad_norm_(self.parameters, self.limit)
 
     def update(self) -> None:
         """Step the optimisers, whose learning rates have been set, and zero the gradients."""
-        self.updating.run(self._update)
+        self._captured(self.updating, self._update)
+
+    def _captured(self, call: _CapturedCall, function: Callable[[], Any]) -> Any:
+        if call.graph is not None:
+            return call.run(function)
+        with self._timed():
+            return call.run(function)
 
     def _update(self) -> None:
         for optimizer in self.optimizers:

@@ -84,7 +84,8 @@ def fit(
     with stop_requests() as request, closing(prefetch(make, loop.prefetch_keys(), device, config.workers)) as made:
         scores = loop.train(made, before_step, request, title)
     if loop.graphs is not None and loop.graphs.seconds:
-        say(f"note: compiling kernels and capturing CUDA graphs took {loop.graphs.seconds:.1f} s")
+        beside = ", which are no part of its time" if loop.budget.by_clock else ""
+        say(f"note: compiling kernels and capturing CUDA graphs took {loop.graphs.seconds:.1f} s{beside}")
     return loop.restore_best(scores, load) if config.keep_best else scores
 
 
@@ -160,8 +161,10 @@ class _Loop:
                 before_step(self._share(budget.step))
                 with self.meter.waiting():
                     micro_batches = next(steps)
+                if first := budget.step == start:
+                    budget.start()
                 agreed = self._agree(micro_batches, request)
-                self._between_steps(agreed, request, first=budget.step == start)
+                self._between_steps(agreed, request, first)
                 if self._out_of_patience() or (budget.by_clock and self.done >= total):
                     break
                 self._step(micro_batches, agreed)
@@ -221,6 +224,8 @@ class _Loop:
             again = lambda number: step_loss(model, micro_batches, number, agreed.counts, config, budget.step)  # noqa: E731
             raise_diverged(model, micro_batches, again, loss, budget.step)
         self._zero_gradients()
+        if self.graphs is not None:
+            budget.compiling = self.graphs.seconds
         budget.step += 1
         self.score = None
         self.tokens += agreed.tokens

@@ -14,13 +14,14 @@ class Budget:
     """The length of a run: `steps`, or `seconds` by the clock, which include the time before it was resumed.
 
     `done` and `total` are in the unit of the budget. A run by the clock ends on time, evaluations and checkpoints
-    included, whatever the speed of the machine.
+    included, whatever the speed of the machine; the time until its first batch and that of compiling do not count.
     """
 
     steps: int | None
     seconds: float
     step: int = 0
     before: float = 0.0  # seconds of this run before it was resumed
+    compiling: float = 0.0  # seconds since then in which kernels were compiled and CUDA graphs captured
     began: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -29,7 +30,7 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        return self.before + time.monotonic() - self.began
+        return self.before + time.monotonic() - self.began - self.compiling
 
     @property
     def total(self) -> float:
@@ -38,6 +39,10 @@ class Budget:
     @property
     def by_clock(self) -> bool:
         return self.steps is None
+
+    def start(self) -> None:
+        """Start the clock."""
+        self.began = time.monotonic()
 
     def done(self) -> float:
         return min(self.elapsed, self.seconds) if self.by_clock else self.step

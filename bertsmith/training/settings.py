@@ -27,10 +27,10 @@ MAY_CHANGE = frozenset(
 class TrainConfig:
     """The settings of a training run. The defaults are those of the paper's pre-training (appendix A.2).
 
-    The length of a run is given in `steps`, `epochs` or `hours`, in which case its schedule follows the clock; if
-    several are set (`--set`), the last one counts. `batch_size` is the number of sequences of a step;
-    `micro_batch_size` is how many of them go through the model at once (unset: as many as fit into 8,192 tokens at the
-    full length, at most 64, on a GPU more if there is memory).
+    The length of a run is given in `steps`, `epochs` or `hours`, in which case its schedule follows the clock, which
+    does not count the compilation of kernels; if several are set (`--set`), the last one counts. `batch_size` is the
+    number of sequences of a step; `micro_batch_size` is how many of them go through the model at once (unset: as many
+    as fit into 8,192 tokens at the full length, at most 64, on a GPU more if there is memory).
 
     `optimizer` is adamw, lamb (You et al. 2020) or muon (Jordan 2024: the encoder's matrices by Muon at
     `learning_rate`, all other parameters by AdamW at `rest_learning_rate`). The learning rate rises during the warm-up,

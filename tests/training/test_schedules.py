@@ -3,6 +3,7 @@
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from bertsmith.corpus.build import build_corpus
 from bertsmith.errors import Interrupted
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
-from bertsmith.training import checkpoint, fit, runlog
+from bertsmith.training import checkpoint, fit, runlog, schedule
 from bertsmith.training.schedule import Budget, learning_rate_factor
 from bertsmith.training.settings import TrainConfig
 
@@ -72,8 +73,35 @@ def test_learning_rate_reaches_zero_at_the_end_of_the_time(schedule: str) -> Non
 def test_time_budget_counts_the_time_before_a_resume() -> None:
     budget = Budget(None, 100.0, step=7, before=60.0)
     assert budget.done() == pytest.approx(60.0, abs=0.5)
+    assert Budget(None, 100.0, before=60.0, compiling=20.0).done() == pytest.approx(40.0, abs=0.5)
     assert Budget(None, 100.0, before=130.0).done() == 100.0
     assert Budget(9, 0.0, step=7).done() == 7
+
+
+def test_clock_leaves_out_the_first_batch_and_compiling(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step takes a second here, preparing the first batch a thousand, compiling in the third step a hundred."""
+    now = [0.0]
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    prefetch, step = fit.prefetch, fit._Loop._step
+
+    def slow_start(*arguments):
+        for number, batches in enumerate(prefetch(*arguments)):
+            now[0] += 1000 * (number == 0)
+            yield batches
+
+    def slow_step(self, *arguments) -> None:
+        step(self, *arguments)
+        if self.budget.step == 3:
+            self.budget.compiling += 100
+        now[0] += 1 + 100 * (self.budget.step == 3)
+
+    monkeypatch.setattr(fit, "prefetch", slow_start)
+    monkeypatch.setattr(fit._Loop, "_step", slow_step)
+    config = settings("train.hours=0.002", "data.long_length=null")  # 7.2 s
+    assert pretrain(config, world / "shards", tmp_path / "run", device="cpu")["steps"] == 8
+    assert [r["seconds"] for r in runlog.read(tmp_path / "run") if "loss" in r][-1] == 7
 
 
 def test_epochs_replace_the_steps_of_a_recipe(world: Path, tmp_path: Path) -> None:

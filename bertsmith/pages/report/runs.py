@@ -294,6 +294,8 @@ def resources(run: Run) -> list[tuple[str, str]]:
         found.append(("memory", f"{max(memory):.1f} GB"))
     if (seconds := run.last("seconds")) is not None:
         found.append(("training time", duration(seconds)))
+    if compiling := run.last("compile_seconds"):
+        found.append(("compiling kernels", duration(compiling)))
     if (skipped := run.last("skipped")) is not None:
         found.append(("skipped steps", f"{skipped:,.0f}"))
     return found
