@@ -101,7 +101,6 @@ def test_clock_leaves_out_the_first_batch_and_compiling(
     monkeypatch.setattr(fit._Loop, "_step", slow_step)
     config = settings("train.hours=0.002", "data.long_length=null")  # 7.2 s
     assert pretrain(config, world / "shards", tmp_path / "run", device="cpu")["steps"] == 8
-    assert [r["seconds"] for r in runlog.read(tmp_path / "run") if "loss" in r][-1] == 7
 
 
 def test_epochs_replace_the_steps_of_a_recipe(world: Path, tmp_path: Path) -> None:
