@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.corpora import corpus_folder, text_bytes, text_files
 from benchmarks.family_table import FAMILIES, QUALITY, QUALITY_SMOKE, quality_config
 from benchmarks.tuning import run_all, scores_in, task_data, tune
+from benchmarks.weights import weight_facts
 from bertsmith.config import load, to_dict
 from bertsmith.corpus.shards import Corpus
 from bertsmith.finetuning.benchmark import LONGEST
@@ -84,6 +85,7 @@ def run_facts(run: Path, corpus: Path, files: Sequence[Path]) -> Results:
         "parameters": facts["model"]["parameters"],
         "corpus": {"files": [path.name for path in files], "tokens": manifest.tokens},
         "held_out": {k: round(v, 4) for k, v in final_scores(run).items() if isinstance(v, float)},
+        "weights": weight_facts(run / MODEL, corpus),
         "settings": changed_settings(load(PretrainConfig, run / CONFIG)),
     }
 

@@ -469,6 +469,37 @@ def test_output_is_never_overwritten(refused, world: Path, tmp_path: Path) -> No
     )
 
 
+def test_model_of_commands_that_name_none(
+    refused, run_command, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("one text\nanother one\n", encoding="utf-8")
+    text, run = "The [MASK] of a list.", world / "run"
+    monkeypatch.delenv("BERTSMITH_MODEL", raising=False)
+    refused(
+        "fill", text, says=f"{text!r} is taken as TEXT, and no model is named: write MODEL TEXT, or set BERTSMITH_MODEL"
+    )
+    refused("fill", says="TEXT is missing")
+    refused("fill", run, says=f"TEXT is missing after the model {run}")
+    refused("finetune", "classify", "--data", world / "train.csv", "--out", tmp_path / "o", says="no model is named")
+    refused("serve", says="no model is named")
+    monkeypatch.setenv("BERTSMITH_MODEL", str(run))
+    options = "--json", "--device", "cpu"
+    assert run_command("fill", text, *options)[:2] == run_command("fill", run, text, *options)[:2]
+    for command, out in (("embed", "v.npy"), ("features", "states")):
+        code, named, _ = run_command(command, run, texts, "--out", tmp_path / f"named-{out}", *options)
+        assert code == 0
+        code, usual, _ = run_command(command, texts, "--out", tmp_path / f"usual-{out}", *options)
+        assert code == 0
+        assert json.loads(usual).keys() == json.loads(named).keys()
+    assert (tmp_path / "usual-v.npy").read_bytes() == (tmp_path / "named-v.npy").read_bytes()
+    assert run_command("view", text, "--out", tmp_path / "view.html", *options)[0] == 0
+    code, _, _ = run_command(
+        "finetune", "classify", "--data", world / "train.csv", "--out", tmp_path / "o", "--set", "train.steps=1"
+    )
+    assert code == 0
+
+
 def test_fill_refuses_text_without_a_mask_and_a_model_without_a_masked_lm_head(
     refused, run_command, world: Path, tmp_path: Path
 ) -> None:

@@ -23,8 +23,10 @@ from bertsmith.commands.options import (
     Pooling,
     Precision,
     Rows,
+    RowsLast,
     TextColumn,
     Threads,
+    model_and,
 )
 from bertsmith.commands.show import show, show_prediction, show_scores
 from bertsmith.errors import UserError
@@ -48,8 +50,10 @@ ResumeFile = Annotated[bool, typer.Option("--resume", help="Continue an output t
 
 
 def fill(
-    model: Model,
-    text: Annotated[str, typer.Argument(help="A text with [MASK] in it", callback=safe_argument)],
+    model: Model = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="A text with [MASK] in it", callback=safe_argument)
+    ] = None,
     top: Annotated[int, typer.Option("--top", help="The number of words to show for each mask")] = 5,
     device: Device = None,
     as_json: Json = False,
@@ -58,9 +62,11 @@ def fill(
 
     \b
     Example: bertsmith fill run "The [MASK] of a list is its number of items."
+    By the model in BERTSMITH_MODEL: bertsmith fill "The [MASK] of a list"
     """
     from bertsmith.inference.files import fill as function
 
+    model, text = model_and(model, text, "TEXT")
     masks = function(model, text, top=top, device=device)
     if as_json:
         show({"text": text, "masks": masks}, as_json)
@@ -188,8 +194,9 @@ def _remote(url: str, model: str) -> Remote:
 
 
 def embed(
-    model: Model,
-    data: Rows,
+    model: Model = None,
+    data: RowsLast = None,
+    *,
     out: Annotated[Path, typer.Option("--out", help="A .npy, .parquet or .jsonl file")],
     pooling: Pooling = None,
     normalize: Annotated[
@@ -215,6 +222,7 @@ def embed(
     """
     from bertsmith.inference.embedder import embed as function
 
+    model, data = model_and(model, data, "INPUT")
     found = function(
         model, data, out, pooling=pooling, normalize=normalize, layer=layer, max_length=max_length,
         keep=split_names(keep), text=text or "text", force=force, device=device,
@@ -223,13 +231,14 @@ def embed(
 
 
 def features(
-    model: Model,
+    model: Model = None,
     data: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="INPUT", help="Texts: .txt (one text per line), .csv, .tsv, .jsonl, .parquet, -; or a CoNLL file"
         ),
-    ],
+    ] = None,
+    *,
     out: Out,
     layers: Annotated[
         str, typer.Option("--layers", help="-1, -4..-1, 0,6,12 or all; 0 is the embeddings, -1 the last layer")
@@ -267,6 +276,7 @@ def features(
     """
     from bertsmith.inference.features import features as function
 
+    model, data = model_and(model, data, "INPUT")
     found = function(
         model, data, out, layers=layers, align=align, dtype=dtype, conll=conll, documents=documents,
         max_length=max_length, overlap=overlap, text=text, resume=resume, device=device,

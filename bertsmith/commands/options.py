@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from bertsmith.errors import UserError
+from bertsmith.text.safe import safe_argument
+
 Inputs = Annotated[
     list[str], typer.Argument(help="Text files or folders: .txt, .jsonl, .parquet, also .gz .xz .bz2 .zst")
 ]
@@ -33,7 +36,13 @@ Field = Annotated[str, typer.Option("--field", help="The field of JSON lines and
 Encoding = Annotated[
     str, typer.Option("--encoding", help="The encoding of the text files if not UTF-8: cp949, utf-16, …")
 ]
-Model = Annotated[str, typer.Argument(help="A model folder, a run folder or a name on the Hugging Face hub")]
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model folder, a run folder or a name on the Hugging Face hub; default: the one in BERTSMITH_MODEL",
+    ),
+]
 Models = Annotated[
     list[str],
     typer.Argument(
@@ -46,12 +55,11 @@ Combine = Annotated[
         "--combine", help="How an ensemble combines: logits (their mean, the default) or nbest (for question answering)"
     ),
 ]
-Rows = Annotated[
-    str,
-    typer.Argument(
-        metavar="INPUT", help="Rows: .csv, .tsv, .jsonl, .parquet, .txt (one text per line), - for standard input"
-    ),
-]
+ROWS = typer.Argument(
+    metavar="INPUT", help="Rows: .csv, .tsv, .jsonl, .parquet, .txt (one text per line), - for standard input"
+)
+Rows = Annotated[str, ROWS]
+RowsLast = Annotated[str | None, ROWS]  # after a model that may be left out
 Keep = Annotated[
     str, typer.Option("--keep", metavar="A,B", help="Columns of the input to write beside the model's output")
 ]
@@ -63,3 +71,20 @@ Pooling = Annotated[
     str | None, typer.Option("--pooling", help="mean, cls or max; default: as saved in the model folder, else mean")
 ]
 MaxLength = Annotated[int | None, typer.Option("--max-length", help="Truncate texts to this many tokens")]
+
+
+def model_and(model: str | None, then: str | None, name: str) -> tuple[str, str]:
+    """Return the two arguments `[MODEL] NAME`, of which NAME is a text or a file; a single one is NAME."""
+    from bertsmith.formats.hub import USUAL, usual_model
+
+    if model is None:
+        raise UserError(f"{name} is missing; --help has examples")
+    if then is not None:
+        return model, then
+    if Path(model).is_dir():
+        raise UserError(f"{name} is missing after the model {model}")
+    try:
+        return usual_model(), safe_argument(model) or ""
+    except UserError:
+        words = f"{model!r} is taken as {name}, and no model is named"
+        raise UserError(f"{words}: write MODEL {name}, or set {USUAL} to a model") from None

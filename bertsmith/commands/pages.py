@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.commands.options import Device, Json, Model
+from bertsmith.commands.options import Device, Json, Model, model_and
 from bertsmith.commands.show import show
 from bertsmith.text.safe import safe_argument
 
@@ -31,9 +31,13 @@ def report(
 
 
 def view(
-    model: Model,
-    text: Annotated[str, typer.Argument(help="The text to encode", callback=safe_argument)],
-    pair: Annotated[str | None, typer.Argument(help="The second text of a pair", callback=safe_argument)] = None,
+    model: Model = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="The text to encode", callback=safe_argument)
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Argument(metavar="PAIR", help="The second text of a pair", callback=safe_argument)
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="The HTML page to write")] = Path("view.html"),
     device: Device = None,
     as_json: Json = False,
@@ -46,4 +50,5 @@ def view(
     """
     from bertsmith.pages.view import view as function
 
+    model, text = model_and(model, text, "TEXT")
     show(function(model, text, pair, out, device=device), as_json)

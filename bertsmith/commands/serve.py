@@ -15,8 +15,12 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "httptools")
 
 def serve(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL…", help="Model folders, runs or hub names; NAME=FOLDER names one")
-    ],
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL…",
+            help="Model folders, runs or hub names; NAME=FOLDER names one; default: the one in BERTSMITH_MODEL",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option("--host", help="The address to listen on; 0.0.0.0 for all, with an API key")
     ] = "127.0.0.1",
@@ -77,8 +81,10 @@ def serve(
     """
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise UserError(f"bertsmith serve needs {', '.join(missing)}; install them with pip install 'bertsmith[serve]'")
+    from bertsmith.formats.hub import usual_model
     from bertsmith.serve.run import run
 
+    served = models or [usual_model()]
     options = {
         "max_batch_tokens": max_batch_tokens, "queue_tokens": queue, "wait_ms": wait_ms, "max_body_mb": max_body_mb,
         "max_texts": max_texts, "api_key_file": api_key_file, "cors": cors or [],
@@ -87,7 +93,7 @@ def serve(
     if not ray:
         if replicas or ray_address:
             raise UserError(f"{'--replicas' if replicas else '--ray-address'} is for --ray; --workers starts processes")
-        run(models, host, port, workers, **options)
+        run(served, host, port, workers, **options)
         return
     if workers != 1:
         raise UserError(f"--workers {workers} is for a server without --ray; write --replicas {workers}")
@@ -95,4 +101,4 @@ def serve(
         raise UserError("--ray needs Ray Serve; install it with pip install 'bertsmith[serve,ray]'")
     from bertsmith.serve.ray import run_on_ray
 
-    run_on_ray(models, host, port, replicas or "1", target_requests, ray_address, **options)
+    run_on_ray(served, host, port, replicas or "1", target_requests, ray_address, **options)

@@ -113,9 +113,12 @@ def pretrain(
 
 def finetune(
     task: TaskName,
-    model: Annotated[str, typer.Option("--model", help="A model folder, a run folder or a hub name")],
     data: TrainingRows,
     out: Out,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A model folder, a run folder or a hub name; default: the one in BERTSMITH_MODEL"),
+    ] = None,
     dev: DevRows = None,
     text: Annotated[str | None, typer.Option("--text", help="The column of the text (data.columns.text)")] = None,
     pair: Annotated[str | None, typer.Option("--pair", help="The column of a second text (data.columns.pair)")] = None,
@@ -157,7 +160,9 @@ def finetune(
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
     from bertsmith.finetuning.run import finetune as function
+    from bertsmith.formats.hub import usual_model
 
+    model = model or usual_model()
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
     short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "windows": windows, "seed": seed}
     changes = with_short(settings or [], **short, skip_bad=skip_bad or None, teacher=teacher)

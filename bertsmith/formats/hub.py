@@ -15,6 +15,7 @@ from bertsmith.progress import say
 FILES = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", "spiece.model"]
 PUSHED = [*FILES, "README.md", "*.onnx", "*.onnx.data"]
 OLD_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
+USUAL = "BERTSMITH_MODEL"  # the environment variable with the model of commands that name none
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -28,6 +29,15 @@ def find_model(name: str | Path) -> Path:
     if isinstance(name, str) and _HUB_NAME.fullmatch(name):
         return _download(name)
     raise UserError(f"no such model folder: {name}")
+
+
+def usual_model() -> str:
+    """Return the model of commands that name none."""
+    if name := os.environ.get(USUAL, "").strip():
+        return name
+    raise UserError(
+        f"no model is named: give a model folder, a run or a hub name, or set {USUAL} to one for all commands"
+    )
 
 
 def hub_name(folder: Path) -> str:
