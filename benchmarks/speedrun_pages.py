@@ -14,6 +14,7 @@ from benchmarks.speedrun_table import BASE, CORPORA, EXPERIMENTS, ROWS, VARIANTS
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 START = 0.25  # minutes that a run takes beside its own: the start, the last evaluation, saving
 RUN_SECONDS = 3.0  # of a fine-tuning, all of them side by side on an H200, until it is measured
+JUDGED = "decay-0.01"  # the experiment on whose encoder the verdicts of the ways of fine-tuning were reached
 HEADER = ["question", "command", "result", "verdict"]
 Results = dict[str, Any]
 
@@ -125,7 +126,7 @@ def tuning_rows(results: Results) -> Rows:
         run = results.get("pretraining", {}).get(tuned["run"])
         where, options = (run["experiment"], f" {options_of(run)}") if run else (tuned["run"], "")
         options += f" --rows {tuned['rows']}" if tuned["rows"] != ROWS else ""
-        verdict = variant.verdict if where == BASE else ""  # written for the base; the table has those of other runs
+        verdict = variant.verdict if where == JUDGED else ""
         rows.append([asks, f"`tune {where} {tuned['variant']}{options}`", text, verdict])
     return rows
 

@@ -198,10 +198,10 @@ def test_the_scale_keeps_the_recipe_of_the_speedrun() -> None:
     assert all(getattr(c.model, name) == getattr(run.model, name) for c in made for name in names)
     assert {(c.model.num_layers, c.model.hidden_size) for c in made} == {(8, 512)}
     assert hour.trains_alone  # the minutes of a run are its own
-    same = ("optimizer", "learning_rate", "rest_learning_rate", "warmup", "schedule", "beta2")
+    same = ("optimizer", "learning_rate", "rest_learning_rate", "weight_decay", "warmup", "schedule", "beta2")
     assert all(getattr(c.train, name) == getattr(run.train, name) for c in made for name in same)
     rates = [(c.train.learning_rate, c.train.weight_decay) for c in (*made, hour.pretraining(recipe("gpt")))]
-    assert {*rates} == {(0.02, 0.1), (0.01, 0.2)}  # more decay than `speedrun` has
+    assert {*rates} == {(0.02, 0.1), (0.01, 0.2)}
     tokens = run.train.batch_size * run.data.max_length
     assert all(c.train.batch_size * c.data.max_length == tokens and c.data.long_length is None for c in made)
     assert made[2].model.direction == left_to_right("base").model.direction
