@@ -132,7 +132,7 @@ def page(arguments: argparse.Namespace) -> None:
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {"run": run, "tune": fine_tune, "page": page}
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("names", nargs="*", help="FORM-DECAY, such as modern-0.01")
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3, 3e-3], help="of fine-tuning")
     parser.add_argument("--tasks", nargs="+", choices=METRICS, default=["stsb", "sst2", "mrpc"])
     parser.add_argument("--seeds", type=int, default=1, help="of fine-tuning")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.command != "page" and (arguments.data is None or not arguments.names):
         parser.error("--data and the names of runs are needed")
     torch.set_num_threads(arguments.threads)
