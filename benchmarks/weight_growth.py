@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.corpora import corpus_folder, text_files, train_tokenizers
-from benchmarks.family_pages import Rows, put_tables
+from benchmarks.family_pages import NAMES, Rows, put_tables
 from benchmarks.family_quality import run_facts
 from benchmarks.family_table import quality_config
 from benchmarks.record import RESULTS, earlier, keep
@@ -112,7 +112,7 @@ def table(results: Results) -> Rows:
     tuning = results.get("tuning", {})
     tasks = {task: list(rates) for found in tuning.values() for task, rates in found.items() if task in METRICS}
     rows = [["run", "loss", "weights, as a multiple of the start", "largest attention weight",
-             *(f"{task} at {', '.join(rates)}" for task, rates in tasks.items())]]  # fmt: skip
+             *(f"{NAMES.get(task, task)} at {', '.join(rates)}" for task, rates in tasks.items())]]  # fmt: skip
     for key, found in results.get("pretraining", {}).items():
         weights = found["weights"]
         scale = [max(weights[name]) / weights["init_std"] for name in MATRICES]

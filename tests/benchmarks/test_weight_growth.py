@@ -41,7 +41,7 @@ def test_runs_are_measured_and_fine_tuned(given: list[str], monkeypatch: pytest.
     assert all(0 < value < 1 for value in modern["weights"]["largest_attention_weight"])
     rows = weight_growth.table(results)
     assert [row[0] for row in rows] == ["run", "modern-0.01, 3 steps", "speedrun-0.5, 3 steps"]
-    assert rows[0][-1] == "rte at 0.0001"
+    assert rows[0][-1] == "RTE at 0.0001"
     assert rows[1][-1] == "–"
     assert 0 < float(rows[2][-1]) <= 100
 
