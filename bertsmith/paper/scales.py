@@ -120,8 +120,7 @@ class Scale:
         return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuning_dropout) for t in trains]
 
 
-# As in `speedrun`, with more weight decay, from which other runs gained (docs/experiments.md). A checkpoint after every
-# fifth, from which a killed run resumes.
+# As in `speedrun`. A checkpoint after every fifth, from which a killed run resumes.
 MUON = TrainConfig(
     hours=3 / 60, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, weight_decay=0.1,
     warmup=0.05, beta2=0.98, evaluate_every=0.1, save_every=0.2,
