@@ -94,7 +94,7 @@ DISENTANGLED = ("model.family=deberta-v2", "model.norm_first=false", "model.bias
                 "model.norm_eps=1e-7", "model.positions=none", "model.pooler_activation=gelu",
                 "model.relative_terms=both", "model.relative_buckets=256", "model.relative_reach=512",
                 "model.relative_norm=true", "model.relative_projections=false", "train.learning_rate=0.01",
-                "train.weight_decay=0.1", "train.batch_size=256", "train.warmup=0.1")  # fmt: skip
+                "train.batch_size=256", "train.warmup=0.1")  # fmt: skip
 V3 = ("objective.kind=replaced-token", "objective.generator_size=1", "objective.generator_layers=0.5",
       "objective.disentangled=true", "objective.context=true", "objective.mask_decoder=true",
       "data.masking.rate=0.15", "data.masking.mask_share=1", "data.masking.random_share=0")  # fmt: skip
