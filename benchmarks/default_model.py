@@ -1,0 +1,140 @@
+"""The default model of the package: train it on one GPU, score it, and pack it into the package's folder.
+
+    python -m benchmarks.default_model tokenizer --data DATA
+    python -m benchmarks.default_model train --data DATA --work WORK [--minutes 12.5 --minutes-of-words 4]
+    python -m benchmarks.default_model facts --data DATA --work WORK
+    python -m benchmarks.default_model score --data DATA --work WORK [--rate 1e-4] [--tasks cola …]
+    python -m benchmarks.default_model merge FILE …
+    python -m benchmarks.default_model pack --work WORK
+
+`DATA/text` holds text files, `tokenizer` puts `DATA/tokenizers` beside it, and the folders of the tasks are in DATA.
+`train` runs the recipe `speedrun-small`, and then `speedrun-small-words` from its model; `facts` says what they have
+seen and learnt, and `score` runs `bertsmith benchmark` on both. Every call adds to the results of earlier ones;
+`--results` writes them into another folder, from which `merge` brings them back. `pack` writes the model in half
+precision where the package looks for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.corpora import corpus_folder, text_files, write_sizes
+from benchmarks.family_quality import masked_words, run_facts
+from benchmarks.record import RESULTS, earlier, keep, merge_files
+from bertsmith.config import override
+from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.finetuning.benchmark import COLUMNS, benchmark
+from bertsmith.inference.predictor import Predictor
+from bertsmith.pretraining.run import pretrain
+from bertsmith.recipes import recipe
+from bertsmith.training.run import MODEL, is_finished
+
+NAME, TOKENIZER, ENTRIES = "default_model", "wordpiece-14k", 14_336
+DETECTOR, WORDS = "speedrun-small", "speedrun-small-words"
+SENTENCES = (
+    "Paris is the [MASK] of France.",
+    "The cat sat on the [MASK].",
+    "She opened the [MASK] and walked into the room.",
+    "In winter the water of the lake turns into [MASK].",
+    "He was born in [MASK] and died in 1923.",
+    "The patient was taken to the [MASK] by an ambulance.",
+    "Bees collect [MASK] from flowers.",
+    "The [MASK] shines during the day.",
+    "World War II ended in [MASK].",
+    "A doctor works in a [MASK].",
+)
+
+
+def tokenizer(arguments: argparse.Namespace) -> None:
+    out = arguments.data / "tokenizers" / TOKENIZER
+    if not out.exists():
+        train_tokenizer(text_files(arguments.data), out, vocab_size=ENTRIES)
+    write_sizes(arguments.data)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Both parts, one after the other; a finished part is not trained again, and one that was stopped goes on."""
+    corpus = corpus_folder(arguments.data, arguments.work, TOKENIZER)
+    parts = ((DETECTOR, arguments.minutes, None), (WORDS, arguments.minutes_of_words, arguments.work / DETECTOR))
+    for name, minutes, start in parts:
+        made = recipe(name)
+        made = replace(made, train=replace(made.train, hours=minutes / 60, workers=arguments.workers))
+        config, run = override(made, arguments.set), arguments.work / name
+        if not is_finished(run):
+            pretrain(config, corpus, run, model=start, device=arguments.device, resume=True)
+
+
+def facts(arguments: argparse.Namespace) -> None:
+    """What both parts have seen and learnt."""
+    corpus = corpus_folder(arguments.data, arguments.work, TOKENIZER)
+    for name in (WORDS, DETECTOR):
+        run = arguments.work / name
+        found = run_facts(run, corpus, text_files(arguments.data))
+        found["masked_words"] = masked_words(run / MODEL, corpus, arguments)
+        keep(NAME, arguments.results, "pretraining", name, found)
+    keep(NAME, arguments.results, "fill", WORDS, {"answers": filled(arguments.work / WORDS)})
+
+
+def filled(model: Path) -> dict[str, list[str]]:
+    """What the model puts in place of the mask of each sentence, with the probability in percent."""
+    predictor = Predictor.load(model, device="cpu")
+    found = {sentence: predictor.fill(sentence, top=5)[0] for sentence in SENTENCES}
+    return {key: [f"{one['token']} {100 * one['probability']:.0f}" for one in words] for key, words in found.items()}
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Score the models by the protocol of `bertsmith benchmark`, or at another rate."""
+    settings = [f"train.learning_rate={arguments.rate}"] if arguments.rate else []
+    table = benchmark(
+        [arguments.work / name for name in arguments.names or (WORDS, DETECTOR)], arguments.data,
+        arguments.work / f"benchmark-{arguments.rate or 'protocol'}", tasks=arguments.tasks, seeds=arguments.seeds,
+        jobs=arguments.jobs, device=arguments.device, settings=settings,
+    )  # fmt: skip
+    for row in table["rows"]:
+        facts = {"protocol": table["protocol"], "seeds": table["seeds"], "partial": table["partial"]}
+        found = {**facts, "scores": row["scores"], "mean": row.get("mean")}
+        part = f"scores at {table['protocol']['learning_rate']:g}"
+        before = earlier(NAME, arguments.results).get(part, {}).get(row["name"], {})
+        keep(
+            NAME,
+            arguments.results,
+            part,
+            row["name"],
+            {**found, "scores": {**before.get("scores", {}), **row["scores"]}},
+        )
+        print(row["name"], settings, {name: each["median"] for name, each in row["scores"].items()}, row.get("mean"))
+
+
+def merge(arguments: argparse.Namespace) -> None:
+    print(merge_files(NAME, arguments.names))
+
+
+def main(given: list[str] | None = None) -> None:
+    commands = {"tokenizer": tokenizer, "train": train, "facts": facts, "score": score, "merge": merge}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("names", nargs="*", help="score: the parts to score, both without; merge: files of results")
+    parser.add_argument("--data", type=Path, help="the folder of the text and the tasks")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="the folder for runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
+    parser.add_argument("--minutes", type=float, default=15.0, help="train: of the first part")
+    parser.add_argument("--minutes-of-words", type=float, default=5.0, help="train: of the second part")
+    parser.add_argument("--workers", type=int, default=12, help="train: processes that prefetch batches")
+    parser.add_argument("--set", action="append", default=[], help="train: a change of the settings of both parts")
+    parser.add_argument("--rate", default="", help="score: another learning rate than that of the protocol")
+    parser.add_argument("--tasks", nargs="+", choices=[column.task for column in COLUMNS], default=[])
+    parser.add_argument("--seeds", type=int, default=5, help="score: runs for each score")
+    parser.add_argument("--jobs", type=int, default=14, help="score: runs at a time")
+    parser.add_argument("--device")
+    parser.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(given)
+    if arguments.command in ("tokenizer", "train", "facts", "score") and arguments.data is None:
+        parser.error("--data is needed")
+    commands[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    main()
