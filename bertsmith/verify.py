@@ -36,6 +36,7 @@ from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import progress_bar
 from bertsmith.training import runlog
@@ -212,7 +213,8 @@ def _own_outputs(folder: Path, batch: Batch) -> dict[str, Tensor]:
     if not isinstance(model, Objective) or model.lacks_token_head(loaded.missing):
         return {}
     is_encoder = output_of(model).class_name == family_of(model.encoder.config).encoder_class
-    if not is_encoder and getattr(model, "mask_decoder", None) is None:
+    is_both = isinstance(model, Discriminator) and model.fills_masks
+    if not is_encoder and not is_both and getattr(model, "mask_decoder", None) is None:
         return {}
     return {f"{name}_logits": values for name, values in model.dense_logits(batch).items()}
 
@@ -290,7 +292,8 @@ def _scores(loaded: Loaded) -> dict[str, Tensor]:
 def _their_scores(reference: Any, inputs: dict[str, Tensor], loaded: Loaded, mask: Tensor) -> dict[str, Tensor]:
     """Return their logits under our names and in our shapes."""
     if isinstance(loaded.model, Objective):
-        outputs, name = reference(**inputs), loaded.model.token_loss
+        outputs, fills = reference(**inputs), type(reference).__name__.endswith("ForMaskedLM")
+        name = "mlm" if fills else loaded.model.token_loss
         if "prediction_logits" in outputs:
             return {name: outputs.prediction_logits[mask], "nsp": outputs[_pair_output(outputs)]}
         return {name: outputs.logits[mask]} if "logits" in outputs else {}

@@ -94,8 +94,8 @@ def card(
 
 def _pipeline(architecture: str, family: Family) -> str:
     """Return the hub's tag for what a class does."""
-    own = [output for output in family.outputs.values() if output.class_name == architecture]
-    if any(name.startswith("masked_lm.") for output in own for name in output.names):
+    own = [kind for kind, output in family.outputs.items() if output.class_name == architecture]
+    if any(kind.startswith("masked_lm") for kind in own):
         return "fill-mask"
     return next((tag for end, tag in PIPELINES.items() if architecture.endswith(end)), "feature-extraction")
 

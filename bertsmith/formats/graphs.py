@@ -52,7 +52,7 @@ def score_outputs(outputs: Sequence[str], head: HeadConfig | None) -> list[str]:
     """Return the names of the outputs that hold the logits."""
     if head is not None and head.kind == "span" and set(SPAN) <= set(outputs):
         return list(SPAN)
-    return ["logits" if "logits" in outputs else outputs[0]]
+    return [next((name for name in ("logits", "mlm_logits") if name in outputs), outputs[0])]
 
 
 def state_output(outputs: Sequence[str], path: Path) -> str:

@@ -148,15 +148,18 @@ def load_folder(
                 head = replace(head, dropout=dropout_in(values, head.kind, folder))
             model = TaskModel(encoder, head)
         else:
-            model = build_objective(encoder, objective) if objective else _saved_objective(encoder, found, detects)
+            kind = architecture(values)
+            model = (
+                build_objective(encoder, objective) if objective else _saved_objective(encoder, found, detects, kind)
+            )
     missing = _fill(model, weights, names, folder)
     if head == saved and pools_last(model) and "transformers_version" in values:  # a field that we do not write
         say(f"note: {folder} was saved by transformers, whose class pools the first token; here the last one is pooled")
     return Loaded(folder, model, fitting_tokenizer(folder, config), read_notes(folder, values), missing)
 
 
-def _saved_objective(encoder: Encoder, found: Collection[str], detects: bool) -> Objective:
-    """The objective that a folder was saved by, given the names of the tensors that it holds.
+def _saved_objective(encoder: Encoder, found: Collection[str], detects: bool, class_name: str) -> Objective:
+    """The objective that a folder was saved by, given its class and the names of the tensors that it holds.
 
     With `detects`, an encoder alone gets a detector, where the family's detector is saved as one.
     """
@@ -164,9 +167,11 @@ def _saved_objective(encoder: Encoder, found: Collection[str], detects: bool) ->
     is_encoder = "detector" in family.outputs and family.outputs["detector"].class_name == family.encoder_class
     is_alone = detects and is_encoder and "masked_lm.norm.weight" not in found
     if "detector.output.weight" in found or is_alone:
-        disentangled = DELTA in found
         context = "detector.norm.weight" in found or "detector.output.weight" not in found
-        return Discriminator(encoder, ReplacedTokenConfig(disentangled=disentangled, context=context))
+        # The authors' DeBERTa v3 has such a head as well, and names no class: it was not trained.
+        fills = "masked_lm.norm.weight" in found and class_name == family.outputs["detector+masked_lm"].class_name
+        config = ReplacedTokenConfig(disentangled=DELTA in found, context=context, fill_every=int(fills))
+        return Discriminator(encoder, config)
     if encoder.config.layer_type == "lstm":
         return build_objective(encoder, BidirectionalLMConfig())
     if encoder.config.direction != "both":

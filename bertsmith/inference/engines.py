@@ -107,7 +107,7 @@ class TorchEngine:
                 starts = batch.layout.starts[:-1].numpy()
                 rows = [start + places[i] for start, i in zip(starts, chosen, strict=True)]
                 batch.labels["masked"] = torch.from_numpy(np.concatenate(rows))
-                scores = self.model.logits(batch.to(self.device))[self.model.token_loss].cpu().numpy()
+                scores = self.model.token_logits(batch.to(self.device)).cpu().numpy()
                 ends = np.cumsum([len(places[i]) for i in chosen])
                 for i, part in zip(chosen, np.split(scores, ends[:-1]), strict=True):
                     results[i] = part

@@ -63,18 +63,21 @@ class MaskedLMHead(nn.Module):
         """Share the matrix of the token embeddings."""
         self.decoder.weight = embedding.weight
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, table: Tensor | None = None) -> Tensor:
+        """The logits (M, V); `table` (V, E) replaces the matrix of the token embeddings."""
         if self.transform is not None and self.norm is not None:
             hidden = self.norm(activate(self.transform(hidden), self.activation))  # (M, E)
-        return self.decoder(hidden)  # (M, V)
+        return self.decoder(hidden) if table is None else F.linear(hidden, table, self.decoder.bias)  # (M, V)
 
-    def losses(self, hidden: Tensor, targets: Tensor, fused: bool) -> tuple[Tensor, Tensor]:
+    def losses(
+        self, hidden: Tensor, targets: Tensor, fused: bool, table: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The summed loss of the masked words' states (M, H), and the number of correct predictions."""
         if not fused:
-            return loss_and_correct(self(hidden).float(), targets)
+            return loss_and_correct(self(hidden, table).float(), targets)
         from bertsmith.model.fused.layer import masked_word_losses
 
-        return masked_word_losses(hidden, targets, self._weights())[:2]
+        return masked_word_losses(hidden, targets, self._weights(table))[:2]
 
     def losses_and_samples(
         self, hidden: Tensor, targets: Tensor, fused: bool, sampling: Sampling
@@ -110,11 +113,12 @@ class MaskedLMHead(nn.Module):
 
         return taught_word_losses(hidden, taught, targets, self._weights(), temperature)
 
-    def _weights(self) -> WordHead:
+    def _weights(self, table: Tensor | None = None) -> WordHead:
         """What the fused operations take."""
         transform = None if self.transform is None else linear_weights(self.transform)
         norm = None if self.norm is None else norm_weights(self.norm)
-        return WordHead(transform, self.activation, norm, self.decoder.weight, self.decoder.bias)
+        table = self.decoder.weight if table is None else table
+        return WordHead(transform, self.activation, norm, table, self.decoder.bias)
 
 
 class NextSentenceHead(nn.Module):

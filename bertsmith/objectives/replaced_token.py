@@ -23,7 +23,7 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops, training_memory
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.fused.weights import Sampling
-from bertsmith.model.heads import loss_and_correct, sample
+from bertsmith.model.heads import MaskedLMHead, loss_and_correct, sample
 from bertsmith.model.mask_decoder import MaskDecoder
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import GENERATOR, ORIGINAL_LABEL, Objective
@@ -75,7 +75,10 @@ class ReplacedTokenHead(nn.Module):
 
 
 class Discriminator(Objective):
-    """Detects replaced tokens. `ReplacedToken` trains it together with the generator that replaces them."""
+    """Detects replaced tokens; with `fill_every` it also fills masks.
+
+    `ReplacedToken` trains it together with the generator that replaces the tokens.
+    """
 
     targets = "masked"
     token_loss = "detection"
@@ -86,26 +89,49 @@ class Discriminator(Objective):
         self.config = config
         self.encoder = encoder
         self.detector = ReplacedTokenHead(encoder.config, config.context)
+        self.masked_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens) if config.fill_every else None
         if config.disentangled:
             encoder.embeddings.delta = nn.Parameter(torch.zeros_like(encoder.embeddings.tokens.weight))
 
     @staticmethod
     def counts(config: ReplacedTokenConfig) -> dict[str, str]:
-        return {"detection": ORIGINAL_LABEL}
+        return {"detection": ORIGINAL_LABEL, **({"mlm": "targets"} if config.fill_every else {})}
+
+    @classmethod
+    def saved(cls, model: EncoderConfig, config: ReplacedTokenConfig) -> list[tuple[EncoderConfig, str]]:
+        return [(model, f"{cls.token_head}+masked_lm" if config.fill_every else cls.token_head)]
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """The logit of every token (…): a positive one says that the token was replaced."""
-        return {"detection": self.detector(self.encoder(batch), batch).float()}
+        """The logit of every token (…): a positive one says that the token was replaced; and those of masked words."""
+        hidden = self.encoder(batch)
+        scores = {"detection": self.detector(hidden, batch).float()}
+        if self.masked_lm is None:
+            return scores
+        return {**scores, "mlm": self._words(hidden.flatten(0, -2)[batch.labels["masked"]]).float()}
+
+    def token_logits(self, batch: Batch) -> Tensor:
+        return self._words(self.encoder(batch, rows=batch.labels["masked"])).float()  # (M, V)
 
     def dense_logits(self, batch: Batch) -> dict[str, Tensor]:
-        return {"detection": self.detector(self.encoder(batch), batch)}  # (B, L)
+        hidden = self.encoder(batch)
+        scores = {"detection": self.detector(hidden, batch)}  # (B, L)
+        return scores if self.masked_lm is None else {**scores, "mlm": self._words(hidden)}  # (B, L, V)
+
+    def _words(self, hidden: Tensor) -> Tensor:
+        assert self.masked_lm is not None
+        return self.masked_lm(hidden, self.encoder.embeddings.table())
 
     @property
     def fills_masks(self) -> bool:
-        return False
+        return self.masked_lm is not None
+
+    def lacks_token_head(self, missing: tuple[str, ...]) -> bool:
+        return any(name.startswith(("detector.", "masked_lm.")) for name in missing)
 
     def tie_weights(self) -> None:
-        """Nothing is tied: there is no output layer over the vocabulary."""
+        """Where it fills masks, its output layer shares the embeddings' matrix."""
+        if self.masked_lm is not None:
+            self.masked_lm.tie(self.encoder.embeddings.tokens)
 
 
 @dataclass(frozen=True)
@@ -114,17 +140,25 @@ class Corrupted:
 
     batch: Batch
     replaced: Tensor  # (…) whether a token differs from the original one
-    valid: Tensor  # (…) whether a place holds a token, not padding
+    valid: Tensor  # (…) whether a place holds a token to judge: neither padding nor a mask that was left
 
 
-def corrupt(batch: Batch, sampled: Tensor) -> Corrupted:
-    """Put the sampled tokens (M,) in place of the masks; one that equals the original counts as original."""
+def corrupt(batch: Batch, sampled: Tensor, fill_every: int = 0) -> Corrupted:
+    """Put the sampled tokens (M,) in place of the masks; one that equals the original counts as original.
+
+    With `fill_every` = n every n-th masked position stays as it is.
+    """
     original = batch.labels[ORIGINAL_LABEL]
     valid = original != IGNORE
     before = original.where(valid, batch.tokens).flatten()
     # Positions that pad the batch, whose targets are IGNORE, write to a further row, which is dropped.
     rows = batch.labels["masked"].where(batch.labels["targets"] != IGNORE, len(before))
-    after = F.pad(before, (0, 1)).scatter(0, rows, sampled)[:-1]
+    after = F.pad(before, (0, 1)).scatter(0, rows, sampled)
+    if fill_every:
+        left = rows[::fill_every]
+        after = after.scatter(0, left, F.pad(batch.tokens.flatten(), (0, 1))[left])
+        valid = F.pad(valid.flatten(), (0, 1)).scatter(0, left, False)[:-1].view_as(valid)
+    after = after[:-1]
     replaced = (after != before).view_as(valid) & valid
     return Corrupted(replace(batch, tokens=after.view_as(batch.tokens)), replaced, valid)
 
@@ -167,9 +201,10 @@ class ReplacedToken(Objective):
         if config.mask_decoder and generator.mask_decoder is None:
             generator.mask_decoder = MaskDecoder(theirs.config)
             say("note: the generator has no weights for mask_decoder; they start at random")
+        discriminator = _filling(cast(Discriminator, discriminator), config.fill_every)
         delta = _delta(ours, theirs) if config.disentangled else None
         joined = cls(ours, config, generator)
-        joined.discriminator = cast(Discriminator, discriminator)
+        joined.discriminator = discriminator
         if delta is not None:
             ours.embeddings.delta = nn.Parameter(delta)
         return joined
@@ -185,11 +220,11 @@ class ReplacedToken(Objective):
 
     @staticmethod
     def counts(config: ReplacedTokenConfig) -> dict[str, str]:
-        return {"mlm": "targets", "detection": ORIGINAL_LABEL}
+        return {"mlm": "targets", "detection": ORIGINAL_LABEL, **({"fill": "targets"} if config.fill_every else {})}
 
     @staticmethod
     def saved(model: EncoderConfig, config: ReplacedTokenConfig) -> list[tuple[EncoderConfig, str]]:
-        return [(model, Discriminator.token_head), (generator_config(model, config), MaskedLM.token_head)]
+        return [*Discriminator.saved(model, config), (generator_config(model, config), MaskedLM.token_head)]
 
     @property
     def loss_weights(self) -> Mapping[str, float]:
@@ -210,6 +245,7 @@ class ReplacedToken(Objective):
             return
         if self.config.disentangled:
             self.discriminator.encoder.embeddings.share(self.generator.encoder.embeddings.tokens)
+            self.discriminator.tie_weights()
             return
         for name, table in _tables(self.discriminator.encoder).items():
             owner, _, leaf = name.rpartition(".")
@@ -225,30 +261,38 @@ class ReplacedToken(Objective):
         return self.generator.logits(batch)["mlm"]
 
     def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """The generator's logits (M, V), and the discriminator's (…) for tokens that are sampled from them."""
+        """The generator's logits (M, V), and the discriminator's (…) for tokens that are sampled from them.
+
+        `fill` are its logits at the masks that were left.
+        """
         words = self.token_logits(batch)
-        corrupted = corrupt(batch, sample(words, batch.labels["targets"], self.sampling))
-        return {"mlm": words, **self.discriminator.logits(corrupted.batch)}
+        found = self.discriminator.logits(
+            self._corrupt(batch, sample(words, batch.labels["targets"], self.sampling)).batch
+        )
+        left = {"fill": found.pop("mlm")[:: self.config.fill_every]} if "mlm" in found else {}
+        return {"mlm": words, **found, **left}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Summed losses, `mlm` over the masked positions and `detection` over all tokens, and the right predictions."""
+        """Summed losses, `mlm` over the masked positions and `detection` over all tokens, and the right predictions.
+
+        `fill` stands for all masked positions as well: the sum over those that it is computed at, times `fill_every`.
+        """
         encoder, targets = self.generator.encoder, batch.labels["targets"]
         states, _ = self.generator.states(batch)  # (M, generator's H)
         mlm, right, sampled = self.generator.masked_lm.losses_and_samples(
             states, targets, encoder.choice(batch).fused, self.sampling
         )
-        found = self._detect(corrupt(batch, sampled))
-        return {
-            "mlm": mlm,
-            "detection": found["detection_loss"][0],
-            "mlm_accuracy": right,
-            "detection_accuracy": found["detection_accuracy"][0],
-        }
+        found = self._judge(self._corrupt(batch, sampled))
+        sums = {"mlm": mlm, "detection": found["detection_loss"][0]}
+        rights = {"mlm_accuracy": right, "detection_accuracy": found["detection_accuracy"][0]}
+        if every := self.config.fill_every:
+            sums["fill"], rights["fill_accuracy"] = every * found["fill_loss"][0], every * found["fill_accuracy"][0]
+        return {**sums, **rights}
 
     def measures(self, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         words, targets = self.token_logits(batch), batch.labels["targets"]
         loss, right = loss_and_correct(words, targets)
-        found = self._detect(corrupt(batch, sample(words, batch.labels["targets"], self.sampling)))
+        found = self._judge(self._corrupt(batch, sample(words, batch.labels["targets"], self.sampling)))
         return {"mlm_loss": (loss, len(targets)), "mlm_accuracy": (right, len(targets)), **found}
 
     @property
@@ -256,16 +300,17 @@ class ReplacedToken(Objective):
         """How the generator's words are drawn."""
         return Sampling(self.config.temperature, self.config.disallow_correct)
 
-    def _detect(self, corrupted: Corrupted) -> dict[str, tuple[Tensor, int | Tensor]]:
+    def _corrupt(self, batch: Batch, sampled: Tensor) -> Corrupted:
+        return corrupt(batch, sampled, self.config.fill_every)
+
+    def _judge(self, corrupted: Corrupted) -> dict[str, tuple[Tensor, int | Tensor]]:
         """The sums and counts of the discriminator's scores; accuracy alone says little, as most tokens are original.
 
         Recall is the share of the replaced tokens that are found, precision the share of the found ones that are right.
         """
-        scores, replaced, valid = (
-            self.discriminator.logits(corrupted.batch)["detection"],
-            corrupted.replaced,
-            corrupted.valid,
-        )
+        network, batch = self.discriminator, corrupted.batch
+        hidden = network.encoder(batch)
+        scores, replaced, valid = network.detector(hidden, batch).float(), corrupted.replaced, corrupted.valid
         loss = F.binary_cross_entropy_with_logits(scores, replaced.float(), valid.float(), reduction="sum")
         said = (scores.detach() > 0) & valid
         hits, total = (said & replaced).sum(), valid.sum()
@@ -274,23 +319,47 @@ class ReplacedToken(Objective):
             "detection_accuracy": (((said == replaced) & valid).sum(), total),
             "detection_recall": (hits, replaced.sum()),
             "detection_precision": (hits, said.sum()),
+            **({} if network.masked_lm is None else self._fill(network, hidden, batch)),
         }
+
+    def _fill(self, network: Discriminator, hidden: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
+        """The sums and counts of the discriminator's predictions for the masks that were left."""
+        every = self.config.fill_every
+        rows, targets = batch.labels["masked"][::every], batch.labels["targets"][::every]
+        fused, table = network.encoder.choice(batch).fused, network.encoder.embeddings.table()
+        loss, right = network.masked_lm.losses(hidden.flatten(0, -2)[rows], targets, fused, table)  # type: ignore[union-attr]
+        return {"fill_loss": (loss, len(targets)), "fill_accuracy": (right, len(targets))}
 
     def flops(self, lengths: Sequence[int], predicted: int) -> float:
         hidden, tokens = self.encoder.config.hidden_size, sum(lengths)
         detector = 3.0 * tokens * 2 * hidden * (hidden + 1)
-        discriminator = training_flops(self.encoder.config, lengths, 0, every_state=True)
+        filled = predicted // self.config.fill_every if self.config.fill_every else 0
+        discriminator = training_flops(self.encoder.config, lengths, filled, every_state=True)
         return discriminator + detector + training_flops(self.generator.encoder.config, lengths, predicted)
 
     def memory(
         self, tokens: int, length: int, predicted: int, *, half: bool, checkpointing: bool, processes: int
     ) -> float:
         """The memory of both networks; tied embeddings are counted twice, which errs on the safe side."""
-        networks = (self.encoder.config, 0), (self.generator.encoder.config, predicted)
+        filled = predicted // self.config.fill_every if self.config.fill_every else 0
+        networks = (self.encoder.config, filled), (self.generator.encoder.config, predicted)
         return sum(
             training_memory(config, tokens, length, words, half=half, checkpointing=checkpointing, processes=processes)
             for config, words in networks
         )
+
+
+def _filling(discriminator: Discriminator, fill_every: int) -> Discriminator:
+    """A saved discriminator with a masked-word head if it is to fill masks, and without one if it is not."""
+    encoder, had = discriminator.encoder, discriminator.masked_lm is not None
+    discriminator.config = replace(discriminator.config, fill_every=fill_every)
+    if fill_every and not had:
+        discriminator.masked_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens)
+        say("note: the discriminator has no weights for masked_lm; they start at random")
+    if had and not fill_every:
+        discriminator.masked_lm = None
+        say("note: the discriminator's masked-word head is dropped; objective.fill_every=5 keeps and trains it")
+    return discriminator
 
 
 def _delta(ours: Encoder, theirs: Encoder) -> Tensor:

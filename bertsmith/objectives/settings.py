@@ -91,6 +91,9 @@ class ReplacedTokenConfig:
     discriminator adds a table of its own, which begins with zeros (DeBERTa v3, section 3.3). With `context` the
     detector adds the state of `[CLS]` to the state of every token and normalises the sum first (its authors' code).
     With `mask_decoder` the generator has one, as in `masked-lm`.
+
+    With `fill_every` = n, every n-th chosen word stays masked in the discriminator's input too, and the discriminator
+    predicts it (the loss `fill`). Then the model that is kept both detects and fills.
     """
 
     kind: Literal["replaced-token"] = "replaced-token"
@@ -103,11 +106,13 @@ class ReplacedTokenConfig:
     disentangled: bool = False
     context: bool = False
     mask_decoder: bool = False
+    fill_every: int = 0
     BOUNDS = {
         "generator_size": Bounds(0, 16, "(]"),
         "generator_layers": Bounds(0, 16, "(]"),
         "detection_weight": Bounds(0, 10**6),
         "temperature": Bounds(0, 10**3, "(]"),
+        "fill_every": Bounds(0, 10**3),
     }
 
     def __post_init__(self) -> None:

@@ -145,7 +145,7 @@ class Look:
         assert isinstance(self.model, Objective)
         batch = collate(examples, packed=True)
         batch.labels["masked"] = torch.from_numpy(np.arange(len(places)) * len(self.example.tokens) + places)
-        chances = self.model.logits(batch.to(self.engine.device))[self.model.token_loss].float().softmax(-1)  # (_, V)
+        chances = self.model.token_logits(batch.to(self.engine.device)).float().softmax(-1)  # (_, V)
         words = _top(chances, self.predictor, CANDIDATES)
         for row, place, likeliest in zip(chances, places.tolist(), words, strict=True):
             own = row[int(self.example.tokens[place])]
@@ -180,7 +180,7 @@ def _why_not(predictor: Predictor) -> str:
     model = predictor.torch_engine.model
     if not isinstance(model, Objective):
         return "The model was fine-tuned and has no masked-word head any more; take the model it was started from."
-    if isinstance(model, Discriminator):
+    if isinstance(model, Discriminator) and not model.fills_masks:
         return "The model detects replaced tokens; the model in its folder generator fills masks."
     if not model.fills_masks:
         return "The model reads in one direction and was not trained to fill masks."

@@ -83,8 +83,10 @@ def _saved_parts(config: PretrainConfig, folder: Path, corpus: Corpus) -> tuple[
                 f"{folder} has no folder {name!r}, and objective.kind={config.objective.kind} trains that network too: "
                 f"put the folder of its {expected} there, as {folder / name}"
             )
-        loaded = _opened(folder / name, corpus, detects=output == Discriminator.token_head)
-        if (saved := architecture_of(loaded.model)) != expected:
+        detects = output.startswith(Discriminator.token_head)
+        loaded = _opened(folder / name, corpus, detects=detects)
+        is_detector = detects and isinstance(loaded.model, Discriminator)  # with a masked-word head or without
+        if not is_detector and (saved := architecture_of(loaded.model)) != expected:
             raise UserError(
                 f"{folder / name} holds {saved}, and objective.kind={config.objective.kind} continues {expected}: give "
                 f"a folder of {expected}"

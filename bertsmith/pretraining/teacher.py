@@ -14,6 +14,7 @@ from bertsmith.formats.hub import find_model
 from bertsmith.formats.weights import weights_facts
 from bertsmith.model.config import EncoderConfig
 from bertsmith.objectives.distillation import Distillation, check_shapes, copy_layers
+from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.settings import DistillationConfig
 from bertsmith.pretraining.settings import PretrainConfig
@@ -64,7 +65,7 @@ def find_teacher(config: PretrainConfig, corpus: Corpus) -> Teacher | None:
     folder = find_model(config.objective.teacher)
     loaded = load_folder(folder)
     model = loaded.model
-    if not isinstance(model, Objective) or not model.fills_masks or model.lacks_token_head(loaded.missing):
+    if not isinstance(model, MaskedLM) or model.lacks_token_head(loaded.missing):
         raise UserError(
             f"--teacher {folder} has no masked-word head to learn from; give a model that was pre-trained on masked "
             "words (`bertsmith finetune … --teacher` learns a task from a fine-tuned model)"

@@ -25,6 +25,7 @@ from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.model.sizes import encoder_config
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.replaced_token import ReplacedToken
+from bertsmith.objectives.settings import ReplacedTokenConfig
 from bertsmith.pretraining.loader import ORIGINAL
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
@@ -207,28 +208,36 @@ def electra_batch(longest: int, rows: int, seed: int = 0) -> Batch:
     batch = masked_batch(longest, rows, seed)
     original = batch.tokens.scatter(0, batch.labels["masked"], batch.labels["targets"])
     batch = batch.with_labels({"original": Label(original.numpy(), ORIGINAL)})
-    return dataclasses.replace(batch, counts={"mlm": batch.counts["mlm"], "detection": batch.num_tokens})
+    words = batch.counts["mlm"]
+    return dataclasses.replace(batch, counts={"mlm": words, "detection": batch.num_tokens, "fill": words})
 
 
-def electra(dropout: float = 0.0) -> ReplacedToken:
+def electra(dropout: float = 0.0, **changes: object) -> ReplacedToken:
     torch.manual_seed(0)
-    return ReplacedToken(Encoder(config(dropout, **FAMILIES["electra-small"]))).to(CUDA)  # type: ignore[arg-type]
+    settings = ReplacedTokenConfig(**changes)  # type: ignore[arg-type]
+    return ReplacedToken(Encoder(config(dropout, **FAMILIES["electra-small"])), settings).to(CUDA)  # type: ignore[arg-type]
 
 
-def test_fused_replaced_token_losses_equal_plain_ones() -> None:
+FILLING = [{}, {"fill_every": 5}, {"fill_every": 5, "disentangled": True}]
+
+
+@pytest.mark.parametrize("changes", FILLING)
+def test_fused_replaced_token_losses_equal_plain_ones(changes: dict[str, object]) -> None:
     """The words that are drawn differ, so the detector's loss is close only in the mean."""
-    model, batch = electra(), electra_batch(128, 64)
+    model, batch = electra(**changes), electra_batch(128, 64)
     with plain_kernels():
         plain, _ = all_gradients(model, batch, "float32")
     fused, _ = all_gradients(model, batch, "bfloat16")
     assert abs(fused["mlm"] - plain["mlm"]) < 2e-3
     assert abs(fused["detection"] - plain["detection"]) < 1e-2
+    assert abs(fused.get("fill", 0.0) - plain.get("fill", 0.0)) < 2e-2
 
 
-def test_captured_replaced_token_steps_equal_eager_steps() -> None:
+@pytest.mark.parametrize("changes", FILLING)
+def test_captured_replaced_token_steps_equal_eager_steps(changes: dict[str, object]) -> None:
     train = TrainConfig(steps=1, learning_rate=1e-3)
     batches = [bucketed(electra_batch(128, 8, seed)) for seed in range(8)]
-    runs = [weights_after(electra(0.1), batches, train, captured) for captured in (False, True)]
+    runs = [weights_after(electra(0.1, **changes), batches, train, captured) for captured in (False, True)]
     (plain, first), (fast, second) = runs
     assert np.allclose(plain, fast, atol=0.02)
     assert (first - second).norm() < 0.02 * first.norm()

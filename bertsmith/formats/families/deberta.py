@@ -56,10 +56,14 @@ def deberta_encoder() -> dict[str, Row]:
 
 
 def deberta_outputs(classes: str) -> dict[str, Output]:
-    """The classes of a version; there is none for the detector, whose folder is opened as its encoder."""
+    """The classes of a version; there is none for the detector, whose folder is opened as its encoder.
+
+    A detector that also fills masks is opened as what fills them.
+    """
     return {
         "masked_lm": Output(f"{classes}ForMaskedLM", WORDS),
         "detector": Output(f"{classes}Model", DETECTOR),
+        "detector+masked_lm": Output(f"{classes}ForMaskedLM", {**DETECTOR, **WORDS}),
         "single": Output(f"{classes}ForSequenceClassification", POOLED, DROPOUT),
         "choice": Output(f"{classes}ForMultipleChoice", POOLED, DROPOUT),
         "tags": Output(f"{classes}ForTokenClassification", {"head.output.*": "classifier.*"}, NO_SETTING),

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from bertsmith.formats.families.bert import FIELDS, FIXED, OWN_FIELDS, bert_encoder, vocabulary_head
 from bertsmith.formats.family import NO_SETTING, Family, Field, HeadDropout, Output
+from bertsmith.formats.storage import Names
 
 VOCABULARY = ("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias")
+WORDS = vocabulary_head("masked_lm", *VOCABULARY)
+DETECTOR: Names = {
+    "detector.dense.*": "discriminator_predictions.dense.*",
+    "detector.output.*": "discriminator_predictions.dense_prediction.*",
+}
 ELECTRA = Family(
     model_type="electra",
     prefix="electra.",
@@ -16,14 +22,9 @@ ELECTRA = Family(
     },
     vocabulary="wordpiece",
     outputs={
-        "detector": Output(
-            "ElectraForPreTraining",
-            {
-                "detector.dense.*": "discriminator_predictions.dense.*",
-                "detector.output.*": "discriminator_predictions.dense_prediction.*",
-            },
-        ),
-        "masked_lm": Output("ElectraForMaskedLM", vocabulary_head("masked_lm", *VOCABULARY)),
+        "detector": Output("ElectraForPreTraining", DETECTOR),
+        "detector+masked_lm": Output("ElectraForPreTraining", {**DETECTOR, **WORDS}),
+        "masked_lm": Output("ElectraForMaskedLM", WORDS),
         "causal_lm": Output("ElectraForCausalLM", vocabulary_head("causal_lm", *VOCABULARY)),
         "single": Output(
             "ElectraForSequenceClassification",

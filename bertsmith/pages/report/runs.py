@@ -41,6 +41,8 @@ NAMES = {
     "detection_accuracy": "Accuracy of the detection, of all tokens",
     "detection_recall": "Share of the replaced tokens that were found",
     "detection_precision": "Share of the found tokens that were replaced",
+    "fill_loss": "Loss of the discriminator's masked words",
+    "fill_accuracy": "Accuracy of the discriminator's masked words",
     "soft_loss": "Divergence from the teacher's probabilities",
     "cosine_loss": "1 - cosine with the teacher's hidden states",
     "exact_match": "Exact match",
