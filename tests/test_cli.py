@@ -477,6 +477,7 @@ def test_model_of_commands_that_name_none(
     texts.write_text("one text\nanother one\n", encoding="utf-8")
     text, run = "The [MASK] of a list.", world / "run"
     monkeypatch.delenv("BERTSMITH_MODEL", raising=False)
+    monkeypatch.setattr("bertsmith.formats.hub.DEFAULT", tmp_path / "none")  # test_default_model.py has one
     refused(
         "fill", text, says=f"{text!r} is taken as TEXT, and no model is named: write MODEL TEXT, or set BERTSMITH_MODEL"
     )
