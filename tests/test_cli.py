@@ -164,8 +164,8 @@ def test_recipes_lists_the_recommended_ones_first_and_a_line_for_each_family(run
         [line.split()[0] for line in lines[begin:end] if line[:2] == "  " and line[2:3].strip()]
         for begin, end in pairwise([*(lines.index(title) for title in titles), len(lines)])
     )
-    small = ["speedrun-small", "speedrun-small-words"]
-    assert first == ["quickstart", "speedrun", *small, "modern-base", "distilbert", "bert-base", "demo"]
+    others = ["modern-base", "distilbert", "bert-base", "demo"]
+    assert first == ["quickstart", "speedrun", "speedrun-small", *others]
     for name, when in {"speedrun": "a small corpus and an hour", "modern-base": "long documents"}.items():
         assert (
             next(line for line in lines if line.startswith(f"  {name}")).split(maxsplit=1)[1].startswith(f"For {when}:")

@@ -12,8 +12,7 @@ from bertsmith.recipes import RECIPES, left_to_right, masked, no_nsp, recipe, ri
 START = {  # the recipes to start with, and when to choose each: what docs/families.md has measured supports it
     "quickstart": "For a first try",
     "speedrun": "For a small corpus and an hour",
-    "speedrun-small": "For a small encoder, in minutes on a GPU",
-    "speedrun-small-words": "To go on from that one",
+    "speedrun-small": "For a small encoder in minutes",
     "modern-base": "For long documents",
     "distilbert": "For predictions on a CPU",
     "bert-base": "To compare with papers",
