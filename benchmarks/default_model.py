@@ -5,18 +5,19 @@
     python -m benchmarks.default_model facts --data DATA --work WORK
     python -m benchmarks.default_model score --data DATA --work WORK [--rate 1e-4] [--tasks cola …]
     python -m benchmarks.default_model merge FILE …
-    python -m benchmarks.default_model pack --work WORK
+    python -m benchmarks.default_model pack --work WORK [--out FOLDER]
 
 `DATA/text` holds text files, `tokenizer` puts `DATA/tokenizers` beside it, and the folders of the tasks are in DATA.
 `train` runs the recipe `speedrun-small`, and then `speedrun-small-words` from its model; `facts` says what they have
 seen and learnt, and `score` runs `bertsmith benchmark` on both. Every call adds to the results of earlier ones;
 `--results` writes them into another folder, from which `merge` brings them back. `pack` writes the model in half
-precision where the package looks for it.
+precision where the package looks for it, beside the card that is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,11 @@ from benchmarks.corpora import corpus_folder, text_files, write_sizes
 from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.record import RESULTS, earlier, keep, merge_files
 from bertsmith.config import override
+from bertsmith.conversion import Options, convert
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.finetuning.benchmark import COLUMNS, benchmark
+from bertsmith.formats.card import CARD
+from bertsmith.formats.hub import DEFAULT
 from bertsmith.inference.predictor import Predictor
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
@@ -34,6 +38,7 @@ from bertsmith.training.run import MODEL, is_finished
 
 NAME, TOKENIZER, ENTRIES = "default_model", "wordpiece-14k", 14_336
 DETECTOR, WORDS = "speedrun-small", "speedrun-small-words"
+LARGEST = 25_000_000  # bytes of the packed folder
 SENTENCES = (
     "Paris is the [MASK] of France.",
     "The cat sat on the [MASK].",
@@ -112,8 +117,30 @@ def merge(arguments: argparse.Namespace) -> None:
     print(merge_files(NAME, arguments.names))
 
 
+def pack(arguments: argparse.Namespace) -> None:
+    """Write the model in half precision into the package, in place of an older one; a card that is there stays."""
+    out: Path = arguments.out
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "model"
+        report = convert(arguments.work / WORDS, made, "hf", Options(dtype="float16"))
+        if (out / CARD).exists():
+            shutil.copyfile(out / CARD, made / CARD)
+        if (size := folder_bytes(made)) > LARGEST:
+            raise SystemExit(f"the model has {size:,} bytes, more than {LARGEST:,}; {out} is as it was")
+        out.mkdir(parents=True, exist_ok=True)
+        for old in out.iterdir():
+            old.unlink()
+        for file in sorted(made.iterdir()):
+            shutil.copyfile(file, out / file.name)
+    print(f"{out}: {report['parameters']:,} parameters, {size:,} bytes in {', '.join(f.name for f in out.iterdir())}")
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
 def main(given: list[str] | None = None) -> None:
-    commands = {"tokenizer": tokenizer, "train": train, "facts": facts, "score": score, "merge": merge}
+    commands = {"tokenizer": tokenizer, "train": train, "facts": facts, "score": score, "merge": merge, "pack": pack}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=commands)
     parser.add_argument("names", nargs="*", help="score: the parts to score, both without; merge: files of results")
@@ -128,6 +155,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=[column.task for column in COLUMNS], default=[])
     parser.add_argument("--seeds", type=int, default=5, help="score: runs for each score")
     parser.add_argument("--jobs", type=int, default=14, help="score: runs at a time")
+    parser.add_argument("--out", type=Path, default=DEFAULT, help="pack: the folder for the model")
     parser.add_argument("--device")
     parser.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)

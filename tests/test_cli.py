@@ -164,7 +164,8 @@ def test_recipes_lists_the_recommended_ones_first_and_a_line_for_each_family(run
         [line.split()[0] for line in lines[begin:end] if line[:2] == "  " and line[2:3].strip()]
         for begin, end in pairwise([*(lines.index(title) for title in titles), len(lines)])
     )
-    assert first == ["quickstart", "speedrun", "modern-base", "distilbert", "bert-base", "demo"]
+    others = ["modern-base", "distilbert", "bert-base", "demo"]
+    assert first == ["quickstart", "speedrun", "speedrun-small", *others]
     for name, when in {"speedrun": "a small corpus and an hour", "modern-base": "long documents"}.items():
         assert (
             next(line for line in lines if line.startswith(f"  {name}")).split(maxsplit=1)[1].startswith(f"For {when}:")
@@ -476,6 +477,7 @@ def test_model_of_commands_that_name_none(
     texts.write_text("one text\nanother one\n", encoding="utf-8")
     text, run = "The [MASK] of a list.", world / "run"
     monkeypatch.delenv("BERTSMITH_MODEL", raising=False)
+    monkeypatch.setattr("bertsmith.formats.hub.DEFAULT", tmp_path / "none")  # test_default_model.py has one
     refused(
         "fill", text, says=f"{text!r} is taken as TEXT, and no model is named: write MODEL TEXT, or set BERTSMITH_MODEL"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bertsmith.formats.hub import DEFAULT, default_model
 from bertsmith.training.runlog import read
 
 ROOT = Path(__file__).parent.parent
@@ -108,8 +109,8 @@ def test_wheel_installs_in_a_clean_environment_and_runs_from_another_folder(tmp_
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True, timeout=300)
     (wheel,) = (tmp_path / "dist").glob("bertsmith-*.whl")
-    folders = (ROOT / "bertsmith/pages/assets", ROOT / "bertsmith/serve/assets")
-    assets = {str(path.relative_to(ROOT)) for folder in folders for path in folder.iterdir()}
+    folders = (ROOT / "bertsmith/pages/assets", ROOT / "bertsmith/serve/assets", DEFAULT)
+    assets = {str(path.relative_to(ROOT)) for folder in folders for path in folder.glob("*")}
     assert assets <= set(zipfile.ZipFile(wheel).namelist())
     venv.create(tmp_path / "clean", with_pip=True)
     binaries = tmp_path / "clean" / "bin"
@@ -125,3 +126,7 @@ def test_wheel_installs_in_a_clean_environment_and_runs_from_another_folder(tmp_
         [binaries / "bertsmith", "recipes"], cwd=tmp_path / "elsewhere", capture_output=True, text=True
     )
     assert "bert-base" in listed.stdout, listed.stderr
+    if default_model():
+        words = [binaries / "bertsmith", "fill", "Paris is the [MASK] of France.", "--json"]
+        filled = subprocess.run(words, cwd=tmp_path / "elsewhere", capture_output=True, text=True)
+        assert json.loads(filled.stdout)["masks"][0][0]["token"] == "capital", filled.stderr

@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bertsmith.commands.options import Device, Json, Set
+from bertsmith.commands.options import UNNAMED, Device, Json, Set
 
 
 def benchmark(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL…", help="Pre-training runs, model folders or hub names")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="MODEL…", help=f"Pre-training runs, model folders or hub names; {UNNAMED}"),
+    ] = None,
+    *,
     data: Annotated[
         Path, typer.Option("--data", help="The folder that holds the folders of the tasks: CoLA, SST-2, MRPC, …")
     ],
@@ -48,8 +50,10 @@ def benchmark(
     One task, quickly: bertsmith benchmark run --data tasks --task rte --seeds 1 --out tried
     """
     from bertsmith.finetuning.benchmark import benchmark as function
+    from bertsmith.formats.hub import usual_model
     from bertsmith.pages.benchmark import header, lines, remarks, write_benchmark
 
+    models = models or [usual_model()]
     result = function(
         models, data, out, tasks=tasks or (), seeds=seeds, jobs=jobs, device=device, settings=settings or ()
     )

@@ -10,6 +10,7 @@ import typer
 from bertsmith.errors import UserError
 from bertsmith.text.safe import safe_argument
 
+UNNAMED = "default: the one in BERTSMITH_MODEL, else the default model"  # what `usual_model` returns
 Inputs = Annotated[
     list[str], typer.Argument(help="Text files or folders: .txt, .jsonl, .parquet, also .gz .xz .bz2 .zst")
 ]
@@ -40,7 +41,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="A model folder, a run folder or a name on the Hugging Face hub; default: the one in BERTSMITH_MODEL",
+        help=f"A model folder, a run folder or a name on the Hugging Face hub; {UNNAMED}",
     ),
 ]
 Models = Annotated[

@@ -47,8 +47,12 @@ def view(
     \b
     Example: bertsmith view run "The length of a list is its number of items." --out page.html
     A pair: bertsmith view run "Is it raining?" "The street is wet."
+    By the default model: bertsmith view "Is it raining?" "The street is wet."
     """
     from bertsmith.pages.view import view as function
+    from bertsmith.tasks.inputs import looks_like_text
 
+    if text is not None and pair is None and looks_like_text(model or ""):  # two texts and no model
+        text, pair = None, text
     model, text = model_and(model, text, "TEXT")
     show(function(model, text, pair, out, device=device), as_json)

@@ -12,12 +12,13 @@ from bertsmith.recipes import RECIPES, left_to_right, masked, no_nsp, recipe, ri
 START = {  # the recipes to start with, and when to choose each: what docs/families.md has measured supports it
     "quickstart": "For a first try",
     "speedrun": "For a small corpus and an hour",
+    "speedrun-small": "For a small encoder in minutes",
     "modern-base": "For long documents",
     "distilbert": "For predictions on a CPU",
     "bert-base": "To compare with papers",
     "demo": "To see the whole path, as `bertsmith demo` runs it",
 }
-EXAMPLES = ("quickstart", "speedrun", "demo")  # recipes that are no family's
+EXAMPLES = ("quickstart", "speedrun", "speedrun-small", "speedrun-small-words", "demo")  # recipes that are no family's
 ABLATIONS = (no_nsp, left_to_right, right_to_left, sized, masked)  # rows of the tables in BERT's paper
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bertsmith.commands.options import Device, Engine, Precision, Threads
+from bertsmith.commands.options import UNNAMED, Device, Engine, Precision, Threads
 from bertsmith.errors import UserError
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "httptools")
@@ -18,7 +18,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="MODEL…",
-            help="Model folders, runs or hub names; NAME=FOLDER names one; default: the one in BERTSMITH_MODEL",
+            help=f"Model folders, runs or hub names; NAME=FOLDER names one; {UNNAMED}",
         ),
     ] = None,
     host: Annotated[
@@ -74,6 +74,7 @@ def serve(
 
     \b
     Example: bertsmith serve classifier
+    The default model and a page to try it: bertsmith serve
     Ask it: curl localhost:8000/classify -H 'Content-Type: application/json' -d '{"inputs": "I was charged twice."}'
     Several models: bertsmith serve reviews=runs/reviews entities=runs/ner --port 9000
     With keys, for other machines: bertsmith serve classifier --host 0.0.0.0 --api-key-file keys.txt

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertsmith.commands.options import (
+    UNNAMED,
     BatchSize,
     Device,
     Epochs,
@@ -117,7 +118,7 @@ def finetune(
     out: Out,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A model folder, a run folder or a hub name; default: the one in BERTSMITH_MODEL"),
+        typer.Option("--model", help=f"A model folder, a run folder or a hub name; {UNNAMED}"),
     ] = None,
     dev: DevRows = None,
     text: Annotated[str | None, typer.Option("--text", help="The column of the text (data.columns.text)")] = None,
@@ -151,6 +152,7 @@ def finetune(
 
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
+    From the default model: bertsmith finetune classify --data train.csv --out run2
     Columns and settings: bertsmith finetune classify … --text body --label topic --lr 3e-5 --epochs 4
     Long documents: bertsmith finetune classify --model run --data train.csv --windows 8 --out run2
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
@@ -160,9 +162,8 @@ def finetune(
     Features: bertsmith finetune conll2003 --model run --data conll --out tagger --features concat-last-four
     """
     from bertsmith.finetuning.run import finetune as function
-    from bertsmith.formats.hub import usual_model
 
-    model = model or usual_model()
+    model = model or None  # an empty one names none
     short = {"text": text, "pair": pair, "label": label, "learning_rate": learning_rate, "epochs": epochs}
     short |= {"steps": steps, "batch_size": batch_size, "max_length": max_length, "windows": windows, "seed": seed}
     changes = with_short(settings or [], **short, skip_bad=skip_bad or None, teacher=teacher)
@@ -189,7 +190,7 @@ def _finetune_config(task: str, features: str | None, changes: list[str]) -> Fin
 def _finetune_many(
     config: FinetuneConfig,
     changes: list[str],
-    model: str,
+    model: str | None,
     data: Path,
     out: Path,
     seeds: int | None,
@@ -266,7 +267,7 @@ def demo(
     text_only: Annotated[bool, typer.Option("--text-only", help="Write only the text and the labelled rows")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the whole path on the documentation inside the Python installation, in minutes on two cores.
+    """Show the default model, then run the whole path on Python's own documentation, in minutes on two cores.
 
     \b
     Example: bertsmith demo --out demo

@@ -1,4 +1,7 @@
-"""The demo: the whole path on text inside the Python installation; its result is the gain from pre-training."""
+"""The demo: a mask that the default model fills, then the whole path on text inside the Python installation.
+
+The result of the path is the gain from pre-training.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from bertsmith.errors import Interrupted
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.folders import refuse_existing, writes
+from bertsmith.formats.hub import default_model
 from bertsmith.inference.predictor import Predictor
 from bertsmith.pages import page
 from bertsmith.pretraining.run import pretrain
@@ -36,6 +40,7 @@ FINE_TUNING = TrainConfig(epochs=15, batch_size=16, learning_rate=5e-4, warmup=0
 WORDS = 500  # of held-out sentences; they are masked one at a time
 SHOWN = 6  # right guesses that are shown, those with the highest probability
 WIDEST = 8  # minutes at most, on two cores
+MASKED = "Paris is the [MASK] of France."  # for the default model
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def write_text(out: str | Path) -> DemoText:
 
 @writes()
 def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
-    """Train a vocabulary, build a corpus, pre-train, fine-tune from that and from random weights, and write a page."""
+    """Fill a mask by the default model; then train a vocabulary, build a corpus, pre-train, fine-tune, write a page."""
     try:
         return _demo(Path(out), as_json)
     except Interrupted as stop:
@@ -114,6 +119,7 @@ def demo(out: str | Path, *, as_json: bool = False) -> DemoResult:
 
 def _demo(out: Path, as_json: bool) -> DemoResult:
     began = time.monotonic()
+    show_default_model()
     say(f"The whole path on the documentation inside the Python installation; at most {WIDEST} minutes on two cores.")
     text = write_text(out)
     train_tokenizer([out / "text.txt"], out / "tokenizer", vocab_size=4000)
@@ -129,6 +135,14 @@ def _demo(out: Path, as_json: bool) -> DemoResult:
     else:
         _print(out, result)
     return result
+
+
+def show_default_model() -> None:
+    """Print the words that the default model fills in, where the package has it."""
+    if folder := default_model():
+        say(f'The default model of the package: bertsmith fill "{MASKED}"')
+        for found in Predictor.load(folder, "cpu").fill(MASKED)[0]:
+            say(f"  {found['token']:12} {100 * found['probability']:5.1f} %")
 
 
 def guess_words(predictor: Predictor, texts: list[str]) -> list[Guess]:

@@ -20,6 +20,7 @@ from bertsmith.errors import Diverged, UserError, suggestion
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.folders import new_folder, refuse_existing
+from bertsmith.formats.hub import usual_model
 from bertsmith.progress import say
 from bertsmith.rows.records import Source, Table
 from bertsmith.tasks.description import Task
@@ -95,7 +96,7 @@ def name_of(setting: dict[str, Any]) -> str:
 
 def finetune_many(
     config: FinetuneConfig,
-    model: str | Path,
+    model: str | Path | None,
     data: Any,
     out: str | Path,
     *,
@@ -108,7 +109,7 @@ def finetune_many(
 ) -> dict[str, Any]:
     """Fine-tune with every setting of a grid and `seeds` seeds each, `jobs` runs at a time; return the summary.
 
-    `data` and `dev` are files, the folder of a data set, or rows in memory, as `finetune` takes them.
+    `model`, `data` and `dev` are those of `finetune`: None is the usual model, and rows may be in memory.
     The setting with the best mean on dev is chosen, and of its runs the best one, whose model becomes `out/model`. With
     `resume`, finished runs are skipped; more seeds may be added to a finished protocol.
     """
@@ -121,6 +122,7 @@ def finetune_many(
     splits = find_splits(task, data, dev)
     if not splits.dev and not config.data.dev_share:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
+    model = usual_model() if model is None else model
     facts: dict[str, Any] = {"start": str(model), "data": _describe(data, splits.train), "grid": grid or ""}
     facts |= {"dev": _describe(dev, splits.dev.get("", ())), "config": to_dict(config)}
     folders = [out / name_of(setting) if setting else out for setting in settings]

@@ -24,7 +24,7 @@ from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.finetuning.teacher import find_teacher
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
-from bertsmith.formats.hub import find_model, hub_name
+from bertsmith.formats.hub import find_model, known_name, usual_model
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.model.heads import TaskModel
@@ -45,8 +45,8 @@ from bertsmith.training.settings import autocast_dtype, pick_device
 
 def finetune(
     task: str | FinetuneConfig,
-    model: str | Path,
-    data: Any,
+    model: str | Path | None = None,
+    data: Any = None,
     out: str | Path = "finetuned",
     *,
     dev: Any = None,
@@ -67,11 +67,12 @@ def finetune(
 ) -> dict[str, Any]:
     """Train all parameters with a new output layer; `out/model` is the finished model. Return the dev scores.
 
-    `task` is a task's name or a whole configuration; `data` and `dev` are files, the folder of a data set, or rows in
-    memory: dicts, tuples `(text, label)` or `(text, pair, label)`, a table of pandas, polars, pyarrow or `datasets`.
-    Columns that are not named are guessed. Without `dev`, a tenth of the rows is held out for evaluation. A text that
-    is longer than `max_length` is read in up to so many `windows`, and its label is predicted from all of them.
-    `teacher` is a fine-tuned model whose predictions for the training rows are learnt beside their labels.
+    `task` is a task's name or a whole configuration; if `model` is None, it is the one in BERTSMITH_MODEL or the
+    default model of the package. `data` and `dev` are files, the folder of a data set, or rows in memory: dicts, tuples
+    `(text, label)` or `(text, pair, label)`, a table of pandas, polars, pyarrow or `datasets`. Columns that are not
+    named are guessed. Without `dev`, a tenth of the rows is held out for evaluation. A text that is longer than
+    `max_length` is read in up to so many `windows`, and its label is predicted from all of them. `teacher` is a
+    fine-tuned model whose predictions for the training rows are learnt beside their labels.
 
     >>> import bertsmith
     >>> rows = [(f"The battery of phone {n} died.", "bad") for n in range(20)]
@@ -87,10 +88,12 @@ def finetune(
     short |= {"teacher": None if teacher is None else str(teacher)}
     start = FinetuneConfig(task) if isinstance(task, str) else task
     config = override(start, with_short([], **short))
+    if data is None:
+        raise UserError("no data is given; name a file or the folder of a data set, or give rows")
     splits = find_splits(find_task(config.task), data, dev)
     on = pick_device(device, config.train.precision)
     with distributed.process_group(on), distributed.locked(out):
-        source, scores = find_model(model), None
+        source, scores = find_model(usual_model() if model is None else model), None
         while scores is None:
             scores = _finetune(config, source, splits, Path(out), on, resume)
             resume = True  # a run that has collapsed is resumed from its beginning
@@ -326,7 +329,7 @@ def _finish(config: FinetuneConfig, network: TaskModel, dev: DevScores, run: Pat
     def save(folder: Path, tensors: Any) -> None:
         _save(dev.predictor, network, folder, tensors)
         rows, train = f"{len(dev.data.rows):,} labelled rows", to_dict(config)["train"]
-        write_card(folder, data=rows, settings=train, scores=final_scores(run), base_model=hub_name(source))
+        write_card(folder, data=rows, settings=train, scores=final_scores(run), base_model=known_name(source))
 
     finish_run(run, network, save)
     if distributed.is_rank_zero():

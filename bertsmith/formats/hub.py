@@ -1,4 +1,4 @@
-"""Find a model by a folder, a run or a name on the Hugging Face hub, and upload one."""
+"""Find a model by a folder, a run or a name on the Hugging Face hub, or the default model; upload one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ FILES = ["*.json", "*.safetensors", "vocab.txt", "merges.txt", "spiece.model"]
 PUSHED = [*FILES, "README.md", "*.onnx", "*.onnx.data"]
 OLD_FILES = ["pytorch_model.bin", "pytorch_model-*.bin"]
 USUAL = "BERTSMITH_MODEL"  # the environment variable with the model of commands that name none
+DEFAULT = Path(__file__).parent.parent / "default_model"  # inside the package, as any model folder
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -32,16 +33,30 @@ def find_model(name: str | Path) -> Path:
 
 
 def usual_model() -> str:
-    """Return the model of commands that name none."""
+    """Return the model of calls that name none: the one in BERTSMITH_MODEL, else the default model, with a note."""
     if name := os.environ.get(USUAL, "").strip():
         return name
+    if folder := default_model():
+        if os.environ.get("RANK", "0") == "0":
+            size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+            say(
+                f"note: no model is named, so this is the package's default model ({size:.0f} MB, English, lower-cased)"
+            )
+        return str(folder)
     raise UserError(
         f"no model is named: give a model folder, a run or a hub name, or set {USUAL} to one for all commands"
     )
 
 
-def hub_name(folder: Path) -> str:
-    """Return the hub name of a folder in the cache of the hub; empty for other folders."""
+def default_model() -> Path | None:
+    """Return the folder of the default model, or None if the package has no weights in it."""
+    return DEFAULT if all((DEFAULT / name).is_file() for name in ("config.json", "model.safetensors")) else None
+
+
+def known_name(folder: Path) -> str:
+    """Return the hub name of a folder in the cache of the hub, what the default model is called, or nothing."""
+    if folder == DEFAULT:
+        return "the default model of bertsmith"
     found = re.search(r"/models--([^/]+)/snapshots/", f"{folder.as_posix()}/")
     return found[1].replace("--", "/", 1) if found else ""
 

@@ -34,7 +34,7 @@ from bertsmith.text.safe import safe_text
 
 @writes()
 def embed(
-    model: str | Path,
+    model: str | Path | None,
     data: str | Path,
     out: str | Path,
     *,
@@ -47,7 +47,10 @@ def embed(
     force: bool = False,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Write a vector for every text of a file, in order; the model's folder gives the settings that are None here."""
+    """Write a vector for every text of a file, in order; the model's folder gives the settings that are None here.
+
+    If `model` is None, it is the one in BERTSMITH_MODEL or the default model of the package.
+    """
     out = Path(out)
     _check_keep(out, keep)
     check_out(out, data, VECTOR_FILES, force=force)
@@ -82,7 +85,7 @@ class Embedder:
     @classmethod
     def load(
         cls,
-        name: str | Path,
+        name: str | Path | None = None,
         device: str | None = None,
         *,
         pooling: str | None = None,
@@ -90,7 +93,10 @@ class Embedder:
         layer: int = -1,
         max_length: int | None = None,
     ) -> Embedder:
-        """Open a model folder, a run or a hub name; the folder gives the settings that are None here."""
+        """Open a model folder, a run or a hub name, or if the name is None, what `Predictor.load` opens then.
+
+        The folder gives the other settings that are None here.
+        """
         kind = pooling_kind(pooling) if pooling else None
         return cls(Predictor.load(name, device), kind, normalize, layer, max_length)
 

@@ -53,7 +53,7 @@ WORDS = {"text": ("tokens", "words", *NAMES["text"])}
 
 @writes()
 def features(
-    model: str | Path,
+    model: str | Path | None,
     data: str | Path,
     out: str | Path,
     *,
@@ -73,7 +73,8 @@ def features(
 
     `align` takes the `first` sub-token of a word, the `mean` of its sub-tokens, or with `none` every sub-token by
     itself. A CoNLL file (by its name, or with `conll`) gives the words; with `documents` its sentences are encoded in
-    the context of their document.
+    the context of their document. If `model` is None, it is the one in BERTSMITH_MODEL or the default model of the
+    package.
     """
     out, work = Path(out), partial_folder(Path(out))
     refuse_existing(out)

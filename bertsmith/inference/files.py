@@ -37,8 +37,10 @@ from bertsmith.tasks.prediction_files import write_predictions as write_official
 from bertsmith.tasks.reading import dev_files, in_folder, read_task
 
 
-def fill(model: str | Path, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
+def fill(model: str | Path | None, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
     """Return the likeliest words for each `[MASK]` of a text.
+
+    If `model` is None, it is the one in BERTSMITH_MODEL or the default model of the package.
 
     >>> import bertsmith
     >>> bertsmith.fill("bert-base-uncased", "A [MASK] of items.", top=2)

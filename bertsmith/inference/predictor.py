@@ -18,7 +18,7 @@ from bertsmith.config import from_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.graphs import FLOAT32, is_onnx
 from bertsmith.formats.hf import NOTES, Loaded, load_folder
-from bertsmith.formats.hub import find_model
+from bertsmith.formats.hub import find_model, usual_model
 from bertsmith.formats.onnx import Exported, open_onnx, require, write_quality
 from bertsmith.inference.engines import (
     Engine,
@@ -95,7 +95,7 @@ class Predictor:
     @classmethod
     def load(
         cls,
-        name: Names,
+        name: Names | None = None,
         device: str | None = None,
         *,
         engine: EngineName | None = None,
@@ -105,9 +105,11 @@ class Predictor:
     ) -> Predictor:
         """Open a model folder, a run or a hub name, or several of them as an ensemble.
 
-        ONNX Runtime runs an ONNX folder, PyTorch any other. `combine` is for ensembles, see `together`.
+        If the name is None, it is the model in BERTSMITH_MODEL or the default model of the package. ONNX Runtime runs
+        an ONNX folder, PyTorch any other. `combine` is for ensembles, see `together`.
         """
         check_settings(engine, threads, precision)
+        name = usual_model() if name is None else name
         names = [name] if isinstance(name, (str, Path)) else list(name)
         if not names:
             raise UserError("no model is given; name a model folder, a run or a hub name")

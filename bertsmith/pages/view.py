@@ -36,9 +36,17 @@ Words = list[tuple[str, float]]
 
 
 def view(
-    model: str | Path, text: str, pair: str | None = None, out: str | Path = "view.html", *, device: str | None = None
+    model: str | Path | None,
+    text: str,
+    pair: str | None = None,
+    out: str | Path = "view.html",
+    *,
+    device: str | None = None,
 ) -> dict[str, Any]:
-    """Write a self-contained page on what a model does with a text or a pair."""
+    """Write a self-contained page on what a model does with a text or a pair.
+
+    If `model` is None, it is the one in BERTSMITH_MODEL or the default model of the package.
+    """
     predictor = Predictor.load(model, device)
     config = predictor.torch_engine.model.encoder.config
     example = sequence_of(predictor, text, pair)

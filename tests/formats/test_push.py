@@ -17,7 +17,7 @@ from bertsmith.conversion import Options, convert
 from bertsmith.errors import UserError
 from bertsmith.finetuning.run import FinetuneConfig, finetune
 from bertsmith.formats.card import card, write_card
-from bertsmith.formats.hub import hub_name, push
+from bertsmith.formats.hub import DEFAULT, known_name, push
 
 TOKEN = "hf_secretsecretsecret"
 
@@ -195,7 +195,8 @@ def test_the_card_of_a_run_has_its_scores(world, tmp_path):
     assert read_json(tmp_path / "a" / "model" / "config.json")["architectures"][0] in texts[0]
 
 
-def test_hub_name_of_a_cached_folder():
+def test_name_of_a_cached_folder_and_of_the_default_model():
     cache = Path("/cache/hub/models--google-bert--bert-base-uncased/snapshots/86b5e09")
-    assert hub_name(cache) == "google-bert/bert-base-uncased"
-    assert hub_name(Path("runs/model")) == ""
+    assert known_name(cache) == "google-bert/bert-base-uncased"
+    assert known_name(DEFAULT) == "the default model of bertsmith"
+    assert known_name(Path("runs/model")) == ""
