@@ -1,17 +1,17 @@
 """The default model of the package: train it on one GPU, score it, and pack it into the package's folder.
 
     python -m benchmarks.default_model tokenizer --data DATA
-    python -m benchmarks.default_model train --data DATA --work WORK [--minutes 12.5 --minutes-of-words 4]
+    python -m benchmarks.default_model train --data DATA --work WORK [--minutes 20]
     python -m benchmarks.default_model facts --data DATA --work WORK
     python -m benchmarks.default_model score --data DATA --work WORK [--rate 1e-4] [--tasks cola …]
     python -m benchmarks.default_model merge FILE …
     python -m benchmarks.default_model pack --work WORK [--out FOLDER]
 
 `DATA/text` holds text files, `tokenizer` puts `DATA/tokenizers` beside it, and the folders of the tasks are in DATA.
-`train` runs the recipe `speedrun-small`, and then `speedrun-small-words` from its model; `facts` says what they have
-seen and learnt, and `score` runs `bertsmith benchmark` on both. Every call adds to the results of earlier ones;
-`--results` writes them into another folder, from which `merge` brings them back. `pack` writes the model in half
-precision where the package looks for it, beside the card that is there.
+`train` runs the recipe `speedrun-small`, `facts` says what it has seen and learnt, and `score` runs `bertsmith
+benchmark` on it. Every call adds to the results of earlier ones; `--results` writes them into another folder, from
+which `merge` brings them back. `pack` writes the encoder with its masked-word head, in half precision, where the
+package looks for it, beside the card that is there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from bertsmith.conversion import Options, convert
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.finetuning.benchmark import COLUMNS, benchmark
 from bertsmith.formats.card import CARD
+from bertsmith.formats.hf import load_folder, save_folder
 from bertsmith.formats.hub import DEFAULT
 from bertsmith.inference.predictor import Predictor
+from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training.run import MODEL, is_finished
 
 NAME, TOKENIZER, ENTRIES = "default_model", "wordpiece-14k", 14_336
-DETECTOR, WORDS = "speedrun-small", "speedrun-small-words"
+RECIPE = "speedrun-small"
 LARGEST = 25_000_000  # bytes of the packed folder
 SENTENCES = (
     "Paris is the [MASK] of France.",
@@ -61,26 +63,31 @@ def tokenizer(arguments: argparse.Namespace) -> None:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Both parts, one after the other; a finished part is not trained again, and one that was stopped goes on."""
-    corpus = corpus_folder(arguments.data, arguments.work, TOKENIZER)
-    parts = ((DETECTOR, arguments.minutes, None), (WORDS, arguments.minutes_of_words, arguments.work / DETECTOR))
-    for name, minutes, start in parts:
-        made = recipe(name)
-        made = replace(made, train=replace(made.train, hours=minutes / 60, workers=arguments.workers))
-        config, run = override(made, arguments.set), arguments.work / name
-        if not is_finished(run):
-            pretrain(config, corpus, run, model=start, device=arguments.device, resume=True)
+    """A finished run is not trained again, and one that was stopped goes on."""
+    corpus, run = corpus_folder(arguments.data, arguments.work, TOKENIZER), arguments.work / RECIPE
+    made = recipe(RECIPE)
+    made = replace(made, train=replace(made.train, hours=arguments.minutes / 60, workers=arguments.workers))
+    if not is_finished(run):
+        pretrain(override(made, arguments.set), corpus, run, device=arguments.device, resume=True)
 
 
 def facts(arguments: argparse.Namespace) -> None:
-    """What both parts have seen and learnt."""
-    corpus = corpus_folder(arguments.data, arguments.work, TOKENIZER)
-    for name in (WORDS, DETECTOR):
-        run = arguments.work / name
-        found = run_facts(run, corpus, text_files(arguments.data))
-        found["masked_words"] = masked_words(run / MODEL, corpus, arguments)
-        keep(NAME, arguments.results, "pretraining", name, found)
-    keep(NAME, arguments.results, "fill", WORDS, {"answers": filled(arguments.work / WORDS)})
+    """What it has seen and learnt."""
+    corpus, run = corpus_folder(arguments.data, arguments.work, TOKENIZER), arguments.work / RECIPE
+    found = run_facts(run, corpus, text_files(arguments.data))
+    with tempfile.TemporaryDirectory() as scratch:
+        words = masked_word_model(run, Path(scratch) / "words")
+        found["masked_words"] = masked_words(words, corpus, arguments)
+        found["answers"] = filled(words)
+    keep(NAME, arguments.results, "pretraining", RECIPE, found)
+
+
+def masked_word_model(run: Path, out: Path) -> Path:
+    """The encoder and its masked-word head, without what else it was trained with."""
+    loaded = load_folder(run / MODEL, objective=MaskedLMConfig(next_sentence=False))
+    assert not loaded.missing, loaded.missing
+    save_folder(out, loaded.model, loaded.tokenizer, loaded.notes)
+    return out
 
 
 def filled(model: Path) -> dict[str, list[str]]:
@@ -91,26 +98,18 @@ def filled(model: Path) -> dict[str, list[str]]:
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Score the models by the protocol of `bertsmith benchmark`, or at another rate."""
+    """Score it by the protocol of `bertsmith benchmark`, or at another rate."""
     settings = [f"train.learning_rate={arguments.rate}"] if arguments.rate else []
     table = benchmark(
-        [arguments.work / name for name in arguments.names or (WORDS, DETECTOR)], arguments.data,
-        arguments.work / f"benchmark-{arguments.rate or 'protocol'}", tasks=arguments.tasks, seeds=arguments.seeds,
-        jobs=arguments.jobs, device=arguments.device, settings=settings,
+        [arguments.work / RECIPE], arguments.data, arguments.work / f"benchmark-{arguments.rate or 'protocol'}",
+        tasks=arguments.tasks, seeds=arguments.seeds, jobs=arguments.jobs, device=arguments.device, settings=settings,
     )  # fmt: skip
-    for row in table["rows"]:
-        facts = {"protocol": table["protocol"], "seeds": table["seeds"], "partial": table["partial"]}
-        found = {**facts, "scores": row["scores"], "mean": row.get("mean")}
-        part = f"scores at {table['protocol']['learning_rate']:g}"
-        before = earlier(NAME, arguments.results).get(part, {}).get(row["name"], {})
-        keep(
-            NAME,
-            arguments.results,
-            part,
-            row["name"],
-            {**found, "scores": {**before.get("scores", {}), **row["scores"]}},
-        )
-        print(row["name"], settings, {name: each["median"] for name, each in row["scores"].items()}, row.get("mean"))
+    (row,), part = table["rows"], f"scores at {table['protocol']['learning_rate']:g}"
+    before = earlier(NAME, arguments.results).get(part, {}).get(RECIPE, {})
+    found = {name: table[name] for name in ("protocol", "seeds", "partial")}
+    found |= {"scores": {**before.get("scores", {}), **row["scores"]}, "mean": row.get("mean") or before.get("mean")}
+    keep(NAME, arguments.results, part, RECIPE, found)
+    print(settings, {name: each["median"] for name, each in row["scores"].items()}, row.get("mean"))
 
 
 def merge(arguments: argparse.Namespace) -> None:
@@ -122,7 +121,8 @@ def pack(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "model"
-        report = convert(arguments.work / WORDS, made, "hf", Options(dtype="float16"))
+        words = masked_word_model(arguments.work / RECIPE, Path(scratch) / "words")
+        report = convert(words, made, "hf", Options(dtype="float16"))
         if (out / CARD).exists():
             shutil.copyfile(out / CARD, made / CARD)
         if (size := folder_bytes(made)) > LARGEST:
@@ -143,14 +143,13 @@ def main(given: list[str] | None = None) -> None:
     commands = {"tokenizer": tokenizer, "train": train, "facts": facts, "score": score, "merge": merge, "pack": pack}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=commands)
-    parser.add_argument("names", nargs="*", help="score: the parts to score, both without; merge: files of results")
+    parser.add_argument("names", nargs="*", help="merge: files of results")
     parser.add_argument("--data", type=Path, help="the folder of the text and the tasks")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="the folder for runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
-    parser.add_argument("--minutes", type=float, default=15.0, help="train: of the first part")
-    parser.add_argument("--minutes-of-words", type=float, default=5.0, help="train: of the second part")
+    parser.add_argument("--minutes", type=float, default=20.0, help="train: for so long")
     parser.add_argument("--workers", type=int, default=12, help="train: processes that prefetch batches")
-    parser.add_argument("--set", action="append", default=[], help="train: a change of the settings of both parts")
+    parser.add_argument("--set", action="append", default=[], help="train: a change of the settings")
     parser.add_argument("--rate", default="", help="score: another learning rate than that of the protocol")
     parser.add_argument("--tasks", nargs="+", choices=[column.task for column in COLUMNS], default=[])
     parser.add_argument("--seeds", type=int, default=5, help="score: runs for each score")

@@ -30,7 +30,7 @@ ROWS = [(f"a {word} film {n}", label) for word, label in (("good", "+"), ("bad",
 def packed(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model as `pack` writes it, with a card that was there before."""
     root = tmp_path_factory.mktemp("packed")
-    pretrain(shrunk("speedrun-small-words"), world / "shards", root / "speedrun-small-words", device="cpu")
+    pretrain(shrunk("speedrun-small"), world / "shards", root / "speedrun-small", device="cpu")
     folder = root / "default_model"
     folder.mkdir()
     (folder / "README.md").write_text("# A card\n")

@@ -18,7 +18,7 @@ START = {  # the recipes to start with, and when to choose each: what docs/famil
     "bert-base": "To compare with papers",
     "demo": "To see the whole path, as `bertsmith demo` runs it",
 }
-EXAMPLES = ("quickstart", "speedrun", "speedrun-small", "speedrun-small-words", "demo")  # recipes that are no family's
+EXAMPLES = ("quickstart", "speedrun", "speedrun-small", "demo")  # recipes that are no family's
 ABLATIONS = (no_nsp, left_to_right, right_to_left, sized, masked)  # rows of the tables in BERT's paper
 
 

@@ -9,6 +9,10 @@ from bertsmith.pretraining.masking import MaskPolicy
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.training.settings import TrainConfig
 
+V3_OBJECTIVE = ReplacedTokenConfig(
+    generator_size=1.0, generator_layers=0.5, disentangled=True, context=True, mask_decoder=True
+)
+
 
 def deberta(size: str) -> PretrainConfig:
     """DeBERTa as in its paper: attention by content and distance, positions before the words are predicted.
@@ -45,7 +49,5 @@ def deberta_v3(size: str) -> PretrainConfig:
             beta2=0.98,
             evaluate_every=0.1,
         ),
-        objective=ReplacedTokenConfig(
-            generator_size=1.0, generator_layers=0.5, disentangled=True, context=True, mask_decoder=True
-        ),
+        objective=V3_OBJECTIVE,
     )
