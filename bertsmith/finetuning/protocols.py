@@ -17,6 +17,7 @@ from typing import Any
 
 from bertsmith.config import override, read_json, to_dict
 from bertsmith.errors import Diverged, UserError, suggestion
+from bertsmith.finetuning.data import read_data
 from bertsmith.finetuning.run import finetune
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.folders import new_folder, refuse_existing
@@ -113,7 +114,7 @@ def finetune_many(
     The setting with the best mean on dev is chosen, and of its runs the best one, whose model becomes `out/model`. With
     `resume`, finished runs are skipped; more seeds may be added to a finished protocol.
     """
-    out, task = Path(out), find_task(config.task)
+    out, task, model = Path(out), find_task(config.task), usual_model() if model is None else model
     for option, value in (("--seeds", seeds), ("--jobs", jobs)):
         if value < 1:
             raise UserError(f"{option} must be at least 1, not {value}")
@@ -122,7 +123,11 @@ def finetune_many(
     splits = find_splits(task, data, dev)
     if not splits.dev and not config.data.dev_share:
         raise UserError("--seeds and --grid compare scores on dev rows, and there are none; give them with --dev")
-    model = usual_model() if model is None else model
+    command = f"bertsmith finetune {config.task} --model {model} --data {data} --out {out}"
+    if not splits.dev and not read_data(config, splits, command).dev_rows:  # before any run, which would be in vain
+        raise UserError(
+            "--seeds and --grid compare scores on dev rows, and there are too few rows to hold some out; give --dev"
+        )
     facts: dict[str, Any] = {"start": str(model), "data": _describe(data, splits.train), "grid": grid or ""}
     facts |= {"dev": _describe(dev, splits.dev.get("", ())), "config": to_dict(config)}
     folders = [out / name_of(setting) if setting else out for setting in settings]
@@ -247,8 +252,6 @@ def _finish(
 def summarise(task: Task, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The mean, deviation, median and best of each setting over its seeds, and the best run on dev."""
     known = next(row["runs"][0]["scores"] for row in rows if row["runs"])
-    if not known:
-        raise UserError("the runs have no scores to compare: there are too few rows to hold some out; give --dev")
     metric = next((name for name in task.metrics if name in known), min(known))
     settings = []
     for row in rows:

@@ -190,6 +190,14 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_written(world,
     assert not (tmp_path / "out").exists()
 
 
+def test_too_few_rows_to_choose_by_are_refused_before_anything_is_written(world, tmp_path) -> None:
+    """Two texts, however often they occur, leave none to hold out: the runs would have no scores."""
+    rows = [("a good film", "+"), ("a bad film", "-")] * 12
+    with pytest.raises(UserError, match="too few rows to hold some out; give --dev"):
+        many(world, tmp_path / "out", data=rows, dev=None, seeds=2)
+    assert not (tmp_path / "out").exists()
+
+
 def test_command_prints_that_the_choice_was_made_on_dev(world, tmp_path, monkeypatch, capsys) -> None:
     from bertsmith.cli import main
 
