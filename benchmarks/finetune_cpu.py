@@ -1,9 +1,12 @@
 """Fine-tuning on a CPU beside `transformers` with dynamic padding: SST-2 in batches of 32, whole steps, in turns.
 
-    python -m benchmarks.finetune_cpu --data DATA --model MODEL [--steps 300]
+    python -m benchmarks.finetune_cpu speed --data DATA --model MODEL [--steps 300]
+    python -m benchmarks.finetune_cpu scores --data DATA --model MODEL [--tasks mrpc rte] [--seeds 3]
 
-Both sides take the same batches from the same start through forward, backward, clipping and AdamW in float32. The steps
-go in turns of ten, so that the machine's moods fall on both alike. DATA is as for `finetune_results`.
+Both sides take the same batches from the same start through forward, backward, clipping and AdamW, in float32 and,
+where the processor has products in it, in bfloat16. The steps go in turns of ten, so that the machine's moods fall on
+all alike. `scores` fine-tunes whole tasks in both precisions. DATA is as for `finetune_results`. Every call adds to the
+results of earlier ones.
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.finetune_data import TABLE, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
-from benchmarks.record import RESULTS, record
+from benchmarks.record import RESULTS, keep
 from bertsmith.finetuning.batches import micro_batches
+from bertsmith.finetuning.run import finetune
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.hf import load_folder
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.description import Limits
@@ -29,10 +35,11 @@ from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import training_rows
 from bertsmith.tasks.task import find_task
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.settings import TrainConfig
+from bertsmith.training.settings import Precision, TrainConfig, has_fast_bfloat16
 from bertsmith.training.steps import gradients, update
 
 TURN, LENGTH = 10, 128
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 Step = Callable[[int], None]
 
 
@@ -62,31 +69,69 @@ def in_turns(sides: dict[str, Step], steps: int) -> dict[str, float]:
     return {name: TURN / statistics.median(values[1:] or values) for name, values in seconds.items()}
 
 
+def measure_speed(arguments: argparse.Namespace, work: Path) -> None:
+    """Steps a second of both sides, in float32 and in bfloat16."""
+    task = find_task("sst2")
+    rows, _ = training_rows(task, [unpacked(arguments.data, work) / TABLE["sst2"].train[0]], Columns())
+    head = KINDS[task.head].head_for(task, rows)
+    start_folder(arguments.model, head, 1, work / "start")
+    sides: dict[str, Step] = {}
+    for precision in PRECISIONS if has_fast_bfloat16() else PRECISIONS[:1]:
+        loaded = load_folder(work / "start")
+        examples = KINDS[head.kind].encode(rows, loaded.tokenizer, Limits(LENGTH), head, labelled=True).examples
+        config = TrainConfig(
+            steps=arguments.steps, batch_size=32, learning_rate=5e-5, warmup=0.1, seed=1, precision=precision
+        )
+        peer = Peer(open_start(work / "start", head.kind, torch.device("cpu")), head.kind, examples, config)
+        peer.model.train()
+        sides |= {f"bertsmith {precision}": our_step(loaded.model, examples, config)}
+        sides |= {f"transformers {precision}": peer.step}
+    speed = in_turns(sides, arguments.steps)
+    slowest = speed["transformers float32"]
+    found = {name: {"steps_per_second": round(v, 3), "ratio": round(v / slowest, 2)} for name, v in speed.items()}
+    facts = {"steps": arguments.steps, "threads": torch.get_num_threads()}
+    keep("finetune_cpu", arguments.results, "speed", arguments.model.name, {**facts, **found})
+
+
+def measure_scores(arguments: argparse.Namespace, work: Path) -> None:
+    """Dev scores of whole tasks after fine-tuning in each precision, the same seeds in both."""
+    data = unpacked(arguments.data, work)
+    for name in arguments.tasks:
+        task, found = TABLE[name], dict[str, Any]()
+        for precision in PRECISIONS:
+            runs, began = [], time.perf_counter()
+            for seed in range(1, arguments.seeds + 1):
+                train = TrainConfig(
+                    epochs=task.epochs, batch_size=task.batch_size, learning_rate=task.rate, warmup=0.1, seed=seed,
+                    precision=precision,
+                )  # fmt: skip
+                config = FinetuneConfig(task.task, train=train)
+                out = work / f"{name}-{precision}-{seed}"
+                runs.append(
+                    finetune(
+                        config, arguments.model, data / task.train[0], out, dev=data / task.scored["dev"], device="cpu"
+                    )
+                )
+            metric = find_task(task.task).metrics[0]
+            values = [round(run[metric], 2) for run in runs]
+            mean = round(statistics.mean(values), 2)
+            minutes = round((time.perf_counter() - began) / 60, 1)
+            found[precision] = {"metric": metric, "values": values, "mean": mean, "minutes": minutes}
+        keep("finetune_cpu", arguments.results, "scores", f"{arguments.model.name}, {name}", found)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("command", choices=("speed", "scores"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--tasks", nargs="+", default=["mrpc", "rte"])
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        task, work = find_task("sst2"), Path(made)
-        rows, _ = training_rows(task, [unpacked(arguments.data, work) / TABLE["sst2"].train[0]], Columns())
-        head = KINDS[task.head].head_for(task, rows)
-        start_folder(arguments.model, head, 1, work / "start")
-        loaded = load_folder(work / "start")
-        examples = KINDS[head.kind].encode(rows, loaded.tokenizer, Limits(LENGTH), head, labelled=True).examples
-        config = TrainConfig(steps=arguments.steps, batch_size=32, learning_rate=5e-5, warmup=0.1, seed=1)
-        peer = Peer(open_start(work / "start", head.kind, torch.device("cpu")), head.kind, examples, config)
-        peer.model.train()
-        sides = {"bertsmith": our_step(loaded.model, examples, config), "transformers": peer.step}
-        speed = in_turns(sides, arguments.steps)
-    ratio = speed["bertsmith"] / speed["transformers"]
-    found = {f"{name}_steps_per_second": round(value, 3) for name, value in speed.items()}
-    found |= {"ratio": round(ratio, 2), "steps": arguments.steps, "threads": torch.get_num_threads()}
-    print(found)
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    print(record("finetune_cpu", found, arguments.results))
+        (measure_speed if arguments.command == "speed" else measure_scores)(arguments, Path(made))
 
 
 if __name__ == "__main__":
