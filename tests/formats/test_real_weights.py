@@ -197,6 +197,7 @@ def test_the_strings_cover_every_piece_and_exceed_the_maximum_length(hard_string
 def test_tokens_of_the_published_tokenizer(special, hard_strings):
     from transformers import AutoTokenizer
 
+    hard_strings = hard_strings if special else hard_strings[::5]
     theirs = AutoTokenizer.from_pretrained(FOLDER)(hard_strings, add_special_tokens=special)["input_ids"]
     assert first_difference(hard_strings, Tokenizer.load(FOLDER).encode(hard_strings, special), theirs) is None
 
