@@ -363,7 +363,8 @@ def test_logits_losses_and_gradients_are_equal(variant, kind, pair_of):
 def test_trace_gives_their_attention_and_hidden_states(variant, pair_of):
     theirs, model = pair_of("encoder", variant, attn_implementation="eager")
     padded = draw_batch("single", packed=False, variant=variant)
-    output, real = theirs(**their_inputs(padded), output_attentions=True, output_hidden_states=True), padded.layout.mask
+    output = theirs(**their_inputs(padded), output_attentions=True, output_hidden_states=True)
+    real = padded.layout.mask
     for layout, packed in LAYOUTS.items():
         batch, trace = draw_batch("single", packed, variant=variant), Trace()
         traced = model.encoder(batch, trace=trace)

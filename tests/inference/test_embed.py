@@ -46,7 +46,7 @@ def texts(tmp_path) -> Path:
 
 @pytest.fixture(scope="module", params=VARIANTS)
 def both(request, tmp_path_factory, tiny_tokenizer) -> tuple[Predictor, list[list[torch.Tensor]]]:
-    """A model, and of each text the hidden states of `transformers`: (n, H) for the embeddings, each layer and the end."""
+    """A model, and the hidden states of `transformers` for each text: of the embeddings, each layer and the end."""
     folder, states = tmp_path_factory.mktemp("model"), []
     theirs = their_model(request.param, "mlm", tiny_tokenizer.vocab_size)
     theirs.save_pretrained(folder)
@@ -65,8 +65,8 @@ def test_pooled_states_of_any_layer(both, kind, layer):
     predictor, states = both
     found = torch.from_numpy(Embedder(predictor, kind, None, layer).vectors(TEXTS))
     place = layer if layer in (-1, 0, 2) else layer - 1  # counted from the end, where the last layer comes twice
-    pool = {"cls": lambda hidden: hidden[0], "mean": lambda hidden: hidden.mean(0), "max": lambda hidden: hidden.amax(0)}
-    assert_close(found, torch.stack([pool[kind](text[place]) for text in states]), atol=1e-5, rtol=0)
+    pool = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[kind]
+    assert_close(found, torch.stack([pool(text[place]) for text in states]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("window", [2, 25, 4096])

@@ -45,8 +45,7 @@ def single(tmp_path_factory, tiny_tokenizer) -> tuple[Loaded, Path]:
     scope="module",
     params=[
         "single",
-        "span",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("regression", "tags", "choice")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("span", "regression", "tags", "choice")),
     ],
 )
 def exported(request, tmp_path_factory, tiny_tokenizer):
