@@ -27,7 +27,8 @@ TINY = [
     "train.evaluate_every=0",
 ]
 FINISHED = pytest.StashKey[int]()
-LONGEST = ("test_paper.py", "test_every_family.py", "test_fused.py", "test_every_recipe.py")
+LONGEST = {"test_every_family.py", "test_fused.py", "test_saved_format.py", "test_engines.py", "test_report.py"}
+LONGEST |= {"test_same_tokens.py", "test_real_weights.py", "test_convert.py", "test_side_by_side.py", "test_cli.py"}
 
 
 def pytest_configure() -> None:

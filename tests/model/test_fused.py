@@ -270,8 +270,14 @@ def compare_attention(lengths: list[int], reach: Reach, dropout: float) -> None:
     assert_same(ours, torch.cat(outputs), [qkv, bias])
 
 
-@DROPOUTS
-@pytest.mark.parametrize("direction", get_args(Direction))
+@pytest.mark.parametrize(
+    ("direction", "dropout"),
+    [
+        *((direction, 0.3) for direction in get_args(Direction)),
+        ("both", 0.0),
+        *(pytest.param(direction, 0.0, marks=pytest.mark.slow) for direction in get_args(Direction)[1:]),
+    ],
+)
 @pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [128, 3], [160, 1]], ids=["short", "tile", "long"])
 def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
     compare_attention(lengths, REACHES[direction], dropout)
@@ -281,7 +287,7 @@ WINDOWS = [Reach(0, 0), Reach(3, 0), Reach(0, 5), Reach(7, 2), Reach(None, 4), R
 NARROW = [Reach(3, 0), Reach(0, 5)]
 
 
-@DROPOUTS
+@pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reach", WINDOWS, ids=str)
 def test_windows_in_one_tile(reach: Reach, dropout: float) -> None:
     compare_attention([5, 16, 0, 11], reach, dropout)
