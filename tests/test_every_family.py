@@ -200,7 +200,9 @@ def test_a_folder_that_transformers_wrote_has_the_same_tensors_and_training_cont
     assert_close({name: after[name] for name in before if name in after}, before, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(t, marks=pytest.mark.slow if t in ("regress", "several") else ()) for t in TASKS]
+)  # those two have the class of `classify`
 def test_a_task_is_fine_tuned_predicts_and_opens_in_transformers(
     task: str, family: str, run: Path, tmp_path: Path
 ) -> None:

@@ -407,6 +407,7 @@ def test_a_pretraining_model(name: str, request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(CONFIGS[name]))
     short = {
+        "bert": [14, 3, 9],
         "long sequences": [20, 150, 3],
         "windows, shared layers": [14, 3],
         "albert": [9, 2],
