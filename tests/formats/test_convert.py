@@ -146,10 +146,21 @@ def test_a_fine_tuned_run_keeps_its_task(run_command, world, tmp_path):
     assert scores[1] == pytest.approx(scores[0], abs=1e-2)
 
 
+POOLINGS = [("mean", None), ("mean", True), ("cls", False), ("max", None), ("max", True)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "normalize"), [("mean", None), ("mean", True), ("cls", False), ("max", None), ("max", True)]
+    ("head", "kind", "normalize"),
+    [
+        *(("encoder", *pooling) for pooling in POOLINGS),
+        *((head, *pooling) for head in ("mlm+nsp", "single") for pooling in POOLINGS[1:3]),
+        *(
+            pytest.param(head, *pooling, marks=pytest.mark.slow)
+            for head in ("mlm+nsp", "single")
+            for pooling in (POOLINGS[0], *POOLINGS[3:])
+        ),
+    ],
 )
-@pytest.mark.parametrize("head", ["mlm+nsp", "single", "encoder"])
 def test_sentence_transformers_opens_the_folder(head, kind, normalize, saved, tmp_path):
     library = pytest.importorskip("sentence_transformers")
     options = Options(pooling=kind, normalize=normalize, max_length=32)

@@ -12,7 +12,7 @@ import transformers
 from conftest import LABELS
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from variants import KINDS, VARIANTS, our_cases, randomise, their_cases, their_class, their_model
+from variants import KINDS, VARIANTS, our_cases, randomise, their_cases, their_class, their_model, without_repeats
 
 from bertsmith.batch import lay_out
 from bertsmith.errors import UserError
@@ -46,7 +46,7 @@ MASKED_LM = tuple(
 POOLER = ("head.pooler.dense.weight", "head.pooler.dense.bias")
 CLASSIFIER = ("head.output.weight", "head.output.bias")
 NOTES = Notes(task="classify", columns={"text": "sentence"}, max_length=20, recipe="bert")
-theirs_of_all = pytest.mark.parametrize(("variant", "kind"), their_cases(KINDS))
+theirs_of_all = pytest.mark.parametrize("case", without_repeats(their_cases(KINDS)), ids="-".join)
 
 
 def make_model(kind: str, vocab_size: int, variant: str = "bert"):
@@ -116,7 +116,7 @@ class Saved:
     folder: Path
 
 
-@pytest.fixture(scope="module", params=our_cases(KINDS), ids="-".join)
+@pytest.fixture(scope="module", params=without_repeats(our_cases(KINDS)), ids="-".join)
 def saved(request, tmp_path_factory, tiny_tokenizer) -> Saved:
     variant, kind = request.param
     model, folder = make_model(kind, tiny_tokenizer.vocab_size, variant), tmp_path_factory.mktemp("saved")
@@ -184,7 +184,8 @@ def test_transformers_opens_our_tokenizer(options, variant, tmp_path):
 
 
 @theirs_of_all
-def test_we_open_the_folders_of_transformers(variant, kind, their_folder):
+def test_we_open_the_folders_of_transformers(case, their_folder):
+    variant, kind = case
     theirs, folder = their_folder(kind, variant)
     loaded = load_folder(folder, HEADS["choice"] if kind == "choice" else None)
     assert loaded.missing == ()
