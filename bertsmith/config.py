@@ -7,6 +7,7 @@ A class may have an `UPGRADE`: a function from the plain values that an older ve
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -80,7 +81,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "config") -> Config:
     """Build a configuration from plain values; an unknown or missing key is an error that names it."""
     values = _upgraded(cls, values)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for key in values:
         if key not in hints:
             raise UserError(f"{where}: unknown key {key!r}{suggestion(key, hints)}")
@@ -92,6 +93,12 @@ def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "config
     if missing := sorted(required - set(values)):
         raise UserError(f"{where}: missing key {missing[0]!r}")
     return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of a class's fields, which are compiled from text."""
+    return typing.get_type_hints(cls)
 
 
 def _upgraded(cls: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -178,7 +185,7 @@ def with_short(changes: Iterable[str], **short: Any) -> list[str]:
 def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
     """Every key that `--set` accepts for a configuration class."""
     keys: list[str] = []
-    for name, hint in typing.get_type_hints(cls).items():
+    for name, hint in _hints(cls).items():
         sections = [hint] if dataclasses.is_dataclass(hint) else _kinds(hint).values()
         keys += [key for section in sections for key in dotted_keys(section, f"{prefix}{name}.")] or [prefix + name]
     return [key for key in dict.fromkeys(keys) if key.removeprefix(prefix) not in getattr(cls, "DECIDED", {})]
@@ -186,7 +193,7 @@ def dotted_keys(cls: Any, prefix: str = "") -> list[str]:
 
 def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: str) -> None:
     """Set one value in the plain form of a configuration."""
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     name, rest, whole = path[0], path[1:], where.split()[-1]
     if name not in hints:
         depth = whole.split(".")[: len(whole.split(".")) - len(path)]
@@ -221,7 +228,7 @@ def _kind_of(kinds: Mapping[str, Any], values: Mapping[str, Any], where: str) ->
 
 def _refuse_other_kinds(kinds: Mapping[str, Any], cls: Any, key: str, where: str) -> None:
     """Refuse a key that a section of this kind does not have, naming the keys of every kind."""
-    if key not in typing.get_type_hints(cls):
+    if key not in _hints(cls):
         has = "; ".join(f"{kind} has {', '.join(dotted_keys(each))}" for kind, each in kinds.items())
         raise UserError(f"{where}: the kind {cls.kind} has no setting {key!r} ({has})")
 

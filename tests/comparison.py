@@ -107,12 +107,12 @@ def our_loss(model, batch: Batch) -> torch.Tensor:
     return sum(loss / batch.counts[name] for name, loss in model(batch).items() if name in batch.counts)
 
 
-def same_gradients(model, theirs) -> None:
+def same_gradients(model, theirs, layout: str = "") -> None:
     """Compare the gradients of all parameters; every parameter of theirs must have a counterpart."""
     names, expected = names_of(model), {name: p.grad for name, p in theirs.named_parameters()}
     ours = {name: p.grad for name, p in model.named_parameters()}
     assert sorted(part for stored in names.values() for part in stored.names) == sorted(expected)
     for name, gradient in ours.items():
         wanted = replace(names[name], pad_rows=False).joined([expected[part] for part in names[name].names], 0)
-        same(gradient, wanted[-len(gradient) :], name)  # their position table may start with unused rows
+        same(gradient, wanted[-len(gradient) :], f"{name}, {layout}")  # their position table may start with unused rows
     assert ours["encoder.layers.0.attention.qkv.weight"].abs().max() > 1e-3

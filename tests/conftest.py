@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models: one thread is faster, and tests may run in parallel
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,7 +26,14 @@ TINY = [
     "model.intermediate_size=64",
     "train.evaluate_every=0",
 ]
-LONGEST = ("test_paper.py", "test_every_family.py", "test_fused.py", "test_every_recipe.py")
+FINISHED = pytest.StashKey[int]()
+LONGEST = {"test_every_family.py", "test_fused.py", "test_saved_format.py", "test_engines.py", "test_report.py"}
+LONGEST |= {"test_same_tokens.py", "test_real_weights.py", "test_convert.py", "test_side_by_side.py", "test_cli.py"}
+
+
+def pytest_configure() -> None:
+    """The files of tests need not outlive a power cut, so that checkpoints do not wait for the disk."""
+    os.fsync = lambda handle: None
 
 
 def pytest_unconfigure() -> None:
@@ -39,9 +47,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Garbage collections, of which every training run makes one, leave out what the imports have made."""
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """They also leave out what the tests have imported so far, such as the models of `transformers`."""
+    result = yield
+    item.config.stash[FINISHED] = item.config.stash.get(FINISHED, 0) + 1
+    if item.config.stash[FINISHED] % 20 == 0:
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +98,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step takes a twenty-fifth of a second, however busy the machine is."""
+    """Every step takes a tenth of a second, however busy the machine is."""
     from runs import step_clock
 
     step_clock(monkeypatch)

@@ -137,11 +137,11 @@ def finish(*processes: subprocess.Popen[str]) -> None:
 
 
 def step_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every step of training take a twenty-fifth of a second, however busy the machine is."""
+    """Let every step of training take a tenth of a second, however busy the machine is."""
 
     def elapsed(budget: Budget) -> float:
         first = budget.__dict__.setdefault("first", budget.step)  # the first step of this process
-        return budget.before + (budget.step - first) / 25
+        return budget.before + (budget.step - first) / 10
 
     monkeypatch.setattr(Budget, "elapsed", property(elapsed))
-    monkeypatch.setattr(Meter, "seconds", property(lambda meter: meter.steps / 25))
+    monkeypatch.setattr(Meter, "seconds", property(lambda meter: meter.steps / 10))

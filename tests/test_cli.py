@@ -324,11 +324,12 @@ def test_config_with_an_unknown_key_is_refused(refused, world: Path, tmp_path: P
 
 
 def test_tokenizer_that_does_not_match_the_shards_is_refused(refused, run_command, world: Path, tmp_path: Path) -> None:
-    run_command("tokenizer", "train", world / "text.txt", "--out", tmp_path / "other", "--vocab-size", 500)
+    (tmp_path / "text.txt").write_text((world / "text.txt").read_text(encoding="utf-8")[:50_000], encoding="utf-8")
+    run_command("tokenizer", "train", tmp_path / "text.txt", "--out", tmp_path / "other", "--vocab-size", 500)
     run_command(
         "corpus",
         "build",
-        world / "text.txt",
+        tmp_path / "text.txt",
         "--tokenizer",
         tmp_path / "other",
         "--out",
@@ -542,7 +543,16 @@ def test_tokenizer_extend_and_corpus_doctor(run_command, world: Path, tmp_path: 
     assert code == 0, err
     assert json.loads(out)["added"] == 2
     assert run_command("fill", tmp_path / "more", "The [MASK].", "--json", "--device", "cpu")[0] == 0
-    doctor = ["corpus", "doctor", world / "text.txt", "--tokenizer", world / "tok", "--out", tmp_path / "doctor.html"]
+    (tmp_path / "text.txt").write_text((world / "text.txt").read_text(encoding="utf-8")[:50_000], encoding="utf-8")
+    doctor = [
+        "corpus",
+        "doctor",
+        tmp_path / "text.txt",
+        "--tokenizer",
+        world / "tok",
+        "--out",
+        tmp_path / "doctor.html",
+    ]
     code, out, err = run_command(*doctor, "--json")
     assert code == 0, err
     assert json.loads(out)["findings"]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,20 @@ from bertsmith.training import runlog
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("name", RECIPES)
+def first_of_equals(name: str) -> str:
+    """The first recipe that differs only in its sizes, which are shrunk here, and in the learning rate."""
+    return next(other for other in RECIPES if alike(other) == alike(name))
+
+
+@cache
+def alike(name: str) -> PretrainConfig:
+    config = shrunk(name)
+    return replace(config, recipe="", train=replace(config.train, learning_rate=1.0, warmup=0.0))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if first_of_equals(n) == n else pytest.mark.slow) for n in RECIPES]
+)
 def test_two_steps_of_a_recipe(name: str, world: Path, tmp_path: Path) -> None:
     config = shrunk(name)
     teacher = world / "run" if needs_teacher(config) else None

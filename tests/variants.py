@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from conftest import LABELS, REFERENCES
@@ -113,6 +114,12 @@ def our_cases(kinds: list[str]) -> list[tuple[str, str]]:
     """Every variant with the kinds of head that we save it with."""
     cases = [(name, kind) for name, v in VARIANTS.items() for kind in kinds if kind not in v.without]
     return [(name, kind) for name, kind in cases if VARIANTS[name].pairs or kind != "mlm+nsp"]
+
+
+def without_repeats(cases: list[tuple[str, str]]) -> list:
+    """These cases, where those of a class of `transformers` that another case has run with the slow tests."""
+    same_class = {case for case in cases if case[0] != "bert" and case[1] in ("multi", "regression")}  # as "single"
+    return [pytest.param(case, marks=pytest.mark.slow if case in same_class else ()) for case in cases]
 
 
 def their_class(variant: str, kind: str):

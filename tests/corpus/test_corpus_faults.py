@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +32,10 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-@pytest.fixture
-def stopped(tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
-    """A build stopped after three shards, a function that resumes it, and the bytes of an uninterrupted build."""
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 1 << 16)
-    monkeypatch.setattr(building, "BLOCK_BYTES", 1 << 16)
-    call = {"inputs": [world / "text.txt"], "tokenizer": world / "tok", "workers": 1}
-    build_corpus(**call, out=tmp_path / "whole")
-    real = building.tokenise_block
-    done = []
+@pytest.fixture(scope="module")
+def builds(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted build, and one that was stopped after three shards."""
+    folder, real, done = tmp_path_factory.mktemp("builds"), building.tokenise_block, []
 
     def few(work):
         if len(done) == 3:
@@ -45,11 +43,33 @@ def stopped(tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch):
         done.append(work)
         return real(work)
 
-    monkeypatch.setattr(building, "tokenise_block", few)
-    with pytest.raises(KeyboardInterrupt):
-        build_corpus(**call, out=tmp_path / "out")
-    monkeypatch.setattr(building, "tokenise_block", real)
-    return tmp_path / "out", lambda: build_corpus(**call, out=tmp_path / "out"), content(tmp_path / "whole")
+    with small_blocks() as patched:
+        build_corpus([world / "text.txt"], world / "tok", folder / "whole", workers=1)
+        patched.setattr(building, "tokenise_block", few)
+        with pytest.raises(KeyboardInterrupt):
+            build_corpus([world / "text.txt"], world / "tok", folder / "stopped", workers=1)
+    return folder
+
+
+@contextmanager
+def small_blocks() -> Iterator[pytest.MonkeyPatch]:
+    """Several shards of a small text."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sources, "BLOCK_BYTES", 1 << 16)
+        patched.setattr(building, "BLOCK_BYTES", 1 << 16)
+        yield patched
+
+
+@pytest.fixture
+def stopped(builds: Path, world: Path, tmp_path: Path):
+    """A copy of the stopped build, a function that resumes it, and the bytes of an uninterrupted build."""
+    folder = shutil.copytree(builds / "stopped", tmp_path / "out")
+    with small_blocks():
+        yield (
+            folder,
+            lambda: build_corpus([world / "text.txt"], world / "tok", folder, workers=1),
+            content(builds / "whole"),
+        )
 
 
 @pytest.mark.parametrize("name", ["000001.safetensors", "000002.hashes", "000001.safetensors.sha256"])
@@ -85,8 +105,7 @@ def test_a_damaged_plan_is_a_one_line_error(stopped, damaged: bytes) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path, world: Path) -> Path:
-    build_corpus([world / "text.txt"], world / "tok", tmp_path / "c", workers=1)
-    return tmp_path / "c"
+    return shutil.copytree(world / "shards", tmp_path / "c")
 
 
 def test_a_finished_corpus_has_no_temporary_files(corpus: Path) -> None:

@@ -100,7 +100,9 @@ def distance(one: Path, other: Path, task: str) -> float:
     return float(np.mean([np.abs(first[name] - second[name]).mean() for name in first]))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(t, marks=() if t in ("classify", "tag", "answer") else pytest.mark.slow) for t in TASKS]
+)
 def test_student_agrees_with_its_teacher(task: str, world: Path, tmp_path: Path) -> None:
     teacher = make_teacher(tmp_path / "teacher", TASKS[task][0], Tokenizer.load(world / "tok"))
     alone = tuned(task, world, tmp_path / "alone")

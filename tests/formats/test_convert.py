@@ -46,7 +46,13 @@ def spoil(folder: Path, name: str, by: float = 0.1) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize(("variant", "kind"), their_cases(HEADS))
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [
+        pytest.param(variant, kind, marks=() if variant == "bert" or kind in ("mlm", "single") else pytest.mark.slow)
+        for variant, kind in their_cases(HEADS)
+    ],
+)  # their logits themselves are compared in test_saved_format.py, for every head
 def test_parity_of_every_head(variant, kind, saved, tmp_path, tiny_tokenizer):
     source = saved(model=their_model(variant, kind, tiny_tokenizer.vocab_size))
     report = convert(source, tmp_path / "out", "hf", verify=True)["parity"]
@@ -140,10 +146,21 @@ def test_a_fine_tuned_run_keeps_its_task(run_command, world, tmp_path):
     assert scores[1] == pytest.approx(scores[0], abs=1e-2)
 
 
+POOLINGS = [("mean", None), ("mean", True), ("cls", False), ("max", None), ("max", True)]
+
+
 @pytest.mark.parametrize(
-    ("kind", "normalize"), [("mean", None), ("mean", True), ("cls", False), ("max", None), ("max", True)]
+    ("head", "kind", "normalize"),
+    [
+        *(("encoder", *pooling) for pooling in POOLINGS),
+        *((head, *pooling) for head in ("mlm+nsp", "single") for pooling in POOLINGS[1:3]),
+        *(
+            pytest.param(head, *pooling, marks=pytest.mark.slow)
+            for head in ("mlm+nsp", "single")
+            for pooling in (POOLINGS[0], *POOLINGS[3:])
+        ),
+    ],
 )
-@pytest.mark.parametrize("head", ["mlm+nsp", "single", "encoder"])
 def test_sentence_transformers_opens_the_folder(head, kind, normalize, saved, tmp_path):
     library = pytest.importorskip("sentence_transformers")
     options = Options(pooling=kind, normalize=normalize, max_length=32)

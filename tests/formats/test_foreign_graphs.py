@@ -85,6 +85,7 @@ def test_vectors_of_another_programs_encoder(tmp_path, tiny_tokenizer):
         Predictor.load(tmp_path / "model")("a dog")
 
 
+@pytest.mark.slow
 def test_vectors_of_our_own_export(tmp_path, tiny_tokenizer):
     loaded = make("mlm", tiny_tokenizer)
     module.export_onnx(loaded, tmp_path / "onnx", encoder_alone=True)

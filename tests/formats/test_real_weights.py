@@ -197,6 +197,7 @@ def test_the_strings_cover_every_piece_and_exceed_the_maximum_length(hard_string
 def test_tokens_of_the_published_tokenizer(special, hard_strings):
     from transformers import AutoTokenizer
 
+    hard_strings = hard_strings if special else hard_strings[::5]
     theirs = AutoTokenizer.from_pretrained(FOLDER)(hard_strings, add_special_tokens=special)["input_ids"]
     assert first_difference(hard_strings, Tokenizer.load(FOLDER).encode(hard_strings, special), theirs) is None
 
@@ -230,6 +231,7 @@ def test_tokens_of_vocab_txt_alone(settings, tmp_path, hard_strings):
 
     hard_strings = [text for text in hard_strings if max(map(len, text.split()), default=0) <= 100]
     assert len(hard_strings) > 9_000
+    hard_strings = hard_strings if settings == {"do_lower_case": True} else hard_strings[::3]
     shutil.copy(FOLDER / "vocab.txt", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     theirs = BertTokenizerFast.from_pretrained(tmp_path)(hard_strings, add_special_tokens=True)["input_ids"]

@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import transformers
 from conftest import LABELS
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from variants import KINDS, VARIANTS, our_cases, randomise, their_cases, their_class, their_model
+from variants import KINDS, VARIANTS, our_cases, randomise, their_cases, their_class, their_model, without_repeats
 
 from bertsmith.batch import lay_out
 from bertsmith.errors import UserError
@@ -44,8 +45,8 @@ MASKED_LM = tuple(
 )
 POOLER = ("head.pooler.dense.weight", "head.pooler.dense.bias")
 CLASSIFIER = ("head.output.weight", "head.output.bias")
-ours_of_all = pytest.mark.parametrize(("variant", "kind"), our_cases(KINDS))
-theirs_of_all = pytest.mark.parametrize(("variant", "kind"), their_cases(KINDS))
+NOTES = Notes(task="classify", columns={"text": "sentence"}, max_length=20, recipe="bert")
+theirs_of_all = pytest.mark.parametrize("case", without_repeats(their_cases(KINDS)), ids="-".join)
 
 
 def make_model(kind: str, vocab_size: int, variant: str = "bert"):
@@ -105,12 +106,28 @@ def cut(path: Path, share: float) -> None:
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
 
 
-@ours_of_all
-def test_transformers_opens_our_folder(kind, variant, tmp_path, tiny_tokenizer):
-    model = make_model(kind, tiny_tokenizer.vocab_size, variant)
-    save_folder(tmp_path, model, tiny_tokenizer, Notes())
+@dataclass(frozen=True)
+class Saved:
+    """A model of ours and its folder."""
+
+    variant: str
+    kind: str
+    model: TaskModel | MaskedLM
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=without_repeats(our_cases(KINDS)), ids="-".join)
+def saved(request, tmp_path_factory, tiny_tokenizer) -> Saved:
+    variant, kind = request.param
+    model, folder = make_model(kind, tiny_tokenizer.vocab_size, variant), tmp_path_factory.mktemp("saved")
+    save_folder(folder, model, tiny_tokenizer, NOTES)
+    return Saved(variant, kind, model, folder)
+
+
+def test_transformers_opens_our_folder(saved):
+    variant, kind, model = saved.variant, saved.kind, saved.model
     architecture = their_class(variant, kind)
-    theirs, info = architecture.from_pretrained(tmp_path, output_loading_info=True)
+    theirs, info = architecture.from_pretrained(saved.folder, output_loading_info=True)
     unexpected = info.pop("unexpected_keys")
     assert not any(info.values()), info
     assert bool(unexpected) == (kind == "mlm+nsp" and not VARIANTS[variant].pretraining)
@@ -135,11 +152,9 @@ def test_next_sentence_logits_follow_from_their_pooler_where_they_have_no_class(
     assert_close(model.logits(batch)["nsp"], pooled @ output.weight.T + output.bias, atol=1e-5, rtol=0)
 
 
-@ours_of_all
-def test_a_folder_saved_again_by_transformers_loads_as_the_same_model(kind, variant, tmp_path, tiny_tokenizer):
-    model = make_model(kind, tiny_tokenizer.vocab_size, variant)
-    save_folder(tmp_path / "ours", model, tiny_tokenizer, Notes())
-    their_class(variant, kind).from_pretrained(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+def test_a_folder_saved_again_by_transformers_loads_as_the_same_model(saved, tmp_path, tiny_tokenizer):
+    variant, model = saved.variant, saved.model
+    their_class(variant, saved.kind).from_pretrained(saved.folder).save_pretrained(tmp_path / "theirs")
     tiny_tokenizer.save(tmp_path / "theirs")
     again = load_folder(tmp_path / "theirs").model
     assert again.encoder.config == model.encoder.config
@@ -169,7 +184,8 @@ def test_transformers_opens_our_tokenizer(options, variant, tmp_path):
 
 
 @theirs_of_all
-def test_we_open_the_folders_of_transformers(variant, kind, their_folder):
+def test_we_open_the_folders_of_transformers(case, their_folder):
+    variant, kind = case
     theirs, folder = their_folder(kind, variant)
     loaded = load_folder(folder, HEADS["choice"] if kind == "choice" else None)
     assert loaded.missing == ()
@@ -206,18 +222,15 @@ def test_labels_are_read_from_their_config(changes, head, their_folder):
     assert load_folder(folder).model.head_config == head
 
 
-@ours_of_all
-def test_save_load_save_gives_the_same_bytes(kind, variant, tmp_path, tiny_tokenizer):
-    notes = Notes(task="classify", columns={"text": "sentence"}, max_length=20, recipe="bert")
-    save_folder(tmp_path / "1", make_model(kind, tiny_tokenizer.vocab_size, variant), tiny_tokenizer, notes)
-    loaded = load_folder(tmp_path / "1")
+def test_save_load_save_gives_the_same_bytes(saved, tmp_path):
+    loaded = load_folder(saved.folder)
     assert loaded.missing == ()
-    save_folder(tmp_path / "2", loaded.model, loaded.tokenizer, loaded.notes)
-    files = sorted(path.name for path in (tmp_path / "1").iterdir())
+    save_folder(tmp_path, loaded.model, loaded.tokenizer, loaded.notes)
+    files = sorted(path.name for path in saved.folder.iterdir())
     assert {"model.safetensors", "config.json", "bertsmith.json", "tokenizer.json", "vocab.txt"} <= set(files)
-    assert files == sorted(path.name for path in (tmp_path / "2").iterdir())
+    assert files == sorted(path.name for path in tmp_path.iterdir())
     for name in files:
-        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
+        assert (saved.folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
 DAMAGES = {
@@ -298,9 +311,28 @@ NEW_PARTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def their_encoder(tmp_path_factory, tiny_tokenizer):
+    """Gives an encoder of `transformers` alone and the folder in which they saved it, made once for each variant."""
+    made = {}
+
+    def make(variant: str):
+        if variant not in made:
+            theirs, folder = (
+                their_model(variant, "encoder", tiny_tokenizer.vocab_size),
+                tmp_path_factory.mktemp("theirs"),
+            )
+            theirs.save_pretrained(folder)
+            tiny_tokenizer.save(folder)
+            made[variant] = theirs, folder
+        return made[variant]
+
+    return make
+
+
 @pytest.mark.parametrize(("variant", "part"), our_cases(list(NEW_PARTS)))
-def test_an_encoder_without_head_loads_and_lists_missing_weights(part, variant, their_folder):
-    theirs, folder = their_folder("encoder", variant)
+def test_an_encoder_without_head_loads_and_lists_missing_weights(part, variant, their_encoder):
+    theirs, folder = their_encoder(variant)
     assert not any(name.startswith(f"{theirs.base_model_prefix}.") for name in load_file(folder / "model.safetensors"))
     options, missing = NEW_PARTS[part]
     loaded = load_folder(folder, **options)

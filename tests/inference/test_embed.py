@@ -44,27 +44,29 @@ def texts(tmp_path) -> Path:
     return tmp_path / "texts.jsonl"
 
 
-def expected(model, tokenizer, texts, kind: str, layer: int) -> torch.Tensor:
-    """Vectors pooled by hand, one text at a time, from the hidden states of `transformers`."""
-    rows = []
-    for ids in tokenizer.encode(texts, special=True):
+@pytest.fixture(scope="module", params=VARIANTS)
+def both(request, tmp_path_factory, tiny_tokenizer) -> tuple[Predictor, list[list[torch.Tensor]]]:
+    """A model, and the hidden states of `transformers` for each text: of the embeddings, each layer and the end."""
+    folder, states = tmp_path_factory.mktemp("model"), []
+    theirs = their_model(request.param, "mlm", tiny_tokenizer.vocab_size)
+    theirs.save_pretrained(folder)
+    tiny_tokenizer.save(folder)
+    for ids in tiny_tokenizer.encode(TEXTS, special=True):
         with torch.inference_mode():
-            outputs = model.base_model(torch.tensor([ids]), output_hidden_states=True)
-        hidden = (outputs.last_hidden_state if layer == -1 else outputs.hidden_states[layer])[0]
-        rows.append({"cls": hidden[0], "mean": hidden.mean(0), "max": hidden.amax(0)}[kind])
-    return torch.stack(rows)
+            outputs = theirs.base_model(torch.tensor([ids]), output_hidden_states=True)
+        states.append([layer[0] for layer in (*outputs.hidden_states, outputs.last_hidden_state)])
+    return Predictor.load(folder, "cpu"), states
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", ["mean", "cls", "max"])
 @pytest.mark.parametrize("layer", [-1, 0, 2, -2])
-def test_pooled_states_of_any_layer(variant, kind, layer, tmp_path, tiny_tokenizer):
-    theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size)
-    theirs.save_pretrained(tmp_path)
-    tiny_tokenizer.save(tmp_path)
-    embedder = Embedder(Predictor.load(tmp_path, "cpu"), kind, None, layer)
-    wanted = expected(theirs, tiny_tokenizer, TEXTS, kind, layer)
-    assert_close(torch.from_numpy(embedder.vectors(TEXTS)), wanted, atol=1e-5, rtol=0)
+def test_pooled_states_of_any_layer(both, kind, layer):
+    """They equal those that are pooled by hand, one text at a time."""
+    predictor, states = both
+    found = torch.from_numpy(Embedder(predictor, kind, None, layer).vectors(TEXTS))
+    place = layer if layer in (-1, 0, 2) else layer - 1  # counted from the end, where the last layer comes twice
+    pool = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[kind]
+    assert_close(found, torch.stack([pool(text[place]) for text in states]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("window", [2, 25, 4096])

@@ -45,8 +45,7 @@ def single(tmp_path_factory, tiny_tokenizer) -> tuple[Loaded, Path]:
     scope="module",
     params=[
         "single",
-        "span",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("regression", "tags", "choice")),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("span", "regression", "tags", "choice")),
     ],
 )
 def exported(request, tmp_path_factory, tiny_tokenizer):
@@ -192,6 +191,7 @@ def test_the_number_of_threads_is_used(saved, monkeypatch):
     assert options.intra_op_num_threads == 2
 
 
+@pytest.mark.slow  # it exports another model
 def test_both_engines_fill_masked_words(tmp_path, tiny_tokenizer):
     loaded = make("mlm+nsp", tiny_tokenizer)
     export_onnx(loaded, tmp_path / "onnx")

@@ -55,14 +55,20 @@ def states(model, tokenizer, ids) -> np.ndarray:
     return torch.cat(kept).numpy()[:, 1:-1]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.fixture(scope="module", params=VARIANTS)
+def their_folder(request, tmp_path_factory, tiny_tokenizer):
+    """A model of `transformers` and the folder in which they saved it."""
+    theirs, folder = their_model(request.param, "mlm", tiny_tokenizer.vocab_size), tmp_path_factory.mktemp("theirs")
+    theirs.save_pretrained(folder)
+    tiny_tokenizer.save(folder)
+    return theirs, folder
+
+
 @pytest.mark.parametrize("align", ["none", "first", "mean"])
-def test_every_layer_equals_that_of_transformers(variant, align, tmp_path, tiny_tokenizer):
-    theirs = their_model(variant, "mlm", tiny_tokenizer.vocab_size)
-    theirs.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save(tmp_path / "model")
+def test_every_layer_equals_that_of_transformers(their_folder, align, tmp_path, tiny_tokenizer):
+    theirs, folder = their_folder
     options = {"layers": "all", "align": align, "dtype": "float32", "device": "cpu"}
-    found = features(tmp_path / "model", write(tmp_path / "t.txt", TEXTS), tmp_path / "out", **options)
+    found = features(folder, write(tmp_path / "t.txt", TEXTS), tmp_path / "out", **options)
     read = Features.open(tmp_path / "out")
     assert found["layers"] == [0, 1, 2, 3] == list(read.layers)
     assert [entry.text for entry in read] == TEXTS

@@ -158,7 +158,7 @@ def test_rotation(has_bias: bool) -> None:
     assert_same(ours * 1, expected, [qkv, *([] if bias is None else [bias])])  # the gradient is changed in place
 
 
-@DROPOUTS
+@pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("segments", "normalised"), [(0, True), (1, True), (2, True), (0, False), (2, False)])
 def test_embeddings(segments: int, normalised: bool, dropout: float) -> None:
     """Of RoBERTa with one segment, of DistilBERT with no table of them, of BERT with two, of GPT without a norm."""
@@ -270,24 +270,36 @@ def compare_attention(lengths: list[int], reach: Reach, dropout: float) -> None:
     assert_same(ours, torch.cat(outputs), [qkv, bias])
 
 
-@DROPOUTS
-@pytest.mark.parametrize("direction", get_args(Direction))
-@pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [100, 128, 3], [130, 160, 1]], ids=["short", "tile", "long"])
+@pytest.mark.parametrize(
+    ("direction", "dropout"),
+    [
+        *((direction, 0.3) for direction in get_args(Direction)),
+        ("both", 0.0),
+        *(pytest.param(direction, 0.0, marks=pytest.mark.slow) for direction in get_args(Direction)[1:]),
+    ],
+)
+@pytest.mark.parametrize("lengths", [[5, 16, 0, 11], [128, 3], [160, 1]], ids=["short", "tile", "long"])
 def test_attention(lengths: list[int], direction: Direction, dropout: float) -> None:
     compare_attention(lengths, REACHES[direction], dropout)
 
 
 WINDOWS = [Reach(0, 0), Reach(3, 0), Reach(0, 5), Reach(7, 2), Reach(None, 4), Reach(6, None), Reach(40, 600)]
+NARROW = [Reach(3, 0), Reach(0, 5)]
 
 
-@DROPOUTS
+@pytest.mark.parametrize("dropout", [0.3, pytest.param(0.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reach", WINDOWS, ids=str)
 def test_windows_in_one_tile(reach: Reach, dropout: float) -> None:
     compare_attention([5, 16, 0, 11], reach, dropout)
 
 
 @pytest.mark.parametrize(
-    ("reach", "dropout"), [*((reach, 0.3) for reach in WINDOWS), (Reach(7, 2), 0.0), (Reach(100, 70), 0.3)]
+    ("reach", "dropout"),
+    [
+        *(pytest.param(reach, 0.3, marks=pytest.mark.slow if reach in NARROW else ()) for reach in WINDOWS),
+        (Reach(7, 2), 0.0),
+        (Reach(100, 70), 0.3),
+    ],
 )
 def test_windows_block_by_block(reach: Reach, dropout: float) -> None:
     compare_attention([150, 3], reach, dropout)
@@ -387,7 +399,7 @@ def assert_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(found[name], value, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
-SLOW = {*CONFIGS} - {"bert", "albert", "gpt", "modern"}
+SLOW = {*CONFIGS} - {"bert", "modern"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS])
@@ -395,6 +407,7 @@ def test_a_pretraining_model(name: str, request: pytest.FixtureRequest) -> None:
     torch.manual_seed(0)
     model = MaskedLM(Encoder(CONFIGS[name]))
     short = {
+        "bert": [14, 3, 9],
         "long sequences": [20, 150, 3],
         "windows, shared layers": [14, 3],
         "albert": [9, 2],

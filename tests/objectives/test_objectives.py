@@ -4,13 +4,14 @@ import dataclasses
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import pytest
 from conftest import TINY
 from runs import cut
 from torch import Tensor
 
+from bertsmith import config as configurations
 from bertsmith.config import dotted_keys, from_dict, load, override, read_json, to_dict
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import load_folder
@@ -192,6 +193,7 @@ def test_a_made_up_objective_needs_one_row_and_one_module(world: Path, tmp_path:
     """It is configured, trained, evaluated, saved in two folders, and resumed bit-identically."""
     monkeypatch.setitem(kinds.OBJECTIVES, "twins", Twins)
     monkeypatch.setattr(settings, "ObjectiveConfig", MaskedLMConfig | TwinsConfig)
+    monkeypatch.setattr(configurations, "_hints", get_type_hints)  # the settings are read again
     config = override(recipe("bert-tiny"), [*QUICK, "objective.kind=twins", "objective.second_layers=3"])
     assert config.objective == TwinsConfig(second_layers=3)
     scores = pretrain(config, world / "shards", tmp_path / "whole", device="cpu")

@@ -28,7 +28,7 @@ from bertsmith.text.tokenizer import Tokenizer
 def test_a_run_resumed_in_the_middle_is_bit_identical(world: Path, tmp_path: Path, task: str) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, ROWS[task])) + "\n")
-    changes = ["train.epochs=3", "train.batch_size=4", "train.micro_batch_size=3", "train.save_every=4", "train.keep=9"]
+    changes = ["train.epochs=2", "train.batch_size=4", "train.micro_batch_size=3", "train.save_every=4", "train.keep=9"]
     changes += ["train.learning_rate=1e-3", "data.max_length=32", "data.stride=8", "data.max_query=8"]
     config, whole, cut = override(FinetuneConfig(task), changes), tmp_path / "whole", tmp_path / "cut"
     scores = finetune(config, world / "run", data, whole, dev=data, device="cpu")

@@ -452,8 +452,15 @@ def signal_in_step(monkeypatch: pytest.MonkeyPatch, step: int, *numbers: int) ->
     monkeypatch.setattr(fit, "gradients", interrupted)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [
+        (signal.SIGTERM, 0),
+        (signal.SIGINT, 4),
+        pytest.param(signal.SIGTERM, 4, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_signal_saves_a_checkpoint_and_prints_how_to_resume(
     number: int, step: int, world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
