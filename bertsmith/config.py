@@ -12,7 +12,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
@@ -37,6 +37,7 @@ SHORT = {
     "skip_bad": "data.skip_bad",
     "teacher": "distillation.teacher",
 }
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)  # which are compiled from text
 LENGTHS = ("train.steps", "train.epochs", "train.hours")  # each sets the length of a run
 
 
@@ -93,12 +94,6 @@ def from_dict(cls: type[Config], values: Mapping[str, Any], where: str = "config
     if missing := sorted(required - set(values)):
         raise UserError(f"{where}: missing key {missing[0]!r}")
     return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
-
-
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    """The types of a class's fields, which are compiled from text."""
-    return typing.get_type_hints(cls)
 
 
 def _upgraded(cls: Any, values: Mapping[str, Any]) -> Mapping[str, Any]:
