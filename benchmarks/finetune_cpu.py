@@ -1,12 +1,10 @@
 """Fine-tuning on a CPU beside `transformers` with dynamic padding: SST-2 in batches of 32, whole steps, in turns.
 
-    python -m benchmarks.finetune_cpu speed --data DATA --model MODEL [--steps 300]
-    python -m benchmarks.finetune_cpu scores --data DATA --model MODEL [--tasks mrpc rte] [--seeds 3]
+    python -m benchmarks.finetune_cpu --data DATA --model MODEL [--steps 300]
 
 Both sides take the same batches from the same start through forward, backward, clipping and AdamW, in float32 and,
 where the processor has products in it, in bfloat16. The steps go in turns of ten, so that the machine's moods fall on
-all alike. `scores` fine-tunes whole tasks in both precisions. DATA is as for `finetune_results`. Every call adds to the
-results of earlier ones.
+all alike. DATA is as for `finetune_results`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,8 +22,6 @@ from benchmarks.finetune_data import TABLE, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
 from benchmarks.record import RESULTS, keep
 from bertsmith.finetuning.batches import micro_batches
-from bertsmith.finetuning.run import finetune
-from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.hf import load_folder
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.description import Limits
@@ -35,7 +30,7 @@ from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import training_rows
 from bertsmith.tasks.task import find_task
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.settings import Precision, TrainConfig, has_fast_bfloat16
+from bertsmith.training.settings import Precision, TrainConfig, has_bfloat16
 from bertsmith.training.steps import gradients, update
 
 TURN, LENGTH = 10, 128
@@ -69,14 +64,14 @@ def in_turns(sides: dict[str, Step], steps: int) -> dict[str, float]:
     return {name: TURN / statistics.median(values[1:] or values) for name, values in seconds.items()}
 
 
-def measure_speed(arguments: argparse.Namespace, work: Path) -> None:
+def measure(arguments: argparse.Namespace, work: Path) -> None:
     """Steps a second of both sides, in float32 and in bfloat16."""
     task = find_task("sst2")
     rows, _ = training_rows(task, [unpacked(arguments.data, work) / TABLE["sst2"].train[0]], Columns())
     head = KINDS[task.head].head_for(task, rows)
     start_folder(arguments.model, head, 1, work / "start")
     sides: dict[str, Step] = {}
-    for precision in PRECISIONS if has_fast_bfloat16() else PRECISIONS[:1]:
+    for precision in PRECISIONS if has_bfloat16() else PRECISIONS[:1]:
         loaded = load_folder(work / "start")
         examples = KINDS[head.kind].encode(rows, loaded.tokenizer, Limits(LENGTH), head, labelled=True).examples
         config = TrainConfig(
@@ -93,45 +88,15 @@ def measure_speed(arguments: argparse.Namespace, work: Path) -> None:
     keep("finetune_cpu", arguments.results, "speed", arguments.model.name, {**facts, **found})
 
 
-def measure_scores(arguments: argparse.Namespace, work: Path) -> None:
-    """Dev scores of whole tasks after fine-tuning in each precision, the same seeds in both."""
-    data = unpacked(arguments.data, work)
-    for name in arguments.tasks:
-        task, found = TABLE[name], dict[str, Any]()
-        for precision in PRECISIONS:
-            runs, began = [], time.perf_counter()
-            for seed in range(1, arguments.seeds + 1):
-                train = TrainConfig(
-                    epochs=task.epochs, batch_size=task.batch_size, learning_rate=task.rate, warmup=0.1, seed=seed,
-                    precision=precision,
-                )  # fmt: skip
-                config = FinetuneConfig(task.task, train=train)
-                out = work / f"{name}-{precision}-{seed}"
-                runs.append(
-                    finetune(
-                        config, arguments.model, data / task.train[0], out, dev=data / task.scored["dev"], device="cpu"
-                    )
-                )
-            metric = find_task(task.task).metrics[0]
-            values = [round(run[metric], 2) for run in runs]
-            mean = round(statistics.mean(values), 2)
-            minutes = round((time.perf_counter() - began) / 60, 1)
-            found[precision] = {"metric": metric, "values": values, "mean": mean, "minutes": minutes}
-        keep("finetune_cpu", arguments.results, "scores", f"{arguments.model.name}, {name}", found)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=("speed", "scores"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--tasks", nargs="+", default=["mrpc", "rte"])
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
-        (measure_speed if arguments.command == "speed" else measure_scores)(arguments, Path(made))
+        measure(arguments, Path(made))
 
 
 if __name__ == "__main__":

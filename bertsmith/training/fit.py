@@ -27,7 +27,7 @@ from bertsmith.training.checkpoint import TrainerState
 from bertsmith.training.cuda_graphs import GraphRunner, can_capture
 from bertsmith.training.divergence import Guard, raise_diverged
 from bertsmith.training.optim import make_optimizers
-from bertsmith.training.parts import faster_precision, freeze
+from bertsmith.training.parts import freeze
 from bertsmith.training.prefetch import prefetch
 from bertsmith.training.run import add_facts
 from bertsmith.training.schedule import Budget, learning_rate_factor
@@ -68,10 +68,6 @@ def fit(
     """
     gc.collect()  # the model of an earlier run in this process, which PyTorch's state_dict functions left in a cycle
     device = next(model.parameters()).device
-    chosen = faster_precision(config, model, device)
-    if chosen is not config and distributed.is_rank_zero():
-        say("note: this processor trains the model faster in bfloat16; train.precision=float32 keeps float32")
-    config = chosen
     freeze(model)
     trained = distributed.parallelise(model, config.parallel, device)
     meter = Meter(device, autocast_dtype(config.precision, device), flops)

@@ -10,14 +10,8 @@ keep their weights, as a teacher does: they have no gradients and no optimiser s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-import torch
 from torch import nn
-
-from bertsmith.training.settings import TrainConfig, has_fast_bfloat16
-
-WIDE = 256  # the least side of a matrix from which products in bfloat16 gain more on a CPU than the casts cost
 
 
 def layer_stacks(model: nn.Module) -> list[tuple[nn.Module, list[nn.Module]]]:
@@ -47,17 +41,6 @@ def is_untrained(model: nn.Module, name: str) -> bool:
     """Whether a tensor of the state dict, by its name, belongs to a module that is not trained."""
     parts = [model.get_submodule(".".join(name.split(".")[:depth])) for depth in range(1, name.count(".") + 1)]
     return any(part is frozen for part in parts for frozen in untrained(model))
-
-
-def faster_precision(config: TrainConfig, model: nn.Module, device: torch.device) -> TrainConfig:
-    """The settings with bfloat16 in place of `auto` where a CPU trains this model much faster in it."""
-    if config.precision != "auto" or device.type != "cpu" or not has_fast_bfloat16():
-        return config
-    layers = [layer for _, stack in layer_stacks(model) for layer in stack]
-    sides = [min(p.shape) for layer in layers for p in layer.parameters() if p.dim() == 2]
-    if min(sides, default=0) < WIDE or any(isinstance(part, nn.RNNBase) for part in model.modules()):
-        return config
-    return replace(config, precision="bfloat16")
 
 
 def loss_weights(model: nn.Module) -> Mapping[str, float]:

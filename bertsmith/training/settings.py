@@ -161,16 +161,8 @@ def has_bfloat16() -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def has_fast_bfloat16() -> bool:
-    """Whether the CPU has a unit for matrix products in bfloat16 (AMX)."""
-    return has_bfloat16() and bool(torch.cpu._is_amx_tile_supported())
-
-
 def autocast_dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
-    """The dtype for autocast: bfloat16 if a GPU supports it and float32 is not set, else None.
-
-    On a CPU `auto` depends on the model as well: see `parts.faster_precision`.
-    """
+    """The dtype for autocast: bfloat16 if the device supports it and float32 is not set, else None."""
     if precision == "float32":
         return None
     if precision == "bfloat16" or (device.type == "cuda" and torch.cuda.is_bf16_supported()):
