@@ -205,6 +205,7 @@ class ReplacedToken(Objective):
         delta = _delta(ours, theirs) if config.disentangled else None
         joined = cls(ours, config, generator)
         joined.discriminator = discriminator
+        joined.tie_weights()
         if delta is not None:
             ours.embeddings.delta = nn.Parameter(delta)
         return joined

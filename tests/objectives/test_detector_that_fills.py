@@ -232,6 +232,19 @@ def test_a_masked_word_model_and_a_detector_are_made_of_it_and_it_of_a_detector(
     assert Predictor.load(tmp_path / "back").fill("a [MASK] of")
 
 
+def test_saved_parts_are_joined_with_the_tables_that_they_share(whole) -> None:
+    """Every parameter is trained: the joined network has no table beside those that it uses."""
+    name, run = whole
+    parts = {
+        "discriminator": load_folder(run / "model").model,
+        "generator": load_folder(run / "model" / "generator").model,
+    }
+    joined = ReplacedToken.of_parts(settings(name).objective, parts)
+    total(joined, counted(draw_batch(packed=True))).backward()
+    assert [name for name, p in joined.named_parameters() if p.grad is None] == []
+    assert joined.discriminator.masked_lm.decoder.weight is joined.encoder.embeddings.tokens.weight
+
+
 def on_two(data: Path, folder: Path) -> None:
     for name in RECIPES:
         pretrain(settings(name), data, folder / name, device="cpu")
