@@ -107,7 +107,7 @@ class Discriminator(Objective):
         scores = {"detection": self.detector(hidden, batch).float()}
         if self.masked_lm is None:
             return scores
-        return {**scores, "mlm": self._words(hidden.flatten(0, -2)[batch.labels["masked"]]).float()}
+        return {**scores, "mlm": self._words(hidden.flatten(0, -2).index_select(0, batch.labels["masked"])).float()}
 
     def token_logits(self, batch: Batch) -> Tensor:
         return self._words(self.encoder(batch, rows=batch.labels["masked"])).float()  # (M, V)
@@ -328,7 +328,8 @@ class ReplacedToken(Objective):
         every = self.config.fill_every
         rows, targets = batch.labels["masked"][::every], batch.labels["targets"][::every]
         fused, table = network.encoder.choice(batch).fused, network.encoder.embeddings.table()
-        loss, right = network.masked_lm.losses(hidden.flatten(0, -2)[rows], targets, fused, table)  # type: ignore[union-attr]
+        states = hidden.flatten(0, -2).index_select(0, rows)
+        loss, right = network.masked_lm.losses(states, targets, fused, table)  # type: ignore[union-attr]
         return {"fill_loss": (loss, len(targets)), "fill_accuracy": (right, len(targets))}
 
     def flops(self, lengths: Sequence[int], predicted: int) -> float:

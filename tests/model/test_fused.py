@@ -19,7 +19,7 @@ from labels import of_pretraining, of_task
 from torch import Tensor, nn
 
 from bertsmith import batch as batches
-from bertsmith.batch import IGNORE, Batch, Example, Packed, bucketed, collate, lay_out
+from bertsmith.batch import IGNORE, Batch, Example, Label, Packed, bucketed, collate, lay_out
 from bertsmith.model import encoder as encoders
 from bertsmith.model import fused_choice
 from bertsmith.model.activation import activate
@@ -33,6 +33,9 @@ from bertsmith.model.kernels import visible
 from bertsmith.model.rotary import rotate, rotation
 from bertsmith.model.soft_targets import word_losses
 from bertsmith.objectives.masked_lm import MaskedLM
+from bertsmith.objectives.replaced_token import ReplacedToken, corrupt
+from bertsmith.objectives.settings import ReplacedTokenConfig
+from bertsmith.pretraining.loader import ORIGINAL
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton")
 import triton
@@ -201,7 +204,7 @@ def test_shared_weights_are_converted_once() -> None:
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_masked_lm_loss(has_bias: bool) -> None:
     hidden, weight, bias = random(9, 32), random(5001, 32), random(5001) if has_bias else None
-    targets = torch.randint(5001, (9,))
+    targets = torch.randint(5001, (9, 2))[:, 0]  # not contiguous: every second entry
     scores = F.linear(hidden, weight, bias)
     targets[0], targets[1], targets[2] = scores[0].argmax(), scores[1].argmax(), IGNORE
     loss, right, _ = ops.masked_words(hidden, weight, bias, targets)
@@ -420,6 +423,29 @@ def test_a_pretraining_model(name: str, request: pytest.FixtureRequest) -> None:
     assert_alike(losses_and_gradients(model, batch), expected)
     if name not in ("albert", "gpt", "modern"):  # padding sequences do not change the result
         assert_alike(losses_and_gradients(model, bucketed(batch)), expected)
+
+
+@pytest.mark.parametrize("disentangled", [False, True])
+def test_a_detector_that_fills(disentangled: bool, request: pytest.FixtureRequest) -> None:
+    """Words that were drawn beforehand, since the kernels draw others; every second mask is left to be filled."""
+    torch.manual_seed(0)
+    config = ReplacedTokenConfig(generator_size=1.0, disentangled=disentangled, fill_every=2)
+    model, batch = ReplacedToken(Encoder(CONFIGS["bert"]), config), masked_batch([14, 3, 9])
+    batch = batch.with_labels({"original": Label(batch.tokens.numpy(), ORIGINAL)})
+    drawn = corrupt(batch, torch.randint(5, 100, (7,)), config.fill_every)
+
+    def judged() -> dict[str, Tensor]:
+        model.zero_grad(set_to_none=True)
+        losses = {name: value for name, (value, _) in model._judge(drawn).items() if name.endswith("loss")}
+        sum(losses.values()).backward()
+        found = {name: value.detach() for name, value in losses.items()}
+        return {**found, **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
+
+    expected = judged()
+    request.getfixturevalue("fused")
+    found = judged()
+    assert "fill_loss" in expected
+    assert_alike(found, expected)
 
 
 @pytest.mark.parametrize(

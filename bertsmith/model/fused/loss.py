@@ -87,7 +87,7 @@ def cross_entropy(
     right = torch.empty(rows, dtype=torch.int32, device=scores.device)
     sampled = None if seed is None else torch.empty(rows, dtype=torch.int64, device=scores.device)
     _cross_entropy[(rows,)](
-        scores, targets, seed, loss, right, sampled, 1.0 / sampling.temperature, words, stride,
+        scores, targets.contiguous(), seed, loss, right, sampled, 1.0 / sampling.temperature, words, stride,
         BLOCK=min(LOSS_BLOCK, triton.next_power_of_2(stride)), GRADIENT=gradient,
         SAMPLE=seed is not None, DISALLOW=sampling.disallow_correct, num_warps=LOSS_WARPS,
     )  # fmt: skip

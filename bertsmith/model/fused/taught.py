@@ -91,7 +91,7 @@ def taught_losses(
     right = torch.empty(rows, dtype=torch.int32, device=ours.device)
     sums = torch.empty(rows, SUMS, dtype=torch.float32, device=ours.device)
     _losses[(rows,)](
-        ours, theirs, targets, soft, hard, right, sums, 1.0 / temperature, words, stride, theirs.stride(0),
+        ours, theirs, targets.contiguous(), soft, hard, right, sums, 1.0 / temperature, words, stride, theirs.stride(0),
         BLOCK=min(BLOCK, triton.next_power_of_2(stride)), num_warps=WARPS,
     )  # fmt: skip
     return soft, hard, right, sums
@@ -105,7 +105,7 @@ def taught_gradients(
     rows, stride = ours.shape
     gradient = torch.empty_like(ours)
     _gradients[(rows,)](
-        ours, theirs, targets, sums, soft, hard, gradient, 1.0 / temperature, words, stride, theirs.stride(0),
-        BLOCK=min(BLOCK, triton.next_power_of_2(stride)), num_warps=WARPS,
+        ours, theirs, targets.contiguous(), sums, soft, hard, gradient, 1.0 / temperature, words, stride,
+        theirs.stride(0), BLOCK=min(BLOCK, triton.next_power_of_2(stride)), num_warps=WARPS,
     )  # fmt: skip
     return gradient
