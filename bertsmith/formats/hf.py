@@ -168,7 +168,7 @@ def _saved_objective(encoder: Encoder, found: Collection[str], detects: bool, cl
     is_alone = detects and is_encoder and "masked_lm.norm.weight" not in found
     if "detector.output.weight" in found or is_alone:
         context = "detector.norm.weight" in found or "detector.output.weight" not in found
-        # The authors' DeBERTa v3 has such a head as well, and names no class: it was not trained.
+        # A folder that was trained to fill masks names this class; other detectors may hold tensors of such a head too.
         fills = "masked_lm.norm.weight" in found and class_name == family.outputs["detector+masked_lm"].class_name
         config = ReplacedTokenConfig(disentangled=DELTA in found, context=context, fill_every=int(fills))
         return Discriminator(encoder, config)

@@ -267,9 +267,8 @@ class ReplacedToken(Objective):
         `fill` are its logits at the masks that were left.
         """
         words = self.token_logits(batch)
-        found = self.discriminator.logits(
-            self._corrupt(batch, sample(words, batch.labels["targets"], self.sampling)).batch
-        )
+        corrupted = self._corrupt(batch, sample(words, batch.labels["targets"], self.sampling))
+        found = self.discriminator.logits(corrupted.batch)
         left = {"fill": found.pop("mlm")[:: self.config.fill_every]} if "mlm" in found else {}
         return {"mlm": words, **found, **left}
 
@@ -332,19 +331,21 @@ class ReplacedToken(Objective):
         loss, right = network.masked_lm.losses(states, targets, fused, table)  # type: ignore[union-attr]
         return {"fill_loss": (loss, len(targets)), "fill_accuracy": (right, len(targets))}
 
+    def _filled(self, predicted: int) -> int:
+        """How many of so many masks are left to the discriminator."""
+        return -(-predicted // self.config.fill_every) if self.config.fill_every else 0
+
     def flops(self, lengths: Sequence[int], predicted: int) -> float:
         hidden, tokens = self.encoder.config.hidden_size, sum(lengths)
         detector = 3.0 * tokens * 2 * hidden * (hidden + 1)
-        filled = predicted // self.config.fill_every if self.config.fill_every else 0
-        discriminator = training_flops(self.encoder.config, lengths, filled, every_state=True)
+        discriminator = training_flops(self.encoder.config, lengths, self._filled(predicted), every_state=True)
         return discriminator + detector + training_flops(self.generator.encoder.config, lengths, predicted)
 
     def memory(
         self, tokens: int, length: int, predicted: int, *, half: bool, checkpointing: bool, processes: int
     ) -> float:
         """The memory of both networks; tied embeddings are counted twice, which errs on the safe side."""
-        filled = predicted // self.config.fill_every if self.config.fill_every else 0
-        networks = (self.encoder.config, filled), (self.generator.encoder.config, predicted)
+        networks = (self.encoder.config, self._filled(predicted)), (self.generator.encoder.config, predicted)
         return sum(
             training_memory(config, tokens, length, words, half=half, checkpointing=checkpointing, processes=processes)
             for config, words in networks
