@@ -13,7 +13,7 @@ SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadsc
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: .venv/ready  ## the whole path on embedded text: vocabulary, corpus, pre-training, fine-tuning, report
+demo: .venv/ready  ## the default model, then the whole path on embedded text: vocabulary, corpus, training, report
 	rm -rf demo
 	$(BIN)/bertsmith demo --out demo
 

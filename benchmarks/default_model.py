@@ -6,21 +6,27 @@
     python -m benchmarks.default_model score --data DATA --work WORK [--rate 1e-4] [--tasks cola …]
     python -m benchmarks.default_model merge FILE …
     python -m benchmarks.default_model pack --work WORK [--out FOLDER]
+    python -m benchmarks.default_model words --data DATA [--out FOLDER]
 
 `DATA/text` holds text files, `tokenizer` puts `DATA/tokenizers` beside it, and the folders of the tasks are in DATA.
 `train` runs the recipe `speedrun-small`, `facts` says what it has seen and learnt, and `score` runs `bertsmith
 benchmark` on it. Every call adds to the results of earlier ones; `--results` writes them into another folder, from
 which `merge` brings them back. `pack` writes the encoder with its masked-word head, in half precision, where the
-package looks for it, beside the card that is there.
+package looks for it, beside the card that is there. `words` masks a word in each of many sentences that the packed
+model has not read, and counts how often it finds the word.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import random
+import re
 import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.corpora import corpus_folder, text_files, write_sizes
 from benchmarks.family_quality import masked_words, run_facts
@@ -36,6 +42,7 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
+from bertsmith.text.sentences import split_sentences
 from bertsmith.training.run import MODEL, is_finished
 
 NAME, TOKENIZER, ENTRIES = "default_model", "wordpiece-14k", 14_336
@@ -135,15 +142,41 @@ def pack(arguments: argparse.Namespace) -> None:
     print(f"{out}: {report['parameters']:,} parameters, {size:,} bytes in {', '.join(f.name for f in out.iterdir())}")
 
 
+def words(arguments: argparse.Namespace) -> None:
+    """Mask one word in each sentence of news, alone and in its paragraph, and look for it among the likeliest words."""
+    shifts = json.loads((arguments.data / "SQuADShifts" / "nyt_v1.0.json").read_text(encoding="utf-8"))
+    texts = [paragraph["context"] for article in shifts["data"] for paragraph in article["paragraphs"]]
+    predictor, chosen = Predictor.load(arguments.out, device=arguments.device), random.Random(1)
+    entries = {predictor.tokenizer.token(number) for number in range(predictor.tokenizer.vocab_size)}
+    ranks: dict[str, list[int]] = {"alone": [], "in its paragraph": []}
+    for text in chosen.sample([text for text in texts if len(text) < 1500], 4 if arguments.smoke else 1000):
+        sentence = chosen.choice(list(split_sentences(text)))
+        places = [match for match in re.finditer(r"[A-Za-z]+", sentence) if match[0].lower() in entries]
+        if len(places) < 5:
+            continue
+        place = chosen.choice(places)
+        masked = f"{sentence[: place.start()]}[MASK]{sentence[place.end() :]}"
+        for key, given in (("alone", masked), ("in its paragraph", text.replace(sentence, masked, 1))):
+            answers = [word["token"] for word in predictor.fill(given, top=5)[0]]
+            ranks[key].append([*answers, place[0].lower()].index(place[0].lower()))
+    found: dict[str, Any] = {"sentences": len(ranks["alone"])}
+    for key, places_found in ranks.items():
+        share = {"first": [rank < 1 for rank in places_found], "among five": [rank < 5 for rank in places_found]}
+        found[key] = {name: round(100 * sum(hits) / len(hits), 1) for name, hits in share.items()}
+    print(found)
+    model = arguments.names[0] if arguments.names else RECIPE
+    keep(NAME, arguments.results, "masked words in sentences of news", model, found)
+
+
 def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def main(given: list[str] | None = None) -> None:
-    commands = {"tokenizer": tokenizer, "train": train, "facts": facts, "score": score, "merge": merge, "pack": pack}
+    commands = {f.__name__: f for f in (tokenizer, train, facts, score, merge, pack, words)}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=commands)
-    parser.add_argument("names", nargs="*", help="merge: files of results")
+    parser.add_argument("names", nargs="*", help="merge: files of results; words: the name of the model")
     parser.add_argument("--data", type=Path, help="the folder of the text and the tasks")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / NAME, help="the folder for runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results")
@@ -154,11 +187,11 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=[column.task for column in COLUMNS], default=[])
     parser.add_argument("--seeds", type=int, default=5, help="score: runs for each score")
     parser.add_argument("--jobs", type=int, default=14, help="score: runs at a time")
-    parser.add_argument("--out", type=Path, default=DEFAULT, help="pack: the folder for the model")
+    parser.add_argument("--out", type=Path, default=DEFAULT, help="pack, words: the folder of the model")
     parser.add_argument("--device")
     parser.add_argument("--smoke", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
-    if arguments.command in ("tokenizer", "train", "facts", "score") and arguments.data is None:
+    if arguments.command in ("tokenizer", "train", "facts", "score", "words") and arguments.data is None:
         parser.error("--data is needed")
     commands[arguments.command](arguments)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 IGNORE = -100  # the label of a token that no loss counts
 CHARACTERS = "characters"  # the label with the characters of every token, for encoders that read them
+NEAR = 8  # tokens; on a CPU, more calls for attention cost more than so much padding
 ROWS = "rows"  # the label with the row of each sequence, where the sequences are windows of texts
 Item = TypeVar("Item")
 
@@ -147,7 +148,7 @@ class Packed:
 
     @cached_property
     def groups(self) -> Groups | None:
-        """Groups for attention on a CPU with less than an eighth of padding; None if all sequences have one length."""
+        """Groups for attention on a CPU, of lengths within an eighth or `NEAR`; None if all have one length."""
         starts = self.starts.to(torch.int64).cpu().numpy()
         lengths = np.diff(starts)
         if (lengths == self.max_length).all():
@@ -157,7 +158,7 @@ class Packed:
         shapes, masks, sources = [], [], []
         while order.size:
             longest = int(lengths[order[0]])
-            size = int(np.searchsorted(-lengths[order], -(longest - longest // 8), side="right"))
+            size = int(np.searchsorted(-lengths[order], -(longest - max(longest // 8, NEAR)), side="right"))
             rows, order = order[:size], order[size:]
             index, mask = _rectangle(torch.from_numpy(starts[rows]), torch.from_numpy(starts[rows + 1]), longest)
             shapes.append((size, longest))

@@ -221,8 +221,10 @@ def test_real_weights_are_small_and_opened_in_float32() -> None:
 FILLED = {
     "She opened the [MASK] and walked into the room.": {"door"},
     "The patient was taken to the [MASK] by an ambulance.": {"hospital"},
-    "World War II ended in [MASK].": {"1945"},
+    "The judge sentenced him to ten years in [MASK].": {"prison"},
+    "He was elected president of the United [MASK].": {"states"},
     "He was born in London, [MASK].": {"england"},
+    "He is the father of two [MASK].": {"children"},
     "The [MASK] shines during the day.": {"sun", "light", "sky", "sunlight"},
 }
 

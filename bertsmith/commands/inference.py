@@ -61,8 +61,8 @@ def fill(
     """Show the likeliest words for each [MASK] of a text.
 
     \b
-    Example: bertsmith fill run "The [MASK] of a list is its number of items."
-    By the model in BERTSMITH_MODEL: bertsmith fill "The [MASK] of a list"
+    Example: bertsmith fill "Paris is the [MASK] of France."
+    By a model of your own: bertsmith fill run "The [MASK] of a list is its number of items."
     """
     from bertsmith.inference.files import fill as function
 
@@ -219,6 +219,7 @@ def embed(
 
     \b
     Example: bertsmith embed run texts.txt --out vectors.npy --pooling mean --normalize
+    By the default model: bertsmith embed texts.txt --out vectors.npy
     """
     from bertsmith.inference.embedder import embed as function
 

@@ -10,7 +10,7 @@ import typer
 from bertsmith.errors import UserError
 from bertsmith.text.safe import safe_argument
 
-UNNAMED = "default: the one in BERTSMITH_MODEL"  # what `usual_model` returns
+UNNAMED = "default: the one in BERTSMITH_MODEL, else the default model"  # what `usual_model` returns
 Inputs = Annotated[
     list[str], typer.Argument(help="Text files or folders: .txt, .jsonl, .parquet, also .gz .xz .bz2 .zst")
 ]

@@ -47,7 +47,7 @@ def view(
     \b
     Example: bertsmith view run "The length of a list is its number of items." --out page.html
     A pair: bertsmith view run "Is it raining?" "The street is wet."
-    By the model in BERTSMITH_MODEL: bertsmith view "Is it raining?" "The street is wet."
+    By the default model: bertsmith view "Is it raining?" "The street is wet."
     """
     from bertsmith.pages.view import view as function
     from bertsmith.tasks.inputs import looks_like_text

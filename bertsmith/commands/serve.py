@@ -74,6 +74,7 @@ def serve(
 
     \b
     Example: bertsmith serve classifier
+    The default model and a page to try it: bertsmith serve
     Ask it: curl localhost:8000/classify -H 'Content-Type: application/json' -d '{"inputs": "I was charged twice."}'
     Several models: bertsmith serve reviews=runs/reviews entities=runs/ner --port 9000
     With keys, for other machines: bertsmith serve classifier --host 0.0.0.0 --api-key-file keys.txt

@@ -152,6 +152,7 @@ def finetune(
 
     \b
     Example: bertsmith finetune classify --model run --data train.csv --dev dev.csv --out run2
+    From the default model: bertsmith finetune classify --data train.csv --out run2
     Columns and settings: bertsmith finetune classify … --text body --label topic --lr 3e-5 --epochs 4
     Long documents: bertsmith finetune classify --model run --data train.csv --windows 8 --out run2
     A data set: bertsmith finetune mnli --model run --data glue/MNLI --out mnli
@@ -266,7 +267,7 @@ def demo(
     text_only: Annotated[bool, typer.Option("--text-only", help="Write only the text and the labelled rows")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the whole path on the documentation inside the Python installation, in minutes on two cores.
+    """Show the default model, then run the whole path on Python's own documentation, in minutes on two cores.
 
     \b
     Example: bertsmith demo --out demo

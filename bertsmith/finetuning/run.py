@@ -20,7 +20,7 @@ from bertsmith.finetuning.model import freeze, start_model, start_task, with_set
 from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
 from bertsmith.finetuning.scoring import DevScores, write_predictions
-from bertsmith.finetuning.settings import FinetuneConfig
+from bertsmith.finetuning.settings import EPOCHS, FinetuneConfig
 from bertsmith.finetuning.teacher import find_teacher
 from bertsmith.formats.card import write_card
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
@@ -108,6 +108,10 @@ def _finetune(
     seeded = replace(config, train=replace(config.train, seed=seed_now(run, config.train.seed, restarts)))
     command = f"bertsmith finetune {config.task} --model {source} --data {splits.train[0]} --out {run}"
     data = read_data(seeded, splits, command)
+    if (longer := seeded.with_length(len(data.rows), data.task.own)) != seeded:
+        if longer.train.epochs != EPOCHS:
+            data.notes.append(f"so few rows are trained on for {longer.train.epochs:g} epochs; see train.epochs")
+        config, seeded = replace(config, train=replace(config.train, epochs=longer.train.epochs)), longer
     data = replace(data, head=with_settings_of_family(data.head, data.task, seeded, source))
     loaded = start_model(source, data.head, seeded)
     limits, ceilings = _limits(seeded, data, loaded), _ceilings(data, loaded)

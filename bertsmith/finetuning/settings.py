@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from bertsmith.config import Bounds, check_bounds
@@ -11,6 +12,8 @@ from bertsmith.model.config import PooledWindows
 from bertsmith.model.recurrent import FeatureConfig
 from bertsmith.rows.columns import Columns
 from bertsmith.training.settings import TrainConfig
+
+EPOCHS, LEAST_STEPS, MOST_EPOCHS = 3, 300, 20  # of a run whose length is not given
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,12 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """One complete fine-tuning run. `random_start` keeps the model's shape and tokenizer but not its weights.
+    """One complete fine-tuning run.
+
+    A run whose length is not given has 3 epochs, as in the paper; on rows of the user's own it has as many as make 300
+    steps, at most 20, because an output layer that starts at random learns nothing in a few steps.
+
+    `random_start` keeps the model's shape and tokenizer but not its weights.
 
     A run that collapses starts again with another seed, at most `restarts` times. The top `reinit_layers` layers and
     the pooler are initialised again (Zhang et al. 2021); `frozen_layers` freezes the embeddings and as many of the
@@ -95,9 +103,7 @@ class FinetuneConfig:
 
     task: str
     data: FinetuneData = field(default_factory=FinetuneData)
-    train: TrainConfig = field(
-        default_factory=lambda: TrainConfig(epochs=3, batch_size=32, learning_rate=5e-5, warmup=0.1)
-    )
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(batch_size=32, learning_rate=5e-5, warmup=0.1))
     random_start: bool = False
     restarts: int = 2
     reinit_layers: int = 0
@@ -117,6 +123,13 @@ class FinetuneConfig:
         "dropout": Bounds(0, 1, "[)"),
         "language_model": Bounds(0, 10**6),
     }
+
+    def with_length(self, rows: int, own: bool) -> FinetuneConfig:
+        """With a length, if it has none, for so many training rows; they are the user's `own` or a data set's."""
+        if any(getattr(self.train, name) is not None for name in TrainConfig.ONE_OF):
+            return self
+        epochs = math.ceil(LEAST_STEPS * self.train.batch_size / rows) if own else EPOCHS
+        return replace(self, train=replace(self.train, epochs=float(min(max(epochs, EPOCHS), MOST_EPOCHS))))
 
     def __post_init__(self) -> None:
         check_bounds(self)

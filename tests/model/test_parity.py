@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from variants import VARIANTS, make
 
+from bertsmith.batch import NEAR
 from bertsmith.errors import UserError
 from bertsmith.model import kernels
 from bertsmith.model.attention import Trace
@@ -134,7 +135,7 @@ def test_packed_attention_never_spans_the_batch(monkeypatch):
         assert queries[-2] == keys[-2] <= max(lengths)
         assert masked is None or masked == (queries[0], 1, 1, queries[-2])
     places = sum(queries[0] * queries[-2] for queries, _, _ in seen) / len(model.layers)
-    assert total <= places < total * 8 / 7
+    assert total <= places < total * 8 / 7 + NEAR * len(lengths)
 
 
 @pytest.mark.parametrize("size", SIZES)
