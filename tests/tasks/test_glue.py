@@ -273,7 +273,7 @@ def test_a_model_learns_several_labels_per_row(world: Path, tmp_path: Path) -> N
     rows = [(f"{'the file is' if 'f' in k else ''} {'a list of' if 'l' in k else ''} it", k) for k in kinds * 10]
     (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"text": t, "labels": k}) for t, k in rows))
     (tmp_path / "t.csv").write_text("text,labels\n" + "\n".join(f"{t},{'|'.join(k)}" for t, k in rows))
-    changes = ["train.epochs=15", "train.batch_size=8", "train.learning_rate=5e-3"]
+    changes = ["train.epochs=40", "train.batch_size=8", "train.learning_rate=2e-3"]
     for name, more in (("t.jsonl", []), ("t.csv", ["data.columns.separator=|"])):
         config = override(FinetuneConfig("classify"), [*changes, *more])
         data, run = tmp_path / name, tmp_path / f"run-{name}"
