@@ -29,7 +29,7 @@ def test_a_length_that_is_given_stays(given: dict[str, float]) -> None:
 def test_few_rows_are_said_and_saved(world: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [(f"{word} film {n}", label) for word, label in (("good", "+"), ("bad", "-")) for n in range(10)]
     bertsmith.finetune("classify", world / "run", rows, tmp_path / "out", device="cpu")
-    assert "note: so few rows are trained on for 20 epochs; see train.epochs" in capfd.readouterr().err
+    assert "note: 15 rows are few, so there are 20 epochs (--epochs, train.epochs)" in capfd.readouterr().err
     assert json.loads((tmp_path / "out" / "config.json").read_text())["train"]["epochs"] == 20
     again = bertsmith.finetune("classify", world / "run", rows, tmp_path / "out", device="cpu", resume=True)
     assert again["labels"] == 2
