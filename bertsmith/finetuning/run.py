@@ -110,7 +110,9 @@ def _finetune(
     data = read_data(seeded, splits, command)
     if (longer := seeded.with_length(len(data.rows), data.task.own)) != seeded:
         if longer.train.epochs != EPOCHS:
-            data.notes.append(f"{len(data.rows)} rows are few, so there are {longer.train.epochs:g} epochs (--epochs, train.epochs)")
+            data.notes.append(
+                f"{len(data.rows)} rows are few, so there are {longer.train.epochs:g} epochs (--epochs, train.epochs)"
+            )
         config, seeded = replace(config, train=replace(config.train, epochs=longer.train.epochs)), longer
     data = replace(data, head=with_settings_of_family(data.head, data.task, seeded, source))
     loaded = start_model(source, data.head, seeded)
