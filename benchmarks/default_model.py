@@ -13,7 +13,8 @@
 benchmark` on it. Every call adds to the results of earlier ones; `--results` writes them into another folder, from
 which `merge` brings them back. `pack` writes the encoder with its masked-word head, in half precision, where the
 package looks for it, beside the card that is there. `words` masks a word in each of many sentences that the packed
-model has not read, and counts how often it finds the word.
+model has not read, counts how often it finds the word, and keeps its
+answers to some sentences.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ SENTENCES = (
     "The [MASK] shines during the day.",
     "World War II ended in [MASK].",
     "A doctor works in a [MASK].",
+    "The judge sentenced him to ten years in [MASK].",
+    "Tokyo is the capital of [MASK].",
 )
 
 
@@ -85,7 +88,6 @@ def facts(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         words = masked_word_model(run, Path(scratch) / "words")
         found["masked_words"] = masked_words(words, corpus, arguments)
-        found["answers"] = filled(words)
     keep(NAME, arguments.results, "pretraining", RECIPE, found)
 
 
@@ -97,9 +99,8 @@ def masked_word_model(run: Path, out: Path) -> Path:
     return out
 
 
-def filled(model: Path) -> dict[str, list[str]]:
+def filled(predictor: Predictor) -> dict[str, list[str]]:
     """What the model puts in place of the mask of each sentence, with the probability in percent."""
-    predictor = Predictor.load(model, device="cpu")
     found = {sentence: predictor.fill(sentence, top=5)[0] for sentence in SENTENCES}
     return {key: [f"{one['token']} {100 * one['probability']:.0f}" for one in words] for key, words in found.items()}
 
@@ -163,6 +164,7 @@ def words(arguments: argparse.Namespace) -> None:
     for key, places_found in ranks.items():
         share = {"first": [rank < 1 for rank in places_found], "among five": [rank < 5 for rank in places_found]}
         found[key] = {name: round(100 * sum(hits) / len(hits), 1) for name, hits in share.items()}
+    found["answers"] = filled(predictor)
     print(found)
     model = arguments.names[0] if arguments.names else RECIPE
     keep(NAME, arguments.results, "masked words in sentences of news", model, found)

@@ -21,8 +21,7 @@ from bertsmith.training.settings import TrainConfig
 pytestmark = pytest.mark.usefixtures("one_thread")
 NOTE = "note: no model is named, so this is the package's default model (0 MB, English, lower-cased)\n"
 TEXT = "Paris is the [MASK] of France."
-REAL = hub.default_model()
-real_weights = pytest.mark.skipif(REAL is None, reason=f"the package has no default model in {hub.DEFAULT.name}")
+REAL = hub.DEFAULT
 ROWS = [(f"a {word} film {n}", label) for word, label in (("good", "+"), ("bad", "-")) for n in range(10)]
 
 
@@ -209,9 +208,7 @@ def test_the_demo_begins_with_it(folder: Path, tmp_path: Path, monkeypatch: pyte
     assert said.startswith("The whole path")
 
 
-@real_weights
 def test_real_weights_are_small_and_opened_in_float32() -> None:
-    assert REAL is not None
     assert sum(path.stat().st_size for path in REAL.iterdir()) <= benchmark.LARGEST
     assert "float16" in (REAL / "config.json").read_text()
     model = bertsmith.Predictor.load(REAL, "cpu").torch_engine.model
@@ -229,7 +226,6 @@ FILLED = {
 }
 
 
-@real_weights
 def test_real_weights_fill_masks_sensibly() -> None:
     predictor = bertsmith.Predictor.load(REAL, "cpu")
     assert predictor.fill(TEXT)[0][0]["token"] == "capital"
@@ -250,7 +246,6 @@ def reviews(forms: list[str], things: list[str]) -> list[tuple[str, str]]:
     return [(form.format(word, things[n % len(things)]), label) for n, (form, word, label) in enumerate(pairs)]
 
 
-@real_weights
 def test_real_weights_learn_a_small_task_in_seconds(tmp_path: Path) -> None:
     """The forms and the things of the dev rows are others than those of the training rows."""
     train, dev = reviews(FORMS, THINGS[:7]), reviews(HELD_OUT, THINGS[7:])
@@ -268,7 +263,6 @@ PARAPHRASES = [  # a sentence, what means nearly the same, and another one
 ]
 
 
-@real_weights
 def test_vectors_of_paraphrases_are_closer_than_those_of_other_sentences() -> None:
     embed = bertsmith.Embedder.load(REAL, "cpu", normalize=True)
     for sentence, paraphrase, other in PARAPHRASES:

@@ -108,12 +108,10 @@ def _finetune(
     seeded = replace(config, train=replace(config.train, seed=seed_now(run, config.train.seed, restarts)))
     command = f"bertsmith finetune {config.task} --model {source} --data {splits.train[0]} --out {run}"
     data = read_data(seeded, splits, command)
-    if (longer := seeded.with_length(len(data.rows), data.task.own)) != seeded:
-        if longer.train.epochs != EPOCHS:
-            data.notes.append(
-                f"{len(data.rows)} rows are few, so there are {longer.train.epochs:g} epochs (--epochs, train.epochs)"
-            )
-        config, seeded = replace(config, train=replace(config.train, epochs=longer.train.epochs)), longer
+    given, (config, seeded) = config, (each.with_length(len(data.rows), data.task.own) for each in (config, seeded))
+    if config.train.epochs not in (given.train.epochs, EPOCHS):
+        rows, epochs = len(data.rows), config.train.epochs
+        data.notes.append(f"{rows} rows are few, so there are {epochs:g} epochs (--epochs, train.epochs)")
     data = replace(data, head=with_settings_of_family(data.head, data.task, seeded, source))
     loaded = start_model(source, data.head, seeded)
     limits, ceilings = _limits(seeded, data, loaded), _ceilings(data, loaded)

@@ -83,8 +83,8 @@ class TeacherConfig:
 class FinetuneConfig:
     """One complete fine-tuning run.
 
-    A run whose length is not given has 3 epochs, as in the paper; on rows of the user's own it has as many as make 300
-    steps, at most 20, because an output layer that starts at random learns nothing in a few steps.
+    A run whose length is not given has 3 epochs, as in the paper; on few rows of the user's own it has more, as many as
+    make 300 steps but at most 20, because an output layer that starts at random learns nothing in a few steps.
 
     `random_start` keeps the model's shape and tokenizer but not its weights.
 
