@@ -9,12 +9,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.family_pages import NAMES, Rows, print_tables, put_tables
-from benchmarks.speedrun_table import BASE, CORPORA, EXPERIMENTS, ROWS, VARIANTS, WORDPIECE, lacking
+from benchmarks.speedrun_table import BASE, CORPORA, EXPERIMENTS, JUDGED, ROWS, VARIANTS, VERDICTS, WORDPIECE, lacking
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 START = 0.25  # minutes that a run takes beside its own: the start, the last evaluation, saving
 RUN_SECONDS = 3.0  # of a fine-tuning, all of them side by side on an H200, until it is measured
-JUDGED = "decay-0.01"  # the experiment on whose encoder the verdicts of the ways of fine-tuning were reached
 HEADER = ["question", "command", "result", "verdict"]
 Results = dict[str, Any]
 
@@ -126,12 +125,14 @@ def tuning_rows(results: Results) -> Rows:
         run = results.get("pretraining", {}).get(tuned["run"])
         where, options = (run["experiment"], f" {options_of(run)}") if run else (tuned["run"], "")
         options += f" --rows {tuned['rows']}" if tuned["rows"] != ROWS else ""
-        verdict = variant.verdict if where == JUDGED else ""
+        verdict = variant.verdict if where == JUDGED else VERDICTS.get((where, tuned["variant"]), "")
         rows.append([asks, f"`tune {where} {tuned['variant']}{options}`", text, verdict])
     return rows
 
 
 def _code(changes: Sequence[str]) -> str:
+    """Settings as they are given; of one that is given twice, the last, which counts."""
+    changes = list({change.partition("=")[0]: change for change in changes}.values())
     return ", ".join(f"`{change}`" for change in changes)
 
 

@@ -1,6 +1,6 @@
 """bertsmith: raw text to a working BERT.
 
-Every command is a function of the same name here: `bertsmith.train_tokenizer`, `build_corpus`, `pretrain`, `finetune`,
+What the commands do, functions do here: `bertsmith.train_tokenizer`, `build_corpus`, `pretrain`, `finetune`,
 `evaluate`, `predict`, … The names are imported when they are first used, so `import bertsmith` is fast and does not
 import torch.
 """

@@ -88,7 +88,7 @@ def masked(mask: int, same: int, random: int, size: str = "base") -> PretrainCon
 
 
 def speedrun() -> PretrainConfig:
-    """A Base fast, on one GPU: pre-norm, no bias, no dropout, full sentences, 20 % masked, Muon, a time limit.
+    """A Base that trains fast on a GPU: pre-norm, no bias, no dropout, full sentences, 20 % masked, Muon, by the clock.
 
     An hour unless `--hours` says otherwise; the rate falls all the way. With less weight decay the weights grow until
     every token attends to a single other one, and fine-tuning changes little (docs/experiments.md).

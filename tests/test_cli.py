@@ -159,14 +159,21 @@ def test_recipes_lists_the_recommended_ones_first_and_a_line_for_each_family(run
     _, out, _ = run_command("recipes")
     lines = out.splitlines()
     titles = [line for line in lines if line[:1].strip()]
-    assert titles == ["To start with", "Families", "Ablations of BERT's paper"]
-    first, families, ablations = (
+    assert titles == [
+        "To start with (layers × width, length of the training)",
+        "Our own recipes",
+        "Families",
+        "Ablations of BERT's paper",
+    ]
+    first, own, families, ablations = (
         [line.split()[0] for line in lines[begin:end] if line[:2] == "  " and line[2:3].strip()]
         for begin, end in pairwise([*(lines.index(title) for title in titles), len(lines)])
     )
     others = ["modern-base", "distilbert", "bert-base", "demo"]
     assert first == ["quickstart", "speedrun", "speedrun-small", *others]
-    for name, when in {"speedrun": "a small corpus and an hour", "modern-base": "long documents"}.items():
+    assert lines.index("Our own recipes") == 1 + len(first) + 1  # one line each, also in a narrow terminal
+    assert own == ["quickstart", "speedrun", "speedrun-small", "demo"]
+    for name, when in {"speedrun": "a small corpus and an hour of a GPU", "modern-base": "long documents"}.items():
         assert (
             next(line for line in lines if line.startswith(f"  {name}")).split(maxsplit=1)[1].startswith(f"For {when}:")
         )

@@ -8,15 +8,16 @@ from functools import partial
 from bertsmith.objectives.settings import DistillationConfig
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import RECIPES, left_to_right, masked, no_nsp, recipe, right_to_left, sized
+from bertsmith.training.settings import TrainConfig
 
 START = {  # the recipes to start with, and when to choose each: what docs/families.md has measured supports it
     "quickstart": "For a first try",
-    "speedrun": "For a small corpus and an hour",
+    "speedrun": "For a small corpus and an hour of a GPU",
     "speedrun-small": "For a small encoder in minutes",
     "modern-base": "For long documents",
     "distilbert": "For predictions on a CPU",
     "bert-base": "To compare with papers",
-    "demo": "To see the whole path, as `bertsmith demo` runs it",
+    "demo": "To see what `bertsmith demo` runs",
 }
 EXAMPLES = ("quickstart", "speedrun", "speedrun-small", "demo")  # recipes that are no family's
 ABLATIONS = (no_nsp, left_to_right, right_to_left, sized, masked)  # rows of the tables in BERT's paper
@@ -28,7 +29,7 @@ def describe() -> dict[str, str]:
 
 
 def grouped() -> dict[str, dict[str, str]]:
-    """The recipes to print: when to start with which, then one line for each family, and one for each ablation."""
+    """The recipes to print: one line on when to start with which, then what our own, the families and ablations are."""
     families: dict[str, list[str]] = {}
     ablations: dict[str, list[str]] = {}
     for name in RECIPES:
@@ -37,7 +38,10 @@ def grouped() -> dict[str, dict[str, str]]:
         elif name not in EXAMPLES:
             families.setdefault(name.split("-")[0], []).append(name)
     return {
-        "To start with": {name: f"{when}: {_purpose(name)}; {_size(name)}" for name, when in START.items()},
+        "To start with (layers × width, length of the training)": {
+            name: f"{when}: {_shape(name)}" for name, when in START.items()
+        },
+        "Our own recipes": {name: f"{_purpose(name)}; {_size(name)}" for name in EXAMPLES},
         "Families": {family: _line(names) for family, names in families.items()},
         "Ablations of BERT's paper": {ablation: _line(names) for ablation, names in ablations.items()},
     }
@@ -59,14 +63,26 @@ def _purpose(name: str) -> str:
     return words.splitlines()[0].rstrip(".")
 
 
+def _shape(name: str) -> str:
+    """Layers and width of a recipe, and how long it trains: short enough for one line of a terminal."""
+    made = recipe(name)
+    if isinstance(made.objective, DistillationConfig) and made.objective.half:
+        return f"half the teacher's layers, {_length(made.train)}"
+    return f"{made.model.num_layers} × {made.model.hidden_size}, {_length(made.train)}"
+
+
+def _length(train: TrainConfig) -> str:
+    """How long a recipe trains."""
+    if train.steps:
+        return f"{train.steps:,} steps"
+    if not train.hours:
+        return f"{train.epochs:g} epochs"
+    return f"{train.hours:g} h" if train.hours >= 1 else f"{60 * train.hours:g} minutes"
+
+
 def _size(name: str) -> str:
     made = recipe(name)
-    model, train = made.model, made.train
-    length = (
-        f"{train.steps:,} steps"
-        if train.steps
-        else f"{train.hours or train.epochs:g} {'h' if train.hours else 'epochs'}"
-    )
+    model, length = made.model, _length(made.train)
     if isinstance(made.objective, DistillationConfig) and made.objective.half:
         return f"half of the teacher's layers, {length}"
     inner = f"{model.num_heads} heads" if model.layer_type == "transformer" else f"{model.intermediate_size} cells"

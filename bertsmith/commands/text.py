@@ -28,7 +28,8 @@ def tokenizer_train(
         ),
     ] = "wordpiece",
     cased: Annotated[
-        bool | None, typer.Option("--cased/--uncased", help="Keep upper case and accents; default: for bytes and words")
+        bool | None,
+        typer.Option("--cased/--uncased", help="Keep upper case and accents; the default of the kinds bytes and words"),
     ] = None,
     jamo: Annotated[
         bool, typer.Option("--jamo", help="Decompose Hangul into jamo, as the original uncased BERT does")

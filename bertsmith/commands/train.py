@@ -82,7 +82,9 @@ def pretrain(
         typer.Option("--hours", help="Train for this many hours; the schedule follows the clock (train.hours)"),
     ] = None,
     batch_size: BatchSize = None,
-    max_length: MaxLength = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="The tokens of a sequence (data.max_length)")
+    ] = None,
     seed: Seed = None,
     settings: Set = None,
     device: Device = None,

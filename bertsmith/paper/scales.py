@@ -142,7 +142,7 @@ SCALES = {
     scale.name: scale
     for scale in (
         Scale(
-            "tiny", "minutes on two cores: shows that everything runs, not what the paper found",
+            "tiny", "pre-trained in a minute on two cores: shows that everything runs, not what the paper found",
             4, 64, 4, 32, 128, _train(100, 16, 2e-3, evaluate_every=0.0), (1e-3,), 1e-3, feature_epochs=3, restarts=0,
         ),
         Scale(

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from benchmarks import speedrun
 from benchmarks.corpora import train_tokenizers
 from benchmarks.family_toy import write_toy_data
-from benchmarks.speedrun_pages import PAGE, minutes_of, result_of, write_page
+from benchmarks.record import RESULTS, earlier
+from benchmarks.speedrun_pages import PAGE, minutes_of, result_of, tables, write_page
 from benchmarks.speedrun_table import EXPERIMENTS, VARIANTS, WORDPIECE, chain, lacking, pretraining_config
 from benchmarks.tuning import Pooled, pooled_from
 from bertsmith.errors import UserError
@@ -150,3 +151,18 @@ def test_the_page_is_honest_and_the_plan_learns(tmp_path: Path) -> None:
     assert page.read_text().count("Not measured yet.") == 2
     measured = {"tuning": {"base": {"seconds_of_all": 60, "runs_of_all": 15}}}
     assert minutes_of(2, 3, measured) == pytest.approx(2 + 0.25 + 1)
+
+
+def test_every_result_on_the_page_has_a_verdict() -> None:
+    for name, (header, *rows) in tables(earlier(speedrun.NAME, RESULTS)).items():
+        assert header[-1] == "verdict"
+        assert rows
+        assert [row[1] for row in rows if not row[-1]] == [], f"write a verdict in speedrun_table.py ({name})"
+
+
+def test_a_setting_that_is_given_twice_is_shown_once() -> None:
+    run = {"experiment": "electra-small", "minutes": 4.0, "changed": [], "corpus_name": WORDPIECE, "tokens": 1e8,
+           "tokens_per_second": 4e5, "masked_words": None}  # fmt: skip
+    (asks, *_) = tables({"pretraining": {"electra-small 4 min": run}})["experiments"][1]
+    assert "`objective.generator_layers=1`" in asks
+    assert asks.count("objective.generator_layers=") == 1
