@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bertsmith.batch import Batch
@@ -19,8 +20,10 @@ from bertsmith.finetuning.protocols import figures_of
 from bertsmith.finetuning.scored import SCORES, scored
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.finetuning.task_data import Data, find_data
+from bertsmith.model.config import HeadKind
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.pooling import Pooler, pool
+from bertsmith.model.soft_targets import divergence
 from bertsmith.tasks.reading import Splits
 from bertsmith.training.side_by_side import side_by_side
 
@@ -31,11 +34,14 @@ Results = dict[str, Any]
 class Pooled:
     """The state that a text is classified from: `token` is first, last, mean or max, and empty the encoder's own.
 
-    Without `dense` there is no layer between that state and the output layer.
+    Without `dense` there is no layer between that state and the output layer. With a weight of `agreement` every batch
+    is read twice, with other dropout, and the loss of both passes has the divergence of their predictions added to it
+    (R-Drop: Wu et al. 2021).
     """
 
     token: str = ""
     dense: bool = True
+    agreement: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,11 @@ class Way:
 
 @contextmanager
 def pooled_from(pooled: Pooled) -> Iterator[None]:
-    """Classify texts from another state than the encoder's own, or with no layer before the output layer.
+    """Classify texts from another state than the encoder's own, without a layer before the output layer, or twice.
 
     The package has no such settings, because the models would not be those of `transformers`; nothing is saved here.
     """
-    usual, dense = TaskModel._pooled, Pooler.forward
+    usual, dense, once = TaskModel._pooled, Pooler.forward, TaskModel.forward
 
     def other(self: TaskModel, batch: Batch) -> Tensor:
         layout, rows = batch.layout, {"first": batch.layout.firsts, "last": batch.layout.lasts}
@@ -66,12 +72,28 @@ def pooled_from(pooled: Pooled) -> Iterator[None]:
     def direct(self: Pooler, states: Tensor) -> Tensor:
         return states + 0.0 * self.dense(states)  # the layer has a gradient, of zeros, as the optimiser expects
 
+    def twice(self: TaskModel, batch: Batch) -> dict[str, Tensor]:
+        if not self.training:
+            return once(self, batch)
+        first, second = (self.logits(batch) for _ in range(2))
+        labels = (self.loss(first, batch) + self.loss(second, batch)) / 2
+        return {"task": labels + pooled.agreement * disagreement(first, second, self.head_config.kind)}
+
     TaskModel._pooled = other if pooled.token else usual  # type: ignore[method-assign]
     Pooler.forward = dense if pooled.dense else direct  # type: ignore[method-assign]
+    TaskModel.forward = twice if pooled.agreement else once  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TaskModel._pooled, Pooler.forward = usual, dense  # type: ignore[method-assign]
+        TaskModel._pooled, Pooler.forward, TaskModel.forward = usual, dense, once  # type: ignore[method-assign]
+
+
+def disagreement(first: Tensor, second: Tensor, kind: HeadKind) -> Tensor:
+    """How far the logits of a batch of texts are apart in two passes, summed over the texts."""
+    if kind == "regression":
+        return F.mse_loss(first, second, reduction="sum")
+    assert kind == "single", f"{kind}: the agreement of two passes is measured on tasks with one label a text"
+    return (divergence(first, second, 1.0) + divergence(second, first, 1.0)).sum() / 2
 
 
 def task_data(folder: Path, task: str) -> Data:

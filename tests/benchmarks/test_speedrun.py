@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from benchmarks import speedrun
 from benchmarks.corpora import train_tokenizers
@@ -19,7 +22,7 @@ from benchmarks.family_toy import write_toy_data
 from benchmarks.record import RESULTS, earlier
 from benchmarks.speedrun_pages import PAGE, minutes_of, result_of, tables, write_page
 from benchmarks.speedrun_table import EXPERIMENTS, VARIANTS, WORDPIECE, chain, lacking, pretraining_config
-from benchmarks.tuning import Pooled, pooled_from
+from benchmarks.tuning import Pooled, disagreement, pooled_from
 from bertsmith.errors import UserError
 from bertsmith.finetuning.benchmark import protocol
 from bertsmith.finetuning.task_data import Data
@@ -137,11 +140,21 @@ def test_every_variant_changes_the_protocol() -> None:
 
 
 def test_another_state_is_classified_only_inside() -> None:
-    usual = TaskModel._pooled, Pooler.forward
-    with pooled_from(Pooled("mean", dense=False)):
+    usual = TaskModel._pooled, Pooler.forward, TaskModel.forward
+    with pooled_from(Pooled("mean", dense=False, agreement=1.0)):
         assert TaskModel._pooled is not usual[0]
         assert Pooler.forward is not usual[1]
-    assert (TaskModel._pooled, Pooler.forward) == usual
+        assert TaskModel.forward is not usual[2]
+    assert (TaskModel._pooled, Pooler.forward, TaskModel.forward) == usual
+
+
+def test_two_passes_disagree_by_what_dropout_changes() -> None:
+    logits = torch.tensor([[1.0, -1.0], [0.5, 2.0]])
+    assert disagreement(logits, logits, "single") == 0
+    ours, theirs = (F.log_softmax(x, -1) for x in (logits, logits.flip(-1)))
+    expected = ((ours.exp() - theirs.exp()) * (ours - theirs)).sum() / 2  # half of both divergences
+    assert_close(disagreement(logits, logits.flip(-1), "single"), expected)
+    assert disagreement(torch.tensor([[1.0], [2.0]]), torch.tensor([[1.5], [2.0]]), "regression") == 0.25
 
 
 def test_the_page_is_honest_and_the_plan_learns(tmp_path: Path) -> None:
