@@ -26,6 +26,7 @@ import re
 import shutil
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,6 @@ def score(arguments: argparse.Namespace) -> None:
     print(settings, {name: each["median"] for name, each in row["scores"].items()}, row.get("mean"))
 
 
-def merge(arguments: argparse.Namespace) -> None:
-    print(merge_files(NAME, arguments.names))
-
-
 def pack(arguments: argparse.Namespace) -> None:
     """Write the model in half precision into the package, in place of an older one; a card that is there stays."""
     out: Path = arguments.out
@@ -175,7 +172,8 @@ def folder_bytes(folder: Path) -> int:
 
 
 def main(given: list[str] | None = None) -> None:
-    commands = {f.__name__: f for f in (tokenizer, train, facts, score, merge, pack, words)}
+    commands = {f.__name__: f for f in (tokenizer, train, facts, score, pack, words)}
+    commands["merge"] = partial(merge_files, NAME)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=commands)
     parser.add_argument("names", nargs="*", help="merge: files of results; words: the name of the model")

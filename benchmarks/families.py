@@ -28,6 +28,8 @@ import argparse
 import json
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks import family_cpu, family_pages, family_quality, family_speed
@@ -94,11 +96,6 @@ def cpu(arguments: argparse.Namespace) -> None:
         keep(NAME, arguments.results, "cpu", key, found)
 
 
-def merge(arguments: argparse.Namespace) -> None:
-    """Add the results of other files to those of the project."""
-    print(merge_files(NAME, arguments.names))
-
-
 def show(arguments: argparse.Namespace) -> None:
     family_pages.show(earlier(NAME, arguments.results))
 
@@ -108,13 +105,13 @@ def page(arguments: argparse.Namespace) -> None:
     family_pages.write_page(earlier(NAME, arguments.results))
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "speed": speed,
     "tokenizers": tokenizers,
     "corpora": corpora,
     "quality": quality,
     "cpu": cpu,
-    "merge": merge,
+    "merge": partial(merge_files, NAME),
     "show": show,
     "page": page,
 }

@@ -35,7 +35,7 @@ from rich.table import Table
 
 from benchmarks.finetune_data import OURS, PADDED, PEER, TABLE, Measured, training_file, unpacked
 from benchmarks.finetune_peer import Peer, open_start, start_folder
-from benchmarks.record import RESULTS, record
+from benchmarks.record import RESULTS, read_results, record
 from bertsmith.finetuning.protocols import figures_of, noise
 from bertsmith.finetuning.row_cache import encode_once
 from bertsmith.finetuning.run import finetune
@@ -120,7 +120,7 @@ def run_ours(prepared: Prepared, seed: int, arguments: argparse.Namespace) -> Re
     return {"scores": scores, "steps": last["step"], "training_seconds": round(last["seconds"], 2)}
 
 
-def run_peer(prepared: Prepared, seed: int, arguments: argparse.Namespace, pad_to: int = 0) -> Results:
+def run_peer(prepared: Prepared, seed: int, arguments: argparse.Namespace, pad_to: int) -> Results:
     """The same with `transformers`."""
     config, kind, limits = (
         config_of(prepared.measured, seed, arguments.max_steps).train,
@@ -205,19 +205,11 @@ def _beside(ours: list[float], theirs: list[float]) -> Results:
     return {"difference": round(difference, 4), "noise": round(spread, 4), "not_lower": difference >= -spread}
 
 
-def results_file(arguments: argparse.Namespace) -> Path:
-    return arguments.results / f"{NAME}.json"
-
-
-def read_results(path: Path) -> Results:
-    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}
-
-
 def merge(arguments: argparse.Namespace, name: str, facts: Results, side: str, seed: int, run: Results) -> None:
     """Add one run to the results; several processes may do so."""
     with (arguments.work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        results = read_results(results_file(arguments))
+        results = read_results(NAME, arguments.results)
         runs = results.get(name, {}).get("runs", {})
         runs.setdefault(side, {})[str(seed)] = run
         order = [s for s in TABLE[name].sides if s in runs]
@@ -228,14 +220,14 @@ def merge(arguments: argparse.Namespace, name: str, facts: Results, side: str, s
 
 def missing_runs(name: str, arguments: argparse.Namespace) -> list[tuple[str, int]]:
     """The sides and seeds that have no result yet, sides in turns."""
-    measured, done = TABLE[name], read_results(results_file(arguments)).get(name, {}).get("runs", {})
+    measured, done = TABLE[name], read_results(NAME, arguments.results).get(name, {}).get("runs", {})
     seeds = range(1, 1 + (arguments.seeds or measured.seeds))
     return [(side, seed) for seed in seeds for side in measured.sides if str(seed) not in done.get(side, {})]
 
 
 def estimate(name: str, side: str, arguments: argparse.Namespace) -> float:
     """The seconds of a run: those of an earlier one, or a guess."""
-    done = read_results(results_file(arguments)).get(name, {}).get("runs", {}).get(side, {})
+    done = read_results(NAME, arguments.results).get(name, {}).get("runs", {}).get(side, {})
     if done:
         return list(done.values())[-1]["seconds"]
     measured = TABLE[name]
@@ -346,7 +338,7 @@ def main() -> None:
     began, arguments = time.time(), parse()
     names = arguments.tasks or list(TABLE)
     if arguments.show:
-        show(read_results(results_file(arguments)))
+        show(read_results(NAME, arguments.results))
         return
     preflight()
     show_plan(names, arguments)
@@ -363,7 +355,7 @@ def main() -> None:
         for done in as_completed(waiting):
             if error := done.exception():  # the others are worth having
                 print(*waiting[done], f"failed: {error!r}", flush=True)
-    show(read_results(results_file(arguments)))
+    show(read_results(NAME, arguments.results))
 
 
 if __name__ == "__main__":

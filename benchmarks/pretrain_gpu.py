@@ -51,7 +51,7 @@ from benchmarks.peer_forms import (
     theirs,
 )
 from benchmarks.pretrain_cpu import loader_of, peer_inputs
-from benchmarks.record import RESULTS, commit, record
+from benchmarks.record import commit, read_results, record
 from bertsmith.batch import Batch, Example, Label, bucketed, collate, lay_out
 from bertsmith.config import override
 from bertsmith.corpus.shards import Corpus
@@ -76,6 +76,7 @@ from bertsmith.training.settings import TrainConfig
 from bertsmith.training.speed import matrix_ceiling
 from bertsmith.training.steps import gradients, update
 
+NAME = "pretrain_gpu"
 DYNAMIC, COMPILED = "transformers, dynamic padding", "transformers, compiled with CUDA graphs, one length"
 SIZES = {"base": 128, "large": 512}  # and the length that each is measured at
 
@@ -146,7 +147,7 @@ def entry(config: EncoderConfig, batches: list[Batch], measured: dict[str, float
 
 def full(arguments: argparse.Namespace) -> dict[str, Any]:
     """Sequences of one length; the peer's best form is looked for with dropout and clipping, and kept without them."""
-    found = earlier().get("full", {})
+    found = read_results(NAME).get("full", {})
     for size, length in SIZES.items():
         if arguments.size in (None, size):
             found.update({f"{size}, length {length}, {name}": f for name, f in full_size(size, length).items()})
@@ -229,7 +230,7 @@ def finetune(arguments: argparse.Namespace) -> dict[str, Any]:
     for _ in range(60):
         step()
     warm = time.perf_counter() - began
-    found = {"bertsmith": steps_per_second(step, 240), "bertsmith_first_60_seconds": round(warm, 2)}
+    found = {"bertsmith": steps_per_second(step), "bertsmith_first_60_seconds": round(warm, 2)}
     padded = [collate(g, packed=False) for g in groups]
     inputs = [
         {
@@ -243,7 +244,7 @@ def finetune(arguments: argparse.Namespace) -> dict[str, Any]:
     peer = peer_steps(theirs, inputs, 2e-5)
     for _ in range(20):
         peer()
-    found[DYNAMIC] = steps_per_second(peer, 240)
+    found[DYNAMIC] = steps_per_second(peer)
     del theirs, peer
     torch._dynamo.reset()
     longest = max(len(i) for i in ids)
@@ -251,7 +252,7 @@ def finetune(arguments: argparse.Namespace) -> dict[str, Any]:
     peer = peer_steps(compiled, [pinned(padded_to(longest, i)) for i in inputs], 2e-5)
     for _ in range(20):
         peer()
-    found[COMPILED] = steps_per_second(peer, 240)
+    found[COMPILED] = steps_per_second(peer)
     return {
         "steps_per_second": found,
         "mean_length": round(statistics.mean(len(i) for i in ids), 1),
@@ -359,12 +360,6 @@ def show(results: dict[str, Any]) -> None:
             print(section, json.dumps(results[section]))
 
 
-def earlier() -> dict[str, Any]:
-    """The results of earlier runs."""
-    path = RESULTS / "pretrain_gpu.json"
-    return json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else {}  # type: ignore[no-any-return]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="+", choices=SECTIONS)
@@ -374,11 +369,11 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="SST-2's train.tsv")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer folder for the rows")
     arguments = parser.parse_args()
-    results = earlier()
+    results = read_results(NAME)
     for section in arguments.sections:
         results[section] = SECTIONS[section](arguments)
         results.setdefault("taken", {})[section] = {"commit": commit(), "date": datetime.date.today().isoformat()}
-        print(record("pretrain_gpu", results), flush=True)
+        print(record(NAME, results), flush=True)
     show(results)
 
 

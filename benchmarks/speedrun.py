@@ -25,6 +25,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -210,10 +211,6 @@ def corpora(arguments: argparse.Namespace) -> None:
         print(corpus_folder(arguments.data, arguments.work, name, CORPORA[name]), f"{time.monotonic() - began:.0f} s")
 
 
-def merge(arguments: argparse.Namespace) -> None:
-    print(merge_files(NAME, arguments.names))
-
-
 def plan(arguments: argparse.Namespace) -> None:
     names = arguments.names or list(EXPERIMENTS)
     speedrun_pages.show_plan(names, arguments.minutes, arguments.seeds, earlier(NAME, arguments.results))
@@ -228,8 +225,8 @@ def page(arguments: argparse.Namespace) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "plan": plan, "tokenizers": tokenizers, "corpora": corpora, "run": run, "tune": tune, "merge": merge, "show": show,
-    "page": page,
+    "plan": plan, "tokenizers": tokenizers, "corpora": corpora, "run": run, "tune": tune, "show": show, "page": page,
+    "merge": partial(merge_files, NAME),
 }  # fmt: skip
 NAMED: dict[str, Collection[str]] = {
     "plan": EXPERIMENTS, "run": EXPERIMENTS, "tune": VARIANTS, "corpora": CORPORA, "tokenizers": VOCABULARIES,
