@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all, suggestion
 from bertsmith.folders import regular_file
 
 LARGEST_JSON = 100_000_000  # bytes, far more than any configuration or index needs
@@ -193,7 +193,7 @@ def _put(cls: Any, values: dict[str, Any], path: list[str], text: str, where: st
     if name not in hints:
         depth = whole.split(".")[: len(whole.split(".")) - len(path)]
         known = [".".join([*depth, key]) for key in dotted_keys(cls)]
-        raise UserError(f"{where}: unknown setting{suggestion(whole, known) or '; one of: ' + ', '.join(known)}")
+        raise UserError(f"{where}: unknown setting{nearest_or_all(whole, known)}")
     if reason := getattr(cls, "DECIDED", {}).get(name):
         raise UserError(f"{where}: {reason}; leave it out")
     section = _section(hints[name], values.get(name))

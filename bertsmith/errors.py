@@ -48,12 +48,20 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
+def nearest_or_all(name: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'x'?` if one of the allowed names is close, else `; one of:` and all of them."""
+    names = list(allowed)
+    return suggestion(name, names) or f"; one of: {', '.join(names)}"
+
+
 class Interrupted(Exception):
     """A run was asked to stop, and was saved. `code` is the program's exit status, `advice` says how to resume."""
 
-    def __init__(self, message: str, code: int, advice: str = "The same command with --resume goes on") -> None:
+    advice = "The same command with --resume goes on"
+
+    def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.code, self.advice = code, advice
+        self.code = code
 
     def __str__(self) -> str:
         return f"{self.args[0]}. {self.advice}"

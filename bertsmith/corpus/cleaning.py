@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bertsmith.config import Bounds, check_bounds
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all
 from bertsmith.text.sentences import unwrap
 
 SCRIPTS = {  # ranges of letters
@@ -59,8 +59,7 @@ class CleanConfig:
     def __post_init__(self) -> None:
         check_bounds(self, "clean.")
         if self.script and self.script not in SCRIPTS:
-            near = suggestion(self.script, SCRIPTS) or "; one of: " + ", ".join(SCRIPTS)
-            raise UserError(f"clean.script: unknown script {self.script!r}{near}")
+            raise UserError(f"clean.script: unknown script {self.script!r}{nearest_or_all(self.script, SCRIPTS)}")
 
     @property
     def compares(self) -> bool:

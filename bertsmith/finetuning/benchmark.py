@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bertsmith.config import override, read_json, to_dict, write_json
-from bertsmith.errors import Interrupted, UserError, suggestion
+from bertsmith.errors import Interrupted, UserError, nearest_or_all
 from bertsmith.finetuning.protocols import figures_of
 from bertsmith.finetuning.scored import SCORES, scored
 from bertsmith.finetuning.settings import FinetuneConfig
@@ -158,8 +158,7 @@ def _find_columns(tasks: Sequence[str], folder: Path) -> tuple[list[Column], dic
     known = {column.task: column for column in COLUMNS}
     for name in tasks:
         if name not in known:
-            near = suggestion(name, list(known)) or "; one of: " + ", ".join(known)
-            raise UserError(f"--task {name!r} is not a task of the benchmark{near}")
+            raise UserError(f"--task {name!r} is not a task of the benchmark{nearest_or_all(name, known)}")
     data: dict[str, Data] = {}
     absent: dict[str, str] = {}
     for column in (column for column in COLUMNS if not tasks or column.task in tasks):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertsmith.batch import Batch, Example, Packed, collate
-from bertsmith.errors import NotFinite, UserError, suggestion
+from bertsmith.errors import NotFinite, UserError, nearest_or_all
 from bertsmith.formats.graphs import FLOAT32, INPUTS, INT8, graph_file, graph_inputs, score_outputs, state_output
 from bertsmith.formats.onnx import Exported, has_vnni, session
 from bertsmith.formats.saved_config import Model
@@ -310,7 +310,7 @@ def check_settings(engine: str | None, threads: int | None, precision: str | Non
         ("precision", precision, get_args(Precision)),
     ):
         if value is not None and value not in known:
-            raise UserError(f"unknown {what} {value!r}{suggestion(value, known) or '; one of: ' + ', '.join(known)}")
+            raise UserError(f"unknown {what} {value!r}{nearest_or_all(value, known)}")
     limit = max(64, os.cpu_count() or 1)
     if threads is not None and not 1 <= threads <= limit:
         raise UserError(f"threads must be between 1 and {limit}, not {threads}")

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from bertsmith.batch import Batch, Layout, Packed, Padded
 from bertsmith.config import Bounds, check_bounds
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_weights
 from bertsmith.model.lstm import reordered, reversal
@@ -53,8 +53,7 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         if self.variant and self.variant not in FEATURES:
-            near = suggestion(self.variant, FEATURES) or "; one of: " + ", ".join(FEATURES)
-            raise UserError(f"--features: unknown variant {self.variant!r}{near}")
+            raise UserError(f"--features: unknown variant {self.variant!r}{nearest_or_all(self.variant, FEATURES)}")
         check_bounds(self, "features.")
 
     @property

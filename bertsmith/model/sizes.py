@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all
 from bertsmith.model.config import EncoderConfig
 
 SIZES = {  # layers, hidden size; a head has 64 dimensions, the feed-forward layer 4 times the hidden size
@@ -48,7 +48,7 @@ MODERN_SIZES = {  # layers, hidden size, width of the feed-forward layers: Table
 def encoder_config(size: str) -> EncoderConfig:
     """The published configuration of a size: tiny, mini, small, medium, base or large."""
     if size not in SIZES:
-        raise UserError(f"unknown size {size!r}{suggestion(size, SIZES) or '; one of: ' + ', '.join(SIZES)}")
+        raise UserError(f"unknown size {size!r}{nearest_or_all(size, SIZES)}")
     layers, hidden = SIZES[size]
     return EncoderConfig(hidden_size=hidden, num_layers=layers, num_heads=hidden // 64, intermediate_size=4 * hidden)
 

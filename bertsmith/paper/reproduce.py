@@ -9,7 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from bertsmith.config import write_json
-from bertsmith.errors import Interrupted, UserError, suggestion
+from bertsmith.errors import Interrupted, UserError, nearest_or_all
 from bertsmith.finetuning.protocols import figures_of
 from bertsmith.finetuning.scored import SCORES
 from bertsmith.finetuning.task_data import Data
@@ -112,8 +112,9 @@ def _find_rows(rows: Sequence[str], tables: Sequence[Table]) -> frozenset[str] |
     known = dict.fromkeys([*(row.name for row in ours), *sorted(recipes)])
     for name in rows:
         if name.lower() not in {each.lower() for each in known}:
-            near = suggestion(name, known) or "; one of: " + ", ".join(known)
-            raise UserError(f"--row {name!r}: no row of these tables has this name or recipe{near}")
+            raise UserError(
+                f"--row {name!r}: no row of these tables has this name or recipe{nearest_or_all(name, known)}"
+            )
     chosen = frozenset(name.lower() for name in rows)
     if chosen and not any(is_chosen(row, chosen) for row in ours):
         raise UserError(f"--row {rows[0]!r}: every row with it needs another recipe as well; give that one, too")
@@ -134,8 +135,7 @@ def find_tables(names: Sequence[str]) -> list[Table]:
     """Return tables by name; `all` stands for every table."""
     for name in names:
         if name not in (*TABLES, "all"):
-            near = suggestion(name, [*TABLES, "all"]) or "; one of: " + ", ".join([*TABLES, "all"])
-            raise UserError(f"unknown table {name!r}{near}")
+            raise UserError(f"unknown table {name!r}{nearest_or_all(name, [*TABLES, 'all'])}")
     chosen = TABLES if "all" in names else dict.fromkeys(names)
     return [TABLES[name]() for name in chosen]
 
@@ -153,8 +153,7 @@ def _find_models(models: Sequence[str], tables: Sequence[Table], pretraining: Se
                 f"--model {text!r}: write the recipe that it replaces before it, as in --model bert-base={text}"
             )
         if name not in known:
-            near = suggestion(name, known) or "; one of: " + ", ".join(known)
-            raise UserError(f"--model {text!r}: no row starts from {name!r}{near}")
+            raise UserError(f"--model {text!r}: no row starts from {name!r}{nearest_or_all(name, known)}")
         found[name] = find_model(model)
     return found
 

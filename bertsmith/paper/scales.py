@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all
 from bertsmith.finetuning.protocols import GLUE, SINGLE
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.config import EncoderConfig
@@ -171,6 +171,5 @@ SCALES = {
 def find_scale(name: str) -> Scale:
     """Return a scale by its name."""
     if name not in SCALES:
-        near = suggestion(name, SCALES) or "; one of: " + ", ".join(SCALES)
-        raise UserError(f"--scale: unknown scale {name!r}{near}")
+        raise UserError(f"--scale: unknown scale {name!r}{nearest_or_all(name, SCALES)}")
     return SCALES[name]

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all
 from bertsmith.serve.settings import KEY_VARIABLE, characters
 
 BUSY = 429
@@ -96,8 +96,7 @@ class Client:
         """The description of the model that predicts: the one that was named, or the first with a head for a task."""
         names = [model["name"] for model in self.models()]
         if self.model is not None and self.model not in names:
-            hint = suggestion(self.model, names) or f"; one of: {', '.join(names)}"
-            raise UserError(f"no model {self.model!r} on {self.url}{hint}")
+            raise UserError(f"no model {self.model!r} on {self.url}{nearest_or_all(self.model, names)}")
         for model in self.models():
             if "head" in model and self.model in (None, model["name"]):
                 return model

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all
 from bertsmith.inference.embedder import Embedder
 from bertsmith.inference.engines import EngineName, Precision, TorchEngine
 from bertsmith.inference.features import Extractor, passages
@@ -251,8 +251,7 @@ class Models:
     def named(self, name: str) -> ServedModel:
         """Return the model of this name."""
         if name not in self.by_name:
-            hint = suggestion(name[:100], self.by_name) or f"; one of: {', '.join(self.by_name)}"
-            raise UnknownModel(f"no model {name[:100]!r} on this server{hint}")
+            raise UnknownModel(f"no model {name[:100]!r} on this server{nearest_or_all(name[:100], self.by_name)}")
         return self.by_name[name]
 
 

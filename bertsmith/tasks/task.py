@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bertsmith.errors import UserError, suggestion
+from bertsmith.errors import UserError, nearest_or_all
 from bertsmith.model.config import HeadKind
 from bertsmith.rows.columns import NAMES
 from bertsmith.tasks.description import DEV, QUESTIONS, WORDS, Task
@@ -86,7 +86,7 @@ TASKS = {task.name: task for task in (*OWN, *GLUE, *OTHERS, *KOREAN)}
 def find_task(name: str) -> Task:
     """A task by its name."""
     if name not in TASKS:
-        raise UserError(f"unknown task {name!r}{suggestion(name, TASKS) or '; one of: ' + ', '.join(TASKS)}")
+        raise UserError(f"unknown task {name!r}{nearest_or_all(name, TASKS)}")
     return TASKS[name]
 
 
