@@ -108,7 +108,7 @@ def _find_corpora(given: str | Path | Sequence[str | Path] | None) -> dict[str, 
 def _find_rows(rows: Sequence[str], tables: Sequence[Table]) -> frozenset[str] | None:
     """Return the chosen rows and recipes, None for all rows; a name that no table has is an error."""
     ours = [row for table in tables for row in table.rows if row.start is not None]
-    recipes = {start.recipe for row in ours for start in (row.start, row.beside) if start is not None}
+    recipes = {start.recipe for row in ours for start in row.starts}
     known = dict.fromkeys([*(row.name for row in ours), *sorted(recipes)])
     for name in rows:
         if name.lower() not in {each.lower() for each in known}:
@@ -144,7 +144,7 @@ def _find_models(models: Sequence[str], tables: Sequence[Table], pretraining: Se
     """Return the folders of the given models by the recipes that they replace."""
     if models and pretraining:
         raise UserError(f"--set {pretraining[0]} changes pre-training, and with --model there is none")
-    starts = [start for table in tables for row in table.rows for start in (row.start, row.beside) if start is not None]
+    starts = [start for table in tables for row in table.rows for start in row.starts]
     known, found = list(dict.fromkeys(start.recipe for start in starts)), {}
     for text in models:
         name, equals, model = text.partition("=")
@@ -244,7 +244,7 @@ def _run_row(work: Work, table: Table, row: Row, seeds: int, beside: _Facts) -> 
     facts = [work.pretrained(each.start) for each in ready if each.start is not None]
     result |= {**_seen(work, ready), "series": row.series, "runs": len(ready)}
     if facts[0]:
-        starts = [start for each in ready for start in (each.start, each.beside) if start is not None]
+        starts = [start for each in ready for start in each.starts]
         beside.runs |= {run_name(start): _pretraining_facts(work.pretrained(start)) for start in starts}
         if words := unlearnt_positions(work.config(row.start).data, facts[0]["scores"]):
             beside.notes[row.start.recipe] = f"{row.start.recipe}: {words}."

@@ -67,6 +67,11 @@ class Row:
     why_not: str = "another system"
     series: str = ""  # the curve of a figure that the row belongs to
 
+    @property
+    def starts(self) -> list[PretrainConfig]:
+        """The pre-training runs that the row needs."""
+        return [start for start in (self.start, self.beside) if start is not None]
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -110,7 +115,7 @@ def with_seed(row: Row, seed: int) -> Row:
 
 def is_chosen(row: Row, chosen: Container[str]) -> bool:
     """Return whether a row is chosen, by its name in lower case or by the recipes of its pre-training."""
-    needed = [start.recipe for start in (row.start, row.beside) if start is not None]
+    needed = [start.recipe for start in row.starts]
     return bool(needed) and (row.name.lower() in chosen or all(name in chosen for name in needed))
 
 
@@ -118,7 +123,7 @@ def only_of(table: Table, models: Container[str]) -> Table:
     """Return a table in which only the rows that start from the given models are run."""
 
     def row_of(row: Row) -> Row:
-        needed = [start.recipe for start in (row.start, row.beside) if start is not None]
+        needed = [start.recipe for start in row.starts]
         missing = [name for name in needed if name not in models]
         why = f"no --model {missing[0]}=… was given" if missing else "it needs the checkpoints of a pre-training run"
         return replace(row, start=None, beside=None, why_not=why) if missing or (needed and row.series) else row

@@ -78,10 +78,9 @@ class Work:
 
     def why_no_text(self, row: Row) -> str:
         """Return the reason why no given corpus has the vocabulary of a row; empty if one has, or none is needed."""
-        starts = [start for start in (row.start, row.beside) if start is not None]
         if not self.corpora or self.is_pretrained(row):
             return ""
-        for start in (start for start in starts if self.corpus_of(start) is None):
+        for start in (start for start in row.starts if self.corpus_of(start) is None):
             kind, name = _vocabulary(start), start.recipe.split("-")[0]
             return f"it has another vocabulary: give --corpus {name}=FOLDER, of `tokenizer train --kind {kind}`"
         return ""
@@ -127,8 +126,7 @@ class Work:
 
     def is_pretrained(self, row: Row) -> bool:
         """Return whether the scores of a row's pre-training are there, or its models were given."""
-        starts = [start for start in (row.start, row.beside) if start is not None]
-        return all(start.recipe in self.models or (self.run_of(start) / SCORES).exists() for start in starts)
+        return all(start.recipe in self.models or (self.run_of(start) / SCORES).exists() for start in row.starts)
 
     def _check_run(self, recipe: PretrainConfig, config: PretrainConfig, done: Mapping[str, Any]) -> None:
         """Refuse a finished run with other settings or on another corpus: the tables would name the wrong ones."""
@@ -283,7 +281,7 @@ class Work:
     def starts(self, table: Table) -> list[PretrainConfig]:
         """Return the pre-training runs that a table needs: none if no column has data."""
         rows = [each for row in table.rows if self.runs(row) for each in self.rows(row)]
-        needed = [start for row in rows for start in (row.start, row.beside) if start is not None]
+        needed = [start for row in rows for start in row.starts]
         missing = {run_name(start): start for start in needed if start.recipe not in self.models}
         return list(missing.values()) if self.has_data(table) else []
 
