@@ -116,8 +116,7 @@ def _replica(given: dict[str, Any], needs_key: bool) -> Any:
     os.environ.setdefault(SHARED_FOLDER, str(folder))  # read when prometheus_client is imported
     from bertsmith.serve.run import build
 
-    file = given["api_key_file"]
-    if needs_key and not read_keys(Path(file) if file else None):
+    if needs_key and not read_keys(given["api_key_file"]):
         raise UserError(f"a node has no API key: set {KEY_VARIABLE} where Ray starts, or name an --api-key-file")
     return build(**given)
 
@@ -145,7 +144,7 @@ def run_on_ray(
     if not target_requests > 0:
         raise UserError(f"--target-requests {target_requests} must be more than 0")
     key_file = options.pop("api_key_file", None)
-    keys = read_keys(Path(key_file) if key_file else None)
+    keys = read_keys(key_file)
     arguments = Arguments(
         models=list(models),
         replicas=replicas,

@@ -18,13 +18,12 @@ async def _predict(
     request: Request,
     route: str,
     body: Any,
-    inputs: list[Any],
-    is_one: bool,
     item: Callable[[Any], Any] = lambda each: each,
 ) -> Response:
     """Return the prediction for one input, or a list of predictions."""
     service = service_of(request)
     model = service.models.find(route, body.model)
+    inputs, is_one = _listed(body.inputs)
     items = [item(each) for each in inputs]
     found, _ = await service.run(model, items, lambda: model.predict(items))
     found = [trimmed(prediction, getattr(body, "n_best", None)) for prediction in found]
@@ -38,12 +37,12 @@ def _listed(inputs: Any) -> tuple[list[Any], bool]:
 
 @router.post("/classify", tags=["heads"], summary="Label, score and scores of texts, or the number of a regression")
 async def classify(body: bodies.Texts, request: Request) -> Response:
-    return await _predict(request, "classify", body, *_listed(body.inputs))
+    return await _predict(request, "classify", body)
 
 
 @router.post("/pair", tags=["heads"], summary="Label, score and scores of pairs of texts")
 async def pair(body: bodies.Pairs, request: Request) -> Response:
-    return await _predict(request, "pair", body, *_listed(body.inputs))
+    return await _predict(request, "pair", body)
 
 
 @router.post("/tag", tags=["heads"], summary="Words with tags, and entities with character offsets")
@@ -64,16 +63,12 @@ async def tag(body: bodies.Sentences, request: Request) -> Response:
 
 @router.post("/answer", tags=["heads"], summary="The answer to a question in its context, or that there is none")
 async def answer(body: bodies.Questions, request: Request) -> Response:
-    return await _predict(
-        request, "answer", body, *_listed(body.inputs), item=lambda each: (each.question, each.context)
-    )
+    return await _predict(request, "answer", body, lambda each: (each.question, each.context))
 
 
 @router.post("/choose", tags=["heads"], summary="The likeliest ending of a text")
 async def choose(body: bodies.Choices, request: Request) -> Response:
-    return await _predict(
-        request, "choose", body, *_listed(body.inputs), item=lambda each: (each.context, each.endings)
-    )
+    return await _predict(request, "choose", body, lambda each: (each.context, each.endings))
 
 
 @router.post("/fill-mask", tags=["heads"], summary="The likeliest words for each mask")

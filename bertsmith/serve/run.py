@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +52,7 @@ def run(models: Sequence[str], host: str, port: int, workers: int = 1, **options
     app = build(**given) if workers == 1 else None
     with listen(host, port) as listener:
         where = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        if host not in LOCAL and not read_keys(_path(options.get("api_key_file"))):
+        if host not in LOCAL and not read_keys(options.get("api_key_file")):
             say(f"note: everyone who reaches {host} may use the server; --api-key-file asks for a key")
         say(f"serving at {where} (a page to try the models; the routes are at {where}/docs); Ctrl-C stops")
         if app is not None:
@@ -83,7 +82,7 @@ def build(
         wait_ms=wait_ms,
         max_body_bytes=int(max_body_mb * 2**20),
         max_texts=max_texts,
-        api_keys=read_keys(_path(api_key_file)),
+        api_keys=read_keys(api_key_file),
         cors=tuple(cors),
     )
     os.environ |= {name: value for name, value in FEW_KERNELS.items() if name not in os.environ}
@@ -95,10 +94,6 @@ def build(
     engines = _engines(opened, threads)
     config = replace(config, max_batch_tokens=tokens, queue_tokens=queue, engines=engines, threads=threads)
     return create_app(opened, config)
-
-
-def _path(given: str | None) -> Path | None:
-    return Path(given) if given else None
 
 
 def _batch_tokens(models: Models) -> int:

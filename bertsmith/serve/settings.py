@@ -73,13 +73,13 @@ def characters(texts: Any) -> int:
     return sum(map(characters, texts.values() if isinstance(texts, dict) else texts))
 
 
-def read_keys(path: Path | None) -> tuple[str, ...]:
+def read_keys(path: str | Path | None) -> tuple[str, ...]:
     """Return the API keys in a file, one per line, or the one in the environment; none: every request is served."""
-    if path is None:
+    if not path:
         given = os.environ.get(KEY_VARIABLE, "").strip()
         return (_checked(given, KEY_VARIABLE),) if given else ()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise UserError(f"--api-key-file {path} is not a text file; write one key per line") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
