@@ -40,7 +40,7 @@ def trained(run: Path, sample: Path, standardise: bool, seed: int) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "tuned")
         scores = bertsmith.finetune(config, run, sample / "train.csv", out, dev=sample / "dev.csv", device="cpu")
-        loss = runlog.last_loss(out, "task_loss")
+        loss = runlog.last_task_loss(out)
     return {"accuracy": round(float(scores["accuracy"]), 1), "loss": round(loss, 2)}
 
 

@@ -258,5 +258,5 @@ def _with_rows(old: Tensor, pieces: Sequence[Sequence[int]], start: int) -> Tens
     return torch.cat([old[:start], means, old[start + len(pieces) :]])
 
 
-def _list(words: Sequence[str], most: int = 5) -> str:
-    return ", ".join(words[:most]) + (", …" if len(words) > most else "")
+def _list(words: Sequence[str]) -> str:
+    return ", ".join(words[:5]) + (", …" if len(words) > 5 else "")

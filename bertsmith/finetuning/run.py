@@ -322,7 +322,7 @@ def _collapse(data: RunData, network: TaskModel, dev: DevScores, run: Path) -> s
         return ""
     constant_loss = KINDS[data.head.kind].constant_loss(data.rows, data.head, network.class_weights)
     reason: str = distributed.on_rank_zero(
-        lambda: collapse(runlog.last_loss(run, "task_loss"), constant_loss, dev.constant.get("", ""))
+        lambda: collapse(runlog.last_task_loss(run), constant_loss, dev.constant.get("", ""))
     )
     return reason
 

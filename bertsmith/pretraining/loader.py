@@ -144,12 +144,12 @@ class Loader:
         return replace(batch.with_labels(labels), counts=counts, indices=indices)
 
 
-def split_documents(count: int, held_out: float, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_documents(count: int, held_out: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The documents for training and those held out: a random choice of about this share, at least two."""
     if held_out == 0:
         return np.arange(count), np.arange(0)
     size = min(max(2, round(held_out * count)), count - 2)
     if size < 2:
         raise UserError(f"{count} documents cannot be divided into training and held-out text; set data.held_out=0")
-    held = np.sort(draws.permute(np.arange(size), count, seed, ORDER))
+    held = np.sort(draws.permute(np.arange(size), count, 0, ORDER))
     return np.delete(np.arange(count), held), held

@@ -115,11 +115,11 @@ class Guess:
         """Give a role the only candidate; where there are several, the user has to choose."""
         self.take(role, candidates if len(candidates) == 1 else (), why)
 
-    def take_by_words(self, role: str, words: frozenset[str], candidates: Sequence[Column]) -> None:
-        """Give a role the candidate with one of these words in its name: `gold` first, else the only one."""
+    def take_label_by_words(self, words: frozenset[str], candidates: Sequence[Column]) -> None:
+        """Take as the label the candidate with one of these words in its name: `gold` first, else the only one."""
         named = [c for c in candidates if c.words & words]
         gold = [c for c in named if "gold" in c.words]
-        self.take_only(role, gold or named, "by its name")
+        self.take_only("label", gold or named, "by its name")
 
 
 def guess_labels(guess: Guess, task: Task) -> None:
@@ -137,7 +137,7 @@ def guess_number(guess: Guess, task: Task) -> None:
 def _guess_sequences(guess: Guess, task: Task, *, is_number: bool) -> None:
     is_pair = "pair" in task.names
     fits = [c for c in guess.free() if (c.is_number if is_number else c.has_few_values or c.is_list)]
-    guess.take_by_words("label", LABEL_WORDS, fits)
+    guess.take_label_by_words(LABEL_WORDS, fits)
     if not guess.found["text"] and not guess.found["pair"] and (is_pair or is_number):
         for role, column in zip(("text", "pair"), _twins(guess.texts()), strict=False):
             guess.take(role, [column], "one of two")
@@ -158,7 +158,7 @@ def guess_choice(guess: Guess, task: Task) -> None:
     guess.take("endings", [c for c in guess.free() if c.is_list and all(len(v) > 1 for v in c.values)], "a list")
     if not guess.found["endings"] and (family := _family(guess.free())):
         guess.found["endings"], guess.why["endings"] = join_names([c.name for c in family]), "numbered columns"
-    guess.take_by_words("label", CHOICE_WORDS, guess.free())
+    guess.take_label_by_words(CHOICE_WORDS, guess.free())
     guess.take("text", guess.texts(), "the longest text")
     endings = split_names(guess.found["endings"])
     right = [c for c in guess.free() if all(_chooses(record, c.name, endings) for record in guess.sample)]

@@ -136,9 +136,9 @@ def last_scores(run: Path, step: int | None = None) -> dict[str, float]:
     return found
 
 
-def last_loss(run: Path, name: str = "loss") -> float:
-    """The mean training loss of this name over the last fifth of a run; NaN if no loss was written."""
-    losses = [record[name] for record in read(run) if name in record]
+def last_task_loss(run: Path) -> float:
+    """The mean training loss of the task over the last fifth of a run; NaN if no loss was written."""
+    losses = [record["task_loss"] for record in read(run) if "task_loss" in record]
     last = losses[-max(1, len(losses) // 5) :]
     return sum(last) / len(last) if last else math.nan
 

@@ -304,8 +304,8 @@ def make_corpus(documents: Sequence[Document], tokenizer: Tokenizer, folder: Pat
     return Corpus.open(folder)
 
 
-def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int = 20) -> dict[str, int]:
-    """The most frequent unknown words, among the 50,000 most frequent words, and their counts."""
+def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer) -> dict[str, int]:
+    """The 20 most frequent unknown words, among the 50,000 most frequent words, and their counts."""
     counts = Counter(word for document in documents for paragraph in document for word in paragraph.split())
     words, unknown = [word for word, _ in counts.most_common(50_000)], tokenizer.unknown_id
     lost = [word for word, ids in zip(words, tokenizer.encode(words), strict=True) if unknown in ids]
@@ -314,7 +314,7 @@ def unknown_words(documents: Sequence[Document], tokenizer: Tokenizer, top: int 
         for number, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if number == unknown:
                 found[word[begin:end]] += counts[word]
-    return dict(found.most_common(top))
+    return dict(found.most_common(20))
 
 
 def _passages(sentences: Sequence[str]) -> Iterator[str]:

@@ -91,17 +91,17 @@ class Run:
 
     def fact(self, *path: str) -> Any:
         """A value of `run.json`, or None."""
-        found: Any = self.facts
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+        return _value_at(self.facts, path)
 
     def setting(self, *path: str) -> Any:
         """A value of `config.json`, or None."""
-        found: Any = self.config
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+        return _value_at(self.config, path)
+
+
+def _value_at(values: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values
 
 
 @dataclass(frozen=True)
