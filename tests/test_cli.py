@@ -13,26 +13,11 @@ import pytest
 import torch
 from conftest import TINY
 
-from bertsmith.cli import COMMANDS, SECTIONS, _help, main
+from bertsmith.cli import COMMANDS, SECTIONS, _help
 from bertsmith.recipes import RECIPES
 
 SETTINGS = ["train.steps=2", "train.batch_size=4", "data.max_length=32", *TINY]
 QUICK = [part for setting in SETTINGS for part in ("--set", setting)]
-
-
-@pytest.fixture
-def run_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    """Run a command in this process; gives its exit code, standard output and standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bertsmith", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        code = stop.value.code
-        return (code if isinstance(code, int) else 0, *capfd.readouterr())
-
-    return run
 
 
 @pytest.mark.slow

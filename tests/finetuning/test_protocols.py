@@ -198,26 +198,14 @@ def test_too_few_rows_to_choose_by_are_refused_before_anything_is_written(world,
     assert not (tmp_path / "out").exists()
 
 
-def test_command_prints_that_the_choice_was_made_on_dev(world, tmp_path, monkeypatch, capsys) -> None:
-    from bertsmith.cli import main
-
+def test_command_prints_that_the_choice_was_made_on_dev(world, tmp_path, run_command) -> None:
     flags = [part for change in QUICK for part in ("--set", change)]
     data = ["--model", world / "run", "--data", world / "train.csv", "--dev", world / "dev.csv", "--device", "cpu"]
-    arguments = ["bertsmith", "finetune", "classify", *data, "--out", tmp_path / "out", "--seeds", 2, *flags]
-
-    def call(*more: str) -> str:
-        monkeypatch.setattr("sys.argv", [*map(str, arguments), *more])
-        with pytest.raises(SystemExit):
-            main()
-        return capsys.readouterr().out
-
-    printed = " ".join(call().split())
+    arguments = ["finetune", "classify", *data, "--out", tmp_path / "out", "--seeds", 2, *flags]
+    printed = " ".join(run_command(*arguments)[1].split())
     assert "chosen on dev" in printed
     assert "deviation" in printed
-    found = json.loads(call("--resume", "--json"))
+    found = json.loads(run_command(*arguments, "--resume", "--json")[1])
     assert found["settings"][0]["seeds"] == 2
-    monkeypatch.setattr("sys.argv", [*map(str, arguments), "--grid", "train.steps=1,2"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert "leave one of them out" in capsys.readouterr().err
+    code, _, errors = run_command(*arguments, "--grid", "train.steps=1,2")
+    assert (code, "leave one of them out" in errors) == (2, True)

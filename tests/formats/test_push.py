@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from conftest import reference
 from huggingface_hub import ModelCard, constants
 
-from bertsmith.cli import main
 from bertsmith.config import override, read_json
 from bertsmith.conversion import Options, convert
 from bertsmith.errors import UserError
@@ -95,18 +93,14 @@ def hub():
 
 
 @pytest.fixture
-def run(monkeypatch, capfd):
+def run(monkeypatch, run_command):
     """Runs the command against a hub; with None the hub cannot be reached."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
     def push_it(hub, *arguments: object, token: str = TOKEN) -> tuple[int, str, str]:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_address[1] if hub else 9}")
         monkeypatch.setenv("HF_TOKEN", token)
-        monkeypatch.setattr(sys, "argv", ["bertsmith", "push", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return (stop.value.code or 0, *capfd.readouterr())
+        return run_command("push", *arguments)
 
     return push_it
 

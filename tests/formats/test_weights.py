@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from variants import their_model
 
-from bertsmith.cli import main
 from bertsmith.conversion import convert
 from bertsmith.errors import UserError
 from bertsmith.formats.hf import load_folder, save_folder
@@ -254,19 +252,16 @@ def test_all_files_of_a_folder_have_the_permissions_that_new_files_get(ours, fol
         assert {file.stat().st_mode & 0o777 for file in place.iterdir()} == {mode}
 
 
-def test_a_full_disk_is_a_one_line_error_that_names_the_file(folder, tmp_path, monkeypatch, capfd):
+def test_a_full_disk_is_a_one_line_error_that_names_the_file(folder, tmp_path, run_command):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    monkeypatch.setattr(sys, "argv", ["bertsmith", "convert", str(folder), str(tmp_path / "out"), "--to", "hf"])
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
-        with pytest.raises(SystemExit) as stop:
-            main()
+        code, _, message = run_command("convert", folder, tmp_path / "out", "--to", "hf")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    message = capfd.readouterr().err
-    assert stop.value.code == 2
+    assert code == 2
     assert len(message.splitlines()) == 1
     assert message.startswith("error: ")
     assert str(tmp_path) in message

@@ -136,24 +136,15 @@ def test_models_that_do_not_match_are_refused(trained, world, tmp_path) -> None:
         Predictor.load([], "cpu")
 
 
-def test_the_commands_take_several_models(trained, tmp_path, monkeypatch, capsys) -> None:
-    from bertsmith.cli import main
-
+def test_the_commands_take_several_models(trained, tmp_path, run_command) -> None:
     runs = [str(trained("classify", seed)) for seed in (1, 2, 3)]
     data = str(Path(runs[0]).parent / "classify.jsonl")
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["bertsmith", *arguments, "--device", "cpu"])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        output = capsys.readouterr()
-        return int(stop.value.code or 0), output.out, output.err
-
     out = str(tmp_path / "answers.jsonl")
-    assert call("predict", *runs, data, "--out", out)[0] == 0
+    assert run_command("predict", *runs, data, "--out", out, "--device", "cpu")[0] == 0
     assert len(Path(out).read_text().splitlines()) == 12
-    code, output, _ = call("evaluate", *runs, "--data", data, "--json")
+    code, output, _ = run_command("evaluate", *runs, "--data", data, "--json", "--device", "cpu")
     assert code == 0
     assert json.loads(output) == evaluate(runs, data, device="cpu")
-    code, _, errors = call("evaluate", *runs, "--data", data, "--task", "rte")
+    code, _, errors = run_command("evaluate", *runs, "--data", data, "--task", "rte", "--device", "cpu")
     assert (code, "one file of predictions" in errors) == (2, True)

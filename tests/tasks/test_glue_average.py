@@ -85,7 +85,7 @@ def fine_tune(world: Path, out: Path, task: str, labels: tuple[str, ...], start:
     finetune(override(FinetuneConfig(task), settings), start, data, out, device="cpu")
 
 
-def test_runs_are_averaged_by_their_start_task(world, tmp_path, monkeypatch, capsys) -> None:
+def test_runs_are_averaged_by_their_start_task(world, tmp_path, run_command) -> None:
     runs = tmp_path / "runs"
     fine_tune(world, runs / "mnli", "mnli", ("entailment", "neutral", "contradiction"), world / "run")
     fine_tune(world, runs / "rte", "rte", ("entailment", "not_entailment"), world / "run")
@@ -111,13 +111,8 @@ def test_runs_are_averaged_by_their_start_task(world, tmp_path, monkeypatch, cap
     with pytest.raises(UserError, match="no finished run of a GLUE task"):
         glue([world])
 
-    from bertsmith.cli import main
-
-    monkeypatch.setattr("sys.argv", ["bertsmith", "glue", str(runs / "mnli"), str(runs / "rte")])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code
-    printed = capsys.readouterr().out
+    code, printed, _ = run_command("glue", runs / "mnli", runs / "rte")
+    assert not code
     assert "no average of 'each task alone': cola" in printed
 
 

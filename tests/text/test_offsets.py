@@ -1,7 +1,6 @@
 """Offsets never split a grapheme of several characters: jamo, accents, vowel signs, emoji sequences."""
 
 import json
-import sys
 import unicodedata
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from bertsmith.batch import Example
-from bertsmith.cli import main
 from bertsmith.inference.features import passages
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Row
@@ -111,17 +109,15 @@ def test_ascii_and_composed_text_keep_their_offsets(world: Path) -> None:
         assert aligned.offsets == aligned.encoding.offsets
 
 
-def test_the_command_shows_pieces_ids_and_offsets(tmp_path: Path, monkeypatch, capfd) -> None:
+def test_the_command_shows_pieces_ids_and_offsets(tmp_path: Path, run_command) -> None:
     tokenizer = train_wordpiece([*TEXTS.values()] * 4, 500)
     tokenizer.save(tmp_path / "tok")
     text = unicodedata.normalize("NFD", "연습 [MASK] 문제를")
 
     def shown(*options: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["bertsmith", "tokenizer", "encode", str(tmp_path / "tok"), text, *options])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        assert not stop.value.code
-        return capfd.readouterr().out
+        code, printed, _ = run_command("tokenizer", "encode", tmp_path / "tok", text, *options)
+        assert not code
+        return printed
 
     found = json.loads(shown("--json"))
     assert found["tokens"] == ["연습", "[MASK]", "문제를"]

@@ -2,12 +2,10 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from bertsmith.cli import main
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.readers import Documents
 from bertsmith.extend import extend
@@ -84,24 +82,18 @@ def test_texts_given_from_python_are_made_safe(world: Path, capfd) -> None:
 
 
 @pytest.mark.parametrize("command", ["fill", "view"])
-def test_arguments_that_are_not_utf8(world: Path, tmp_path: Path, monkeypatch, capfd, command: str) -> None:
+def test_arguments_that_are_not_utf8(world: Path, tmp_path: Path, run_command, command: str) -> None:
     text = os.fsdecode(b"the [MASK] of a \xff\xed\xa0\x80 list")
     out = ["--out", str(tmp_path / "page.html")] if command == "view" else []
-    monkeypatch.setattr(sys, "argv", ["bertsmith", command, str(world / "run"), text, *out, "--json"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code
-    shown, stderr = capfd.readouterr()
+    code, shown, stderr = run_command(command, world / "run", text, *out, "--json")
+    assert not code
     assert "replaced 4 characters" in stderr
     assert command == "view" or json.loads(shown)["text"] == "the [MASK] of a \ufffd\ufffd\ufffd\ufffd list"
 
 
-def test_a_path_that_is_not_utf8_is_named(tmp_path: Path, monkeypatch, capfd) -> None:
-    monkeypatch.setattr(sys, "argv", ["bertsmith", "corpus", "doctor", os.fsdecode(b"/\xff/nowhere")])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert capfd.readouterr().err == "error: no such file: /\\udcff/nowhere\n"
+def test_a_path_that_is_not_utf8_is_named(run_command) -> None:
+    code, _, stderr = run_command("corpus", "doctor", os.fsdecode(b"/\xff/nowhere"))
+    assert (code, stderr) == (2, "error: no such file: /\\udcff/nowhere\n")
 
 
 def test_words_for_a_vocabulary_are_made_safe(world: Path, tmp_path: Path, capfd) -> None:
