@@ -20,6 +20,8 @@ import argparse
 import json
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +182,9 @@ def page(arguments: argparse.Namespace) -> None:
     put_tables(PAGE, tables(arguments))
 
 
-def merge(arguments: argparse.Namespace) -> None:
-    print(merge_files(NAME, arguments.names))
-
-
-COMMANDS = {"plan": plan, "run": run, "tune": tune_again, "merge": merge, "show": show, "page": page}
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "plan": plan, "run": run, "tune": tune_again, "merge": partial(merge_files, NAME), "show": show, "page": page,
+}  # fmt: skip
 
 
 def main(given: list[str] | None = None) -> None:

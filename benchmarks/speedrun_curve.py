@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def point_of(row: Results, name: str) -> Results:
 
 
 def add(arguments: argparse.Namespace) -> None:
-    for file in arguments.files:
+    for file in arguments.names:
         table = json.loads(Path(file).read_text(encoding="utf-8"))
         if table["settings"]:
             raise SystemExit(f"{file} is not by the protocol: {', '.join(table['settings'])}")
@@ -113,15 +114,13 @@ def page(arguments: argparse.Namespace) -> None:
     print(plot(results, arguments.results / f"{NAME}.svg"))
 
 
-def merge(arguments: argparse.Namespace) -> None:
-    print(merge_files(NAME, arguments.files))
-
-
 def main(given: list[str] | None = None) -> None:
-    commands = {"add": add, "merge": merge, "page": page}
+    commands: dict[str, Callable[[argparse.Namespace], None]] = {
+        "add": add, "merge": partial(merge_files, NAME), "page": page,
+    }  # fmt: skip
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=commands)
-    parser.add_argument("files", nargs="*", help="add: files of `bertsmith benchmark`; merge: files of results")
+    parser.add_argument("names", nargs="*", help="add: files of `bertsmith benchmark`; merge: files of results")
     parser.add_argument("--name", default="", help="add: the name of the curve")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--page", type=Path, default=PAGE, help="page: the file that the table is put into")
