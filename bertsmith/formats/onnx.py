@@ -281,6 +281,7 @@ def _quantise(source: Path, path: Path) -> None:
     onnx, quantization = require("onnx"), require("onnxruntime.quantization")
     graph = onnx.load(str(source))
     graph.graph.ClearField("value_info")  # the quantised weights would contradict these shapes
+    shared = _transpose_shared_weights(graph.graph)
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.graph.initializer}
     matrices = [
         (n.name, shapes[n.input[1]]) for n in graph.graph.node if n.op_type == "MatMul" and n.input[1] in shapes
@@ -289,7 +290,7 @@ def _quantise(source: Path, path: Path) -> None:
         name for name, shape in matrices if len(shape) != 2 or shape[0] > shape[1]
     ]  # tables of distances have heads
     # The quantiser turns every Gemm into a MatMul of this name before it looks at the nodes to exclude.
-    kept += [f"{node.name}_MatMul" for node in graph.graph.node if node.op_type == "Gemm"]
+    kept += [f"{n.name}_MatMul" for n in graph.graph.node if n.op_type == "Gemm" and n.input[1] not in shared]
     with _quiet():
         quantization.quantize_dynamic(
             graph,
@@ -306,6 +307,27 @@ def _quantise(source: Path, path: Path) -> None:
                 "DefaultTensorType": onnx.TensorProto.FLOAT,  # of attention, whose operator ONNX does not know
             },
         )
+
+
+def _transpose_shared_weights(graph: Any) -> set[str]:
+    """Store a weight that a Gemm shares with a MatMul the way the MatMul reads it; return these weights' names.
+
+    DeBERTa projects states and relative positions by the same matrix: the graph transposes it for the MatMul of the
+    states, and the quantiser transposes it in place for the Gemm of the positions, after which the first is wrong.
+    """
+    helper = require("onnx.numpy_helper")
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    gemms = [n for n in graph.node if n.op_type == "Gemm" and any(a.name == "transB" and a.i for a in n.attribute)]
+    shared = {n.input[1] for n in gemms} & set(weights)
+    turned = {n.input[0]: n for n in graph.node if n.op_type == "Transpose" and n.input[0] in shared}
+    for name, node in turned.items():
+        weights[name].CopyFrom(helper.from_array(helper.to_array(weights[name]).T.copy(), name))
+        for other in graph.node:
+            other.input[:] = [name if each == node.output[0] else each for each in other.input]
+        graph.node.remove(node)
+    for gemm in (n for n in gemms if n.input[1] in turned):
+        next(a for a in gemm.attribute if a.name == "transB").i = 0
+    return set(turned)
 
 
 def example_inputs(flat: Flat, rows: int, length: int, seed: int) -> tuple[Tensor, ...]:
