@@ -99,6 +99,7 @@ DISENTANGLED = ("model.family=deberta-v2", "model.norm_first=false", "model.bias
 V3 = ("objective.kind=replaced-token", "objective.generator_size=1", "objective.generator_layers=0.5",
       "objective.disentangled=true", "objective.context=true", "objective.mask_decoder=true",
       "data.masking.rate=0.15", "data.masking.mask_share=1", "data.masking.random_share=0")  # fmt: skip
+PAIRS = ("model.num_segments=2", "objective.next_sentence=true")
 FP8 = "" if "float8" in get_args(Precision) else "products in FP8"
 ENCODER_CODE = "a family that saves this alone; `modern` has it with all the rest of ModernBERT"
 
@@ -150,6 +151,10 @@ EXPERIMENTS = {
     "v3-8x512": Experiment("a smaller encoder, three times the tokens", shape(8, 512), "v3"),
     "v3-8x512-fill": Experiment("the detector also fills a quarter of the masks: what does that cost it, or give?",
                                 ("objective.fill_every=4", "data.masking.rate=0.2"), "v3-8x512"),
+    "v3-8x512-order": Experiment("the detector that fills also learns the order of two segments: does that help tasks "
+                                 "with pairs?", ("data.pairs=order", *PAIRS), "v3-8x512-fill"),
+    "v3-8x512-next": Experiment("it learns whether the second segment is the next one or a random one",
+                                ("data.pairs=next", *PAIRS), "v3-8x512-fill"),
     "v3-12x512": Experiment("deeper than v3-8x512", shape(12, 512), "v3"),
     "v3-12x384": Experiment("deep and narrow", shape(12, 384), "v3"),
     "v3-quarter": Experiment("a generator of a quarter of the layers", ("objective.generator_layers=0.25",), "v3"),

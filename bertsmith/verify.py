@@ -34,9 +34,9 @@ from bertsmith.formats.onnx import Exported, open_onnx, session
 from bertsmith.formats.saved_config import CONFIG, output_of, pools_last, read_config
 from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
+from bertsmith.objectives.discriminator import Discriminator
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.progress import progress_bar
 from bertsmith.training import runlog
@@ -213,8 +213,8 @@ def _own_outputs(folder: Path, batch: Batch) -> dict[str, Tensor]:
     if not isinstance(model, Objective) or model.lacks_token_head(loaded.missing):
         return {}
     is_encoder = output_of(model).class_name == family_of(model.encoder.config).encoder_class
-    is_both = isinstance(model, Discriminator) and model.fills_masks
-    if not is_encoder and not is_both and getattr(model, "mask_decoder", None) is None:
+    has_more = isinstance(model, Discriminator) and len(model.counts(model.config)) > 1
+    if not is_encoder and not has_more and getattr(model, "mask_decoder", None) is None:
         return {}
     return {f"{name}_logits": values for name, values in model.dense_logits(batch).items()}
 

@@ -12,7 +12,7 @@ from bertsmith.formats.hf import Notes, save_folder
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.causal_lm import CausalLM
-from bertsmith.objectives.replaced_token import Discriminator
+from bertsmith.objectives.discriminator import Discriminator
 from bertsmith.text.tokenizer import Tokenizer, train_byte_bpe, train_word_bpe, train_wordpiece
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -38,9 +38,9 @@ from bertsmith.model.config import EncoderConfig, HeadKind
 from bertsmith.model.encoder import SHARED, Encoder, init_parameter
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.matching import MatchingHead, init_matching
+from bertsmith.objectives.discriminator import DELTA, Discriminator
 from bertsmith.objectives.kinds import OBJECTIVES, build_objective
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.replaced_token import DELTA, Discriminator
 from bertsmith.objectives.settings import (
     BidirectionalLMConfig,
     CausalLMConfig,
@@ -166,19 +166,21 @@ def _saved_objective(encoder: Encoder, found: Collection[str], detects: bool, cl
     family = family_of(encoder.config)
     is_encoder = "detector" in family.outputs and family.outputs["detector"].class_name == family.encoder_class
     is_alone = detects and is_encoder and "masked_lm.norm.weight" not in found
+    learns_pairs = "next_sentence.output.weight" in found
     if "detector.output.weight" in found or is_alone:
         context = "detector.norm.weight" in found or "detector.output.weight" not in found
         # A folder that was trained to fill masks names this class; other detectors may hold tensors of such a head too.
         fills = "masked_lm.norm.weight" in found and class_name == family.outputs["detector+masked_lm"].class_name
-        config = ReplacedTokenConfig(disentangled=DELTA in found, context=context, fill_every=int(fills))
+        config = ReplacedTokenConfig(
+            disentangled=DELTA in found, context=context, fill_every=int(fills), next_sentence=learns_pairs
+        )
         return Discriminator(encoder, config)
     if encoder.config.layer_type == "lstm":
         return build_objective(encoder, BidirectionalLMConfig())
     if encoder.config.direction != "both":
         return build_objective(encoder, CausalLMConfig())
     decodes = encoder.config.positions != "learned" and "mask_decoder.positions.weight" in found
-    next_sentence = "next_sentence.output.weight" in found and not decodes
-    return build_objective(encoder, MaskedLMConfig(next_sentence=next_sentence, mask_decoder=decodes))
+    return build_objective(encoder, MaskedLMConfig(next_sentence=learns_pairs and not decodes, mask_decoder=decodes))
 
 
 def fitting_tokenizer(folder: Path, config: EncoderConfig) -> Tokenizer:

@@ -41,8 +41,13 @@ class Objective(nn.Module):
     @classmethod
     def saved(cls, model: EncoderConfig, config: Any) -> list[tuple[EncoderConfig, str]]:
         """The encoders that are saved, given the first one, each with the kind of its output in a family's table."""
-        pairs = PAIR_LABEL in cls.counts(config).values()
-        return [(model, f"{cls.token_head}+next_sentence" if pairs else cls.token_head)]
+        output = cls.output(config)
+        return [(model, f"{output}+next_sentence" if PAIR_LABEL in cls.counts(config).values() else output)]
+
+    @classmethod
+    def output(cls, config: Any) -> str:
+        """The kind of the output in a family's table, without the head of the pairs."""
+        return cls.token_head
 
     @classmethod
     def of_parts(cls, config: Any, parts: Mapping[str, Objective]) -> Objective:

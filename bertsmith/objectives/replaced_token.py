@@ -12,25 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertsmith.batch import IGNORE, Batch, Padded
+from bertsmith.batch import IGNORE, Batch
 from bertsmith.errors import UserError
-from bertsmith.model.activation import activate
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import training_flops, training_memory
-from bertsmith.model.encoder import Encoder, init_weights
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused.weights import Sampling
-from bertsmith.model.heads import MaskedLMHead, loss_and_correct, sample
+from bertsmith.model.heads import loss_and_correct, sample
 from bertsmith.model.mask_decoder import MaskDecoder
+from bertsmith.objectives.discriminator import DELTA, TOKENS, Discriminator, with_heads
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.objectives.objective import GENERATOR, ORIGINAL_LABEL, Objective
+from bertsmith.objectives.objective import GENERATOR, ORIGINAL_LABEL, PAIR_LABEL, Objective
 from bertsmith.objectives.settings import REPLACED_TOKEN, MaskedLMConfig, ReplacedTokenConfig
 from bertsmith.progress import say
 
-TOKENS, DELTA = "encoder.embeddings.tokens.weight", "encoder.embeddings.delta"
 HEAD_SIZE = 64  # of the generator's attention heads, as in the authors' code
 
 
@@ -47,91 +45,6 @@ def generator_config(model: EncoderConfig, config: ReplacedTokenConfig) -> Encod
         num_layers=max(1, round(model.num_layers * config.generator_layers)),
         embedding_size=None if table == hidden else table,
     )
-
-
-class ReplacedTokenHead(nn.Module):
-    """One logit for each token: whether the generator replaced it (ELECTRA, section 2).
-
-    With `context` it reads the normalised sum of the token's state and that of `[CLS]` (DeBERTa v3's code).
-    """
-
-    def __init__(self, config: EncoderConfig, context: bool = False) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps) if context else None
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, 1)
-        self.activation = config.activation
-        init_weights(self, config.init_std)
-
-    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
-        if self.norm is not None:
-            if isinstance(batch.layout, Padded):
-                first = hidden[:, :1]
-            else:  # positions count from `[CLS]`
-                rows = torch.arange(len(hidden), device=hidden.device) - batch.positions
-                first = hidden.index_select(0, rows)
-            hidden = self.norm(hidden + first)
-        return self.output(activate(self.dense(hidden), self.activation)).squeeze(-1)  # (…)
-
-
-class Discriminator(Objective):
-    """Detects replaced tokens; with `fill_every` it also fills masks.
-
-    `ReplacedToken` trains it together with the generator that replaces the tokens.
-    """
-
-    targets = "masked"
-    token_loss = "detection"
-    token_head = "detector"
-
-    def __init__(self, encoder: Encoder, config: ReplacedTokenConfig = REPLACED_TOKEN) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = encoder
-        self.detector = ReplacedTokenHead(encoder.config, config.context)
-        self.masked_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens) if config.fill_every else None
-        if config.disentangled:
-            encoder.embeddings.delta = nn.Parameter(torch.zeros_like(encoder.embeddings.tokens.weight))
-
-    @staticmethod
-    def counts(config: ReplacedTokenConfig) -> dict[str, str]:
-        return {"detection": ORIGINAL_LABEL, **({"mlm": "targets"} if config.fill_every else {})}
-
-    @classmethod
-    def saved(cls, model: EncoderConfig, config: ReplacedTokenConfig) -> list[tuple[EncoderConfig, str]]:
-        return [(model, f"{cls.token_head}+masked_lm" if config.fill_every else cls.token_head)]
-
-    def logits(self, batch: Batch) -> dict[str, Tensor]:
-        """The logit of every token (…): a positive one says that the token was replaced; and those of masked words."""
-        hidden = self.encoder(batch)
-        scores = {"detection": self.detector(hidden, batch).float()}
-        if self.masked_lm is None:
-            return scores
-        return {**scores, "mlm": self._words(hidden.flatten(0, -2).index_select(0, batch.labels["masked"])).float()}
-
-    def token_logits(self, batch: Batch) -> Tensor:
-        return self._words(self.encoder(batch, rows=batch.labels["masked"])).float()  # (M, V)
-
-    def dense_logits(self, batch: Batch) -> dict[str, Tensor]:
-        hidden = self.encoder(batch)
-        scores = {"detection": self.detector(hidden, batch)}  # (B, L)
-        return scores if self.masked_lm is None else {**scores, "mlm": self._words(hidden)}  # (B, L, V)
-
-    def _words(self, hidden: Tensor) -> Tensor:
-        assert self.masked_lm is not None
-        return self.masked_lm(hidden, self.encoder.embeddings.table())
-
-    @property
-    def fills_masks(self) -> bool:
-        return self.masked_lm is not None
-
-    def lacks_token_head(self, missing: tuple[str, ...]) -> bool:
-        return any(name.startswith(("detector.", "masked_lm.")) for name in missing)
-
-    def tie_weights(self) -> None:
-        """Where it fills masks, its output layer shares the embeddings' matrix."""
-        if self.masked_lm is not None:
-            self.masked_lm.tie(self.encoder.embeddings.tokens)
 
 
 @dataclass(frozen=True)
@@ -201,7 +114,7 @@ class ReplacedToken(Objective):
         if config.mask_decoder and generator.mask_decoder is None:
             generator.mask_decoder = MaskDecoder(theirs.config)
             say("note: the generator has no weights for mask_decoder; they start at random")
-        discriminator = _filling(cast(Discriminator, discriminator), config.fill_every)
+        discriminator = with_heads(cast(Discriminator, discriminator), config)
         delta = _delta(ours, theirs) if config.disentangled else None
         joined = cls(ours, config, generator)
         joined.discriminator = discriminator
@@ -221,7 +134,8 @@ class ReplacedToken(Objective):
 
     @staticmethod
     def counts(config: ReplacedTokenConfig) -> dict[str, str]:
-        return {"mlm": "targets", "detection": ORIGINAL_LABEL, **({"fill": "targets"} if config.fill_every else {})}
+        judged = {"fill" if name == "mlm" else name: label for name, label in Discriminator.counts(config).items()}
+        return {"mlm": "targets", **judged}
 
     @staticmethod
     def saved(model: EncoderConfig, config: ReplacedTokenConfig) -> list[tuple[EncoderConfig, str]]:
@@ -229,7 +143,7 @@ class ReplacedToken(Objective):
 
     @property
     def loss_weights(self) -> Mapping[str, float]:
-        return {"detection": self.config.detection_weight}
+        return {"detection": self.config.detection_weight, "nsp": self.config.pair_weight}
 
     @property
     def goal(self) -> str:
@@ -275,19 +189,21 @@ class ReplacedToken(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Summed losses, `mlm` over the masked positions and `detection` over all tokens, and the right predictions.
 
-        `fill` stands for all masked positions as well: the sum over those that it is computed at, times `fill_every`.
+        `nsp` is over the pairs. `fill` stands for all masked positions as well: the sum over those that it is computed
+        at, times `fill_every`.
         """
         encoder, targets = self.generator.encoder, batch.labels["targets"]
         states, _ = self.generator.states(batch)  # (M, generator's H)
         mlm, right, sampled = self.generator.masked_lm.losses_and_samples(
             states, targets, encoder.choice(batch).fused, self.sampling
         )
-        found = self._judge(self._corrupt(batch, sampled))
-        sums = {"mlm": mlm, "detection": found["detection_loss"][0]}
-        rights = {"mlm_accuracy": right, "detection_accuracy": found["detection_accuracy"][0]}
+        sums = {name: value for name, (value, _) in self._judge(self._corrupt(batch, sampled)).items()}
+        sums |= {"mlm_loss": mlm, "mlm_accuracy": right}
         if every := self.config.fill_every:
-            sums["fill"], rights["fill_accuracy"] = every * found["fill_loss"][0], every * found["fill_accuracy"][0]
-        return {**sums, **rights}
+            sums |= {name: every * sums[name] for name in ("fill_loss", "fill_accuracy")}
+        names = self.counts(self.config)
+        rights = {f"{name}_accuracy": sums[f"{name}_accuracy"] for name in names}
+        return {**{name: sums[f"{name}_loss"] for name in names}, **rights}
 
     def measures(self, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
         words, targets = self.token_logits(batch), batch.labels["targets"]
@@ -320,6 +236,7 @@ class ReplacedToken(Objective):
             "detection_recall": (hits, replaced.sum()),
             "detection_precision": (hits, said.sum()),
             **({} if network.masked_lm is None else self._fill(network, hidden, batch)),
+            **({} if network.next_sentence is None else self._pairs(network, hidden, batch)),
         }
 
     def _fill(self, network: Discriminator, hidden: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
@@ -330,6 +247,12 @@ class ReplacedToken(Objective):
         states = hidden.flatten(0, -2).index_select(0, rows)
         loss, right = network.masked_lm.losses(states, targets, fused, table)  # type: ignore[union-attr]
         return {"fill_loss": (loss, len(targets)), "fill_accuracy": (right, len(targets))}
+
+    def _pairs(self, network: Discriminator, hidden: Tensor, batch: Batch) -> dict[str, tuple[Tensor, int | Tensor]]:
+        """The sums and counts of the discriminator's predictions for the pairs."""
+        targets = batch.labels[PAIR_LABEL]
+        loss, right = loss_and_correct(network.pair_scores(hidden, batch), targets)
+        return {"nsp_loss": (loss, len(targets)), "nsp_accuracy": (right, len(targets))}
 
     def _filled(self, predicted: int) -> int:
         """How many of so many masks are left to the discriminator."""
@@ -350,19 +273,6 @@ class ReplacedToken(Objective):
             training_memory(config, tokens, length, words, half=half, checkpointing=checkpointing, processes=processes)
             for config, words in networks
         )
-
-
-def _filling(discriminator: Discriminator, fill_every: int) -> Discriminator:
-    """A saved discriminator with a masked-word head if it is to fill masks, and without one if it is not."""
-    encoder, had = discriminator.encoder, discriminator.masked_lm is not None
-    discriminator.config = replace(discriminator.config, fill_every=fill_every)
-    if fill_every and not had:
-        discriminator.masked_lm = MaskedLMHead(encoder.config, encoder.embeddings.tokens)
-        say("note: the discriminator has no weights for masked_lm; they start at random")
-    if had and not fill_every:
-        discriminator.masked_lm = None
-        say("note: the discriminator's masked-word head is dropped; objective.fill_every=5 keeps and trains it")
-    return discriminator
 
 
 def _delta(ours: Encoder, theirs: Encoder) -> Tensor:

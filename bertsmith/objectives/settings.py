@@ -94,6 +94,9 @@ class ReplacedTokenConfig:
 
     With `fill_every` = n, every n-th chosen word stays masked in the discriminator's input too, and the discriminator
     predicts it (the loss `fill`). Then the model that is kept both detects and fills.
+
+    With `next_sentence` the discriminator predicts the label of a segment pair as in `masked-lm`, a loss with the
+    weight `pair_weight`.
     """
 
     kind: Literal["replaced-token"] = "replaced-token"
@@ -107,12 +110,15 @@ class ReplacedTokenConfig:
     context: bool = False
     mask_decoder: bool = False
     fill_every: int = 0
+    next_sentence: bool = False
+    pair_weight: float = 1.0
     BOUNDS = {
         "generator_size": Bounds(0, 16, "(]"),
         "generator_layers": Bounds(0, 16, "(]"),
         "detection_weight": Bounds(0, 10**6),
         "temperature": Bounds(0, 10**3, "(]"),
         "fill_every": Bounds(0, 10**3),
+        "pair_weight": Bounds(0, 10**6, "(]"),
     }
 
     def __post_init__(self) -> None:
@@ -120,6 +126,11 @@ class ReplacedTokenConfig:
         if self.disentangled and not self.tied_embeddings:
             raise UserError(
                 "objective.disentangled=true needs objective.tied_embeddings=true: it is a way to share them"
+            )
+        if self.pair_weight != type(self).pair_weight and not self.next_sentence:
+            raise UserError(
+                f"objective.pair_weight={self.pair_weight:g} is the weight of a loss that is switched off: set "
+                "objective.next_sentence=true, or leave it out"
             )
 
 

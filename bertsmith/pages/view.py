@@ -24,8 +24,8 @@ from bertsmith.inference.engines import batch_tokens, batches, threads_of
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.attention import Trace
 from bertsmith.model.heads import TaskModel
+from bertsmith.objectives.discriminator import Discriminator
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.pages.page import write_page
 from bertsmith.pages.view_page import body, prediction_parts
 from bertsmith.progress import progress_bar

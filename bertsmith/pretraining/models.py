@@ -19,9 +19,9 @@ from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import Model, architecture_of, config_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.discriminator import Discriminator
 from bertsmith.objectives.kinds import build_objective, objective_class
 from bertsmith.objectives.objective import Objective
-from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.objectives.settings import ObjectiveConfig
 from bertsmith.pretraining.checks import check_lengths
 from bertsmith.pretraining.settings import PretrainConfig

@@ -61,7 +61,8 @@ class PretrainConfig:
             )
         if self.data.pairs in ONE_SEGMENT and PAIR_LABEL in kind.counts(self.objective).values():
             raise UserError(
-                f"data.pairs={self.data.pairs} has no pairs to learn from: set objective.next_sentence=false"
+                f"data.pairs={self.data.pairs} has no pairs to learn from: set objective.next_sentence=false, or "
+                "data.pairs=next or order"
             )
 
     def _check_direction(self) -> None:

@@ -208,8 +208,8 @@ def electra_batch(longest: int, rows: int, seed: int = 0) -> Batch:
     batch = masked_batch(longest, rows, seed)
     original = batch.tokens.scatter(0, batch.labels["masked"], batch.labels["targets"])
     batch = batch.with_labels({"original": Label(original.numpy(), ORIGINAL)})
-    words = batch.counts["mlm"]
-    return dataclasses.replace(batch, counts={"mlm": words, "detection": batch.num_tokens, "fill": words})
+    counts = {**batch.counts, "detection": batch.num_tokens, "fill": batch.counts["mlm"]}
+    return dataclasses.replace(batch, counts=counts)
 
 
 def electra(dropout: float = 0.0, **changes: object) -> ReplacedToken:
@@ -219,6 +219,7 @@ def electra(dropout: float = 0.0, **changes: object) -> ReplacedToken:
 
 
 FILLING = [{}, {"fill_every": 5}, {"fill_every": 5, "disentangled": True}]
+FILLING += [{"fill_every": 5, "disentangled": True, "next_sentence": True}]
 
 
 @pytest.mark.parametrize("changes", FILLING)
@@ -231,6 +232,7 @@ def test_fused_replaced_token_losses_equal_plain_ones(changes: dict[str, object]
     assert abs(fused["mlm"] - plain["mlm"]) < 2e-3
     assert abs(fused["detection"] - plain["detection"]) < 1e-2
     assert abs(fused.get("fill", 0.0) - plain.get("fill", 0.0)) < 2e-2
+    assert abs(fused.get("nsp", 0.0) - plain.get("nsp", 0.0)) < 2e-2
 
 
 @pytest.mark.parametrize("changes", FILLING)

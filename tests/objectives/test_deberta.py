@@ -18,8 +18,9 @@ from bertsmith.errors import UserError
 from bertsmith.model.attention import Trace
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder
+from bertsmith.objectives.discriminator import DELTA, TOKENS, Discriminator
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.objectives.replaced_token import DELTA, TOKENS, Discriminator, ReplacedToken
+from bertsmith.objectives.replaced_token import ReplacedToken
 from bertsmith.objectives.settings import MaskedLMConfig, ReplacedTokenConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")

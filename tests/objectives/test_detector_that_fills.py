@@ -23,7 +23,8 @@ from bertsmith.inference.predictor import Predictor
 from bertsmith.model import heads
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.sizes import electra_config
-from bertsmith.objectives.replaced_token import Discriminator, ReplacedToken, corrupt
+from bertsmith.objectives.discriminator import Discriminator
+from bertsmith.objectives.replaced_token import ReplacedToken, corrupt
 from bertsmith.objectives.settings import ReplacedTokenConfig
 from bertsmith.pages.view import view
 from bertsmith.pretraining.run import pretrain

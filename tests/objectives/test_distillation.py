@@ -22,9 +22,9 @@ from bertsmith.model.config import EncoderConfig
 from bertsmith.model.cost import forward_flops, forward_memory, training_flops, training_memory
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import plain_kernels
+from bertsmith.objectives.discriminator import Discriminator
 from bertsmith.objectives.distillation import Distillation, copy_layers, layers_to_copy
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.objectives.replaced_token import Discriminator
 from bertsmith.objectives.settings import DistillationConfig, MaskedLMConfig
 from bertsmith.pretraining.loader import MASKED, TARGET
 from bertsmith.pretraining.run import pretrain

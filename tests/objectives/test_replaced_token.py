@@ -27,7 +27,8 @@ from bertsmith.model import heads
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused.weights import Sampling
 from bertsmith.model.sizes import electra_config
-from bertsmith.objectives.replaced_token import Discriminator, ReplacedToken, corrupt, generator_config
+from bertsmith.objectives.discriminator import Discriminator
+from bertsmith.objectives.replaced_token import ReplacedToken, corrupt, generator_config
 from bertsmith.objectives.settings import ReplacedTokenConfig
 from bertsmith.pages.report.page_of_runs import report
 from bertsmith.pretraining.loader import MASKED, ORIGINAL, TARGET

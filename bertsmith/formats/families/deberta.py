@@ -3,7 +3,7 @@
 The head of the masked words has the names of the released models (`legacy` false in `transformers`); those of
 `transformers`' older head are read as well. The position table of the mask decoder, the detector of replaced tokens and
 the table that a discriminator adds to its generator's have the names of the authors' code, and `transformers` ignores
-them.
+them, as it does the head of the segment pairs, whose pooler has the name of a classifier's.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ DETECTOR: Names = {
     "detector.dense.*": "mask_predictions.dense.*",
     "detector.output.*": "mask_predictions.classifier.*",
 }
+PAIRS: Names = {"next_sentence.pooler.dense.*": "pooler.dense.*", "next_sentence.output.*": "next_sentence.*"}
 POOLED: Names = {"head.pooler.dense.*": "pooler.dense.*", "head.output.*": "classifier.*"}
 DROPOUT = HeadDropout("cls_dropout")
 
@@ -64,6 +65,8 @@ def deberta_outputs(classes: str) -> dict[str, Output]:
         "masked_lm": Output(f"{classes}ForMaskedLM", WORDS),
         "detector": Output(f"{classes}Model", DETECTOR),
         "detector+masked_lm": Output(f"{classes}ForMaskedLM", {**DETECTOR, **WORDS}),
+        "detector+next_sentence": Output(f"{classes}Model", {**DETECTOR, **PAIRS}),
+        "detector+masked_lm+next_sentence": Output(f"{classes}ForMaskedLM", {**DETECTOR, **WORDS, **PAIRS}),
         "single": Output(f"{classes}ForSequenceClassification", POOLED, DROPOUT),
         "choice": Output(f"{classes}ForMultipleChoice", POOLED, DROPOUT),
         "tags": Output(f"{classes}ForTokenClassification", {"head.output.*": "classifier.*"}, NO_SETTING),

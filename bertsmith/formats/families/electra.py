@@ -12,6 +12,10 @@ DETECTOR: Names = {
     "detector.dense.*": "discriminator_predictions.dense.*",
     "detector.output.*": "discriminator_predictions.dense_prediction.*",
 }
+PAIRS: Names = {  # `transformers` has no class with them; the pooler has the name of a classifier's
+    "next_sentence.pooler.dense.*": "classifier.dense.*",
+    "next_sentence.output.*": "next_sentence.*",
+}
 ELECTRA = Family(
     model_type="electra",
     prefix="electra.",
@@ -24,6 +28,8 @@ ELECTRA = Family(
     outputs={
         "detector": Output("ElectraForPreTraining", DETECTOR),
         "detector+masked_lm": Output("ElectraForPreTraining", {**DETECTOR, **WORDS}),
+        "detector+next_sentence": Output("ElectraForPreTraining", {**DETECTOR, **PAIRS}),
+        "detector+masked_lm+next_sentence": Output("ElectraForPreTraining", {**DETECTOR, **WORDS, **PAIRS}),
         "masked_lm": Output("ElectraForMaskedLM", WORDS),
         "causal_lm": Output("ElectraForCausalLM", vocabulary_head("causal_lm", *VOCABULARY)),
         "single": Output(

@@ -87,7 +87,7 @@ def output_named(family: Family, output: str) -> Output:
         return family.outputs[output]
     able = [other.model_type for other in FAMILIES.values() if output in other.outputs]
     fixes = [f"model.family={' or '.join(able)}"] if able else []
-    fixes += ["objective.next_sentence=false"] if output.endswith("+next_sentence") else []
+    fixes += ["objective.next_sentence=false"] if output.removesuffix("+next_sentence") in family.outputs else []
     raise UserError(
         f"model.family {family.model_type}: transformers has no class of it for {output}; set {', or '.join(fixes)}"
     )
