@@ -16,7 +16,7 @@ from bertsmith.finetuning.batches import micro_batches
 from bertsmith.finetuning.collapse import collapse
 from bertsmith.finetuning.data import RunData, class_weights, read_data
 from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples, measure_states, stores_states
-from bertsmith.finetuning.model import freeze, start_model, start_task, with_settings_of_family
+from bertsmith.finetuning.model import freeze, start_at_numbers, start_model, start_task, with_settings_of_family
 from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
 from bertsmith.finetuning.scoring import DevScores, write_predictions
@@ -114,6 +114,8 @@ def _finetune(
         data.notes.append(f"{rows} rows are few, so there are {epochs:g} epochs (--epochs, train.epochs)")
     data = replace(data, head=with_settings_of_family(data.head, data.task, seeded, source))
     loaded = start_model(source, data.head, seeded)
+    if numbers := KINDS[data.head.kind].numbers(data.rows, data.head):
+        data.notes.append(start_at_numbers(loaded, numbers))
     limits, ceilings = _limits(seeded, data, loaded), _ceilings(data, loaded)
     weights = class_weights(data.rows, data.head, config.data.class_weights, config.data.balanced)
     encoded = _encode(data, loaded, limits)
@@ -187,14 +189,15 @@ def _windows(config: FinetuneConfig, data: RunData) -> int:
 
 
 def _encode(data: RunData, loaded: Loaded, limits: Limits) -> Encoded:
-    """Encode the training rows; print the notes on them."""
+    """Encode the training rows; print what their labels are, and the notes on them."""
+    say(data.overview())
     encoded = encode_once(data.rows, loaded.tokenizer, limits, data.head, labelled=True)
     loaded.model.encoder.check_ids(largest_id(encoded.examples.tokens), largest_id(encoded.examples.segments))
     notes = list(data.notes)
     if encoded.shortened:
         count = f"{encoded.shortened} of {len(data.rows)}"
         notes.append(f"{count} texts did not fit whole into {_room(limits)}; {_more_room(data, limits)}")
-    for note in notes:
+    for note in filter(None, notes):
         say(f"note: {note}")
     return encoded
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from bertsmith.config import SHORT
 from bertsmith.errors import BadRow, UserError
+from bertsmith.model.heads import HeadConfig
 from bertsmith.progress import say
 from bertsmith.rows.columns import Columns, Row, find_columns, first_records, near_column, read_rows, split_names
 from bertsmith.rows.conll import NAMES as CONLL
@@ -17,7 +18,7 @@ from bertsmith.rows.conll import is_conll, read_conll
 from bertsmith.rows.records import OnProgress, Record, Source, Table, class_names
 from bertsmith.rows.tables import as_source
 from bertsmith.tasks.description import DEV, Task
-from bertsmith.tasks.guessing import SAMPLE, Guess
+from bertsmith.tasks.guessing import SAMPLE, Guess, header_is_row, unread_text
 from bertsmith.tasks.kinds import KINDS, Kind
 
 ENDS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt", ".conll", "")
@@ -196,6 +197,8 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
     guess = Guess.start(columns, names_for(task, columns), sample)
     KINDS[task.head].guess(guess, task)
     found, reasons = replace(columns, **guess.found), guess.why
+    if not isinstance(source, Table) and Path(source).suffix.lower() in (".csv", ".tsv") and header_is_row(guess):
+        say(f"note: {_header_note(source, guess)}")
     try:
         if missing := [role for role in _roles(task, found) if not getattr(found, role)]:
             names = ", ".join(map(str, sample[0]))
@@ -209,7 +212,23 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
             f"{role} = {name!r}" + (f" ({reasons[role]})" if role in reasons else "") for role, name in chosen.items()
         )
         say("columns: " + ", ".join(words))
+    if not columns.text and not found.pair and HeadConfig(task.head).is_of_sequence and (other := unread_text(guess)):
+        options = (
+            f"--pair {shlex.quote(other)} reads it beside {found.text!r}, --text {shlex.quote(other)} in its place"
+        )
+        say(f"note: the column {other!r} has texts, too, and is not read; {options}")
     return found
+
+
+def _header_note(source: Source, guess: Guess) -> str:
+    """That the first line of a file looks like a row, with a line that could stand above it."""
+    roles = {name: role for role, name in guess.found.items() if name}
+    names = [roles.get(column.name, f"other{number}") for number, column in enumerate(guess.columns, 1)]
+    first = ", ".join(repr(column.name[:40]) for column in guess.columns)
+    return (
+        f"{source}, line 1: {first} look like a row, not like the names of the columns, so that this row is not read; "
+        f"write the names above it, for example {','.join(names)}"
+    )
 
 
 def _roles(task: Task, columns: Columns) -> list[str]:
