@@ -91,22 +91,26 @@ def finetune(
     if data is None:
         raise UserError("no data is given; name a file or the folder of a data set, or give rows")
     splits = find_splits(find_task(config.task), data, dev)
+    named = "" if model is None else f" --model {model}"
+    command = f"bertsmith finetune {config.task}{named} --data {splits.train[0]} --out {out}"
     on = pick_device(device, config.train.precision)
     with distributed.process_group(on), distributed.locked(out):
         source, scores = find_model(usual_model() if model is None else model), None
         while scores is None:
-            scores = _finetune(config, source, splits, Path(out), on, resume)
+            scores = _finetune(config, source, splits, Path(out), on, resume, command)
             resume = True  # a run that has collapsed is resumed from its beginning
         return scores
 
 
 def _finetune(
-    config: FinetuneConfig, source: Path, splits: Splits, run: Path, device: torch.device, resume: bool
+    config: FinetuneConfig, source: Path, splits: Splits, run: Path, device: torch.device, resume: bool, command: str
 ) -> dict[str, Any] | None:
-    """Train once and return the scores, or None if the run has collapsed and is ready to start again."""
+    """Train once and return the scores, or None if the run has collapsed and is ready to start again.
+
+    An error about columns shows `command` with the options that name them.
+    """
     restarts = config.restarts if config.train.hours is None else 0  # by the clock, no time is left for another attempt
     seeded = replace(config, train=replace(config.train, seed=seed_now(run, config.train.seed, restarts)))
-    command = f"bertsmith finetune {config.task} --model {source} --data {splits.train[0]} --out {run}"
     data = read_data(seeded, splits, command)
     given, (config, seeded) = config, (each.with_length(len(data.rows), data.task.own) for each in (config, seeded))
     if config.train.epochs not in (given.train.epochs, EPOCHS):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from bertsmith.errors import UserError
+from bertsmith.errors import BadRow, UserError
 from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.inference import predictor as predicting
 from bertsmith.inference.engines import EngineName, Precision
@@ -72,7 +72,10 @@ def evaluate(
     source = _labelled(predictor.task, data)
     given = {role: name for role, name in (("text", text), ("pair", pair), ("label", label)) if name}
     columns = _columns(predictor, source, given)
-    rows = list(read_task(predictor.task, source, columns, labelled=True))
+    try:
+        rows = list(read_task(predictor.task, source, columns, labelled=True))
+    except BadRow as error:
+        raise UserError(f"{error}; mend the row or remove it: all rows are scored") from None
     with progress_bar("evaluating", len(rows)) as advance:
         predictions = predictor.predict_all(rows, advance, labelled=True)
     _say_notes(predictor)
@@ -172,6 +175,8 @@ def predict_text(
     """Return the prediction for one text or pair; `n_best` is the number of labels or answers that it lists."""
     _check_n_best(n_best)
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
+    if predictor.columns.pair and not pair and predictor.head.is_of_sequence:
+        say("note: the model was trained on pairs of texts, and this is one text; --pair gives the second one")
     (prediction,) = predictor.predict([(text, pair) if pair else text])
     _say_notes(predictor)
     return trimmed(prediction, n_best)

@@ -286,6 +286,9 @@ def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source
     chosen = {role: getattr(found, role) for role in roles}
     is_there = {role: set(split_names(name)) <= set(sample[0]) for role, name in chosen.items()}
     chosen = {role: name if is_there[role] else near_column(name, sample[0]) for role, name in chosen.items()}
+    chosen = {
+        role: "" if name in list(chosen.values())[:place] else name for place, (role, name) in enumerate(chosen.items())
+    }
     counts = {name: len({str(record.get(name)) for record in sample}) for name in sample[0]}
     rest = sorted(counts.keys() - set(chosen.values()), key=lambda name: (counts[name] == 1, counts[name], name))
     for role in roles:

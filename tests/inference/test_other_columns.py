@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from bertsmith.config import override
 from bertsmith.errors import UserError
+from bertsmith.finetuning.run import finetune
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.inference.files import evaluate, predict
 from bertsmith.inference.predictor import Predictor
 from bertsmith.rows.columns import Columns
@@ -58,10 +61,6 @@ def test_an_error_names_the_columns_and_the_options(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def classifier(world: Path, tmp_path_factory) -> Path:
-    from bertsmith.config import override
-    from bertsmith.finetuning.run import finetune
-    from bertsmith.finetuning.settings import FinetuneConfig
-
     run = tmp_path_factory.mktemp("classifier") / "run"
     config = override(FinetuneConfig("classify"), ["train.steps=2", "data.max_length=32", "restarts=0"])
     finetune(config, world / "run", world / "train.csv", run, dev=world / "dev.csv", device="cpu")
@@ -91,3 +90,28 @@ def test_prediction_names_the_option_of_a_missing_text(classifier: Path, tmp_pat
     ):
         predict(classifier, path, tmp_path / "out.csv", device="cpu")
     assert predict(Predictor.load(classifier, "cpu"), path, tmp_path / "out.csv", text="message") == 8
+
+
+def test_a_row_that_cannot_be_scored_is_named_with_what_to_do(classifier: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dev.csv"
+    path.write_text("text,label\na file,files\na number,\n")
+    with pytest.raises(UserError, match=r"line 3: no label in column 'label'; mend the row or remove it"):
+        evaluate(classifier, path, device="cpu")
+
+
+def test_one_text_for_a_model_of_pairs_is_noted(world: Path, tmp_path: Path, run_command) -> None:
+    rows = [{"text1": f"it is {i}", "text2": "so", "label": "ab"[i % 2]} for i in range(8)]
+    config = override(FinetuneConfig("pair"), ["train.steps=1", "data.max_length=16", "restarts=0"])
+    finetune(config, world / "run", rows, tmp_path / "pairs", device="cpu")
+    noted = "the model was trained on pairs of texts, and this is one text; --pair gives the second one"
+    _, _, err = run_command("predict", tmp_path / "pairs", "it is so", "--device", "cpu")
+    assert noted in " ".join(err.split())
+    _, _, err = run_command("predict", tmp_path / "pairs", "it is so", "--pair", "so", "--device", "cpu")
+    assert noted not in " ".join(err.split())
+
+
+def test_the_example_of_a_command_names_a_model_only_where_the_command_did(world: Path, tmp_path: Path) -> None:
+    path, out = rows_file(tmp_path, "one,two"), tmp_path / "out"
+    for model, named in ((None, ""), (world / "run", f"--model {world / 'run'} ")):
+        with pytest.raises(UserError, match=f"bertsmith finetune choose {named}--data {path} --out {out} --text one"):
+            finetune("choose", model, path, out, device="cpu")
