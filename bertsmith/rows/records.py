@@ -24,6 +24,8 @@ from bertsmith.text.safe import SafeTexts
 
 STDIN = "-"
 COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04")  # the first bytes of gzip and of zip, which spreadsheets are saved as
+HINTS = dict.fromkeys((".xlsx", ".xls", ".ods"), "; save the sheet as CSV UTF-8")
+HINTS |= {".conll": "; a file with one word a line is for the task tag"}
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
 Record = Mapping[str, Any]
 Placed = tuple[str, Record | BadRow]  # the place of a record, or of the error where it cannot be read
@@ -91,8 +93,7 @@ def _records(path: Source, form: Form) -> Iterator[Placed]:
         return _parquet(path, form)
     if kind == ".txt":
         return _opened(path, form.on_progress, lambda lines: _texts(enumerate(lines, 1), str(path), form.text))
-    hint = "; a file with one word a line is for the task tag" if kind == ".conll" else ""
-    raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}{hint}")
+    raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}{HINTS.get(kind, '')}")
 
 
 def _opened(

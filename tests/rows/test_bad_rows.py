@@ -70,6 +70,13 @@ REFUSED = {
         "text,label\na,x\nb, c,y\n",
         "line 3: more fields .* 3 instead of 2; .* ',' in it",
     ),
+    "a sheet": ("classify", "t.xlsx", "PK", "unknown kind of file '.xlsx'; .*; save the sheet as CSV UTF-8"),
+    "decimal comma": (
+        "regress",
+        "t.csv",
+        'text,label\na,1.5\nb,"2,5"\n',
+        "line 3: .*; write the decimal point as a point",
+    ),
     "words a line": ("classify", "t.conll", "a O\n", "unknown kind of file '.conll'; .* for the task tag"),
     "too few fields": ("classify", "t.tsv", "text\tlabel\na\tx\nb\n", "line 3: nothing in column 'label'"),
     "open quote": ("classify", "t.csv", 'text,label\na,x\n"b,y\nc,x\n', "line 3: unexpected end of data"),
