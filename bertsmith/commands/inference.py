@@ -95,6 +95,13 @@ def evaluate(
     task: Annotated[
         str | None, typer.Option("--task", help="Score a file of predictions in the official format of this task")
     ] = None,
+    text: TextColumn = "",
+    pair: Annotated[
+        str, typer.Option("--pair", help="The column of the second text, if it is not the one of the training data")
+    ] = "",
+    label: Annotated[
+        str, typer.Option("--label", help="The column of the label, if it is not the one of the training data")
+    ] = "",
     null_odds: Annotated[
         Path | None, typer.Option("--null-odds", help="squad2: the file with the odds that there is no answer")
     ] = None,
@@ -109,6 +116,7 @@ def evaluate(
 
     \b
     Example: bertsmith evaluate run2 --data dev.csv
+    Columns with other names than in training: bertsmith evaluate run2 --data other.csv --text body --label topic
     Several seeds as an ensemble: bertsmith evaluate runs/seed-* --data dev.csv
     Predictions: bertsmith evaluate predictions.json --task squad1 --data dev-v1.1.json
     """
@@ -116,12 +124,15 @@ def evaluate(
     from bertsmith.tasks.prediction_files import score_file
 
     if task is not None:
+        if text or pair or label:
+            raise UserError("--text, --pair and --label are for a model; --task scores a file of predictions")
         if len(models) > 1:
             raise UserError(f"--task scores one file of predictions, not {len(models)}")
         show_scores(score_file(models[0], task, data, null_odds=null_odds), as_json)
         return
     options = {"engine": engine, "threads": threads, "precision": precision, "combine": combine}
-    show_scores(function(models, data, device=device, **options), as_json)  # type: ignore[arg-type]
+    columns = {"text": text, "pair": pair, "label": label}
+    show_scores(function(models, data, device=device, **columns, **options), as_json)  # type: ignore[arg-type]
 
 
 def predict(

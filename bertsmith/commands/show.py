@@ -45,7 +45,8 @@ def show_prediction(prediction: dict[str, Any], as_json: bool) -> None:
         show(prediction, as_json)
         return
     lists = {name: value for name, value in prediction.items() if isinstance(value, dict | list) and name != "labels"}
-    show({name: value for name, value in prediction.items() if name not in lists}, as_json)
+    if values := {name: value for name, value in prediction.items() if name not in lists}:
+        show(values, as_json)
     if "words" in lists:
         words = zip(prediction["words"], prediction["tags"], prediction["scores"], strict=True)
         show_rows([{"word": word, "tag": tag, "score": score} for word, tag, score in words])

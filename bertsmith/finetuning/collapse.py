@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from bertsmith.progress import short
+
 NEAR = 0.9  # of the constant prediction's loss: with a lower loss, a model has learnt something
 
 
@@ -19,11 +21,9 @@ def collapse(loss: float, constant_loss: float | None, constant: str) -> str:
     """
     if constant_loss is None or not math.isfinite(loss):
         return ""
-    guess = f"{constant_loss:.3f}"
+    final, guess = short(loss), short(constant_loss)
     if loss >= constant_loss:
-        return (
-            f"the training loss {loss:.3f} is not below that of a guess, {guess}{', and ' * bool(constant)}{constant}"
-        )
+        return f"the training loss {final} is not below that of a guess, {guess}{', and ' * bool(constant)}{constant}"
     if constant and loss > NEAR * constant_loss:
-        return f"{constant}, with a training loss of {loss:.3f} (a guess has {guess})"
+        return f"{constant}, with a training loss of {final} (a guess has {guess})"
     return ""

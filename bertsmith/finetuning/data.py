@@ -9,6 +9,7 @@ import numpy as np
 
 from bertsmith.errors import UserError
 from bertsmith.finetuning.dev_split import hold_out
+from bertsmith.finetuning.doubts import doubts
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.heads import HeadConfig
 from bertsmith.rows.columns import Columns, Row
@@ -29,6 +30,10 @@ class RunData:
     head: HeadConfig
     notes: list[str]
 
+    def overview(self) -> str:
+        """A line on the labels of the training rows."""
+        return f"{len(self.rows):,} training rows; {KINDS[self.head.kind].overview(self.rows, self.head)}"
+
 
 def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
     """Read all rows of a run; an error about columns shows `command` with the options that are missing."""
@@ -46,6 +51,8 @@ def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
         rows, dev_rows, note = hold_out(rows, head, config.data.dev_share)
         notes.append(note)
     _check_dev(dev_rows, head)
+    if task.own:
+        notes += doubts(rows, dev_rows, head)
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
     return RunData(task, columns, rows, dev_rows, head, notes)

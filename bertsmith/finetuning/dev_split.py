@@ -34,7 +34,8 @@ def hold_out(rows: Sequence[Row], head: HeadConfig, share: float) -> tuple[list[
     chosen = _chosen([kind.stratum(rows[numbers[0]], head) for numbers in texts.values()], share)
     held = {number for place, numbers in enumerate(texts.values()) if place in chosen for number in numbers}
     if not held:
-        return list(rows), {}, f"no dev rows were given, and {len(texts)} texts are too few to hold some out; see --dev"
+        few = "are too few" if len(texts) < FEWEST else "have too few of the same label"
+        return list(rows), {}, f"no dev rows were given, and {len(texts)} texts {few} to hold some out; see --dev"
     sides: tuple[list[Row], list[Row]] = ([], [])
     for number, row in enumerate(rows):
         sides[number in held].append(row)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bertsmith import draws
@@ -16,12 +18,14 @@ from bertsmith.formats.hub import find_model
 from bertsmith.formats.saved_config import CONFIG, architecture, config_in, head_in, read_config
 from bertsmith.model.config import EncoderConfig
 from bertsmith.model.encoder import Encoder, init_parameter, init_weights
-from bertsmith.model.heads import HeadConfig, TaskModel
+from bertsmith.model.heads import HeadConfig, SequenceHead, TaskModel
 from bertsmith.objectives.objective import GENERATOR
 from bertsmith.progress import say
 from bertsmith.tasks.description import Task
 
 HEAD_WEIGHTS = 105  # the stream of draws that initialises the output layer
+OUTPUT_WEIGHT = "head.output.weight"
+LARGE, SMALL = 10.0, 0.05  # the mean or spread of numbers that an output layer does not reach, or that it overshoots
 VOCABULARY_TENSORS = ("encoder.embeddings.tokens.weight", "causal_lm.decoder.weight", "causal_lm.decoder.bias")
 
 
@@ -125,6 +129,27 @@ def check_layers(config: FinetuneConfig, encoder: EncoderConfig) -> None:
     if frozen is not None and (config.random_start or anew + frozen > layers):
         which = "random_start" if config.random_start else f"reinit_layers {anew}"
         raise UserError(f"{which} and frozen_layers {frozen}: random layers would never be trained; leave one out")
+
+
+def start_at_numbers(loaded: Loaded, numbers: Sequence[float]) -> str:
+    """Let the new output layer of a regression predict numbers of the size that it learns; return a note on them.
+
+    Adam changes a weight by about the learning rate in a step, however large the loss is: an output layer that starts
+    at 0 would never reach numbers in the thousands.
+    """
+    mean, spread = float(np.mean(numbers)), float(np.std(numbers))
+    described = f"(mean {mean:,.6g}, standard deviation {spread:,.6g})"
+    if 0 < spread < SMALL:
+        return f"the numbers differ little {described}, which is learnt slowly; multiply them by {1 / spread:,.1g}"
+    if max(abs(mean), spread) <= LARGE or OUTPUT_WEIGHT not in loaded.missing:
+        return ""
+    head = loaded.model.head if isinstance(loaded.model, TaskModel) else None
+    if not isinstance(head, SequenceHead) or head.output.bias is None:
+        return f"the numbers are large {described}, which is learnt slowly; scale them to between -1 and 1"
+    with torch.no_grad():
+        head.output.weight.mul_(max(spread, 1.0))
+        head.output.bias.fill_(mean)
+    return f"the numbers are large {described}, so that predictions start at their mean"
 
 
 def _load_beside(model: TaskModel, loaded: Loaded, other: Loaded) -> None:

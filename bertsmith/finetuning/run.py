@@ -16,7 +16,7 @@ from bertsmith.finetuning.batches import micro_batches
 from bertsmith.finetuning.collapse import collapse
 from bertsmith.finetuning.data import RunData, class_weights, read_data
 from bertsmith.finetuning.frozen import STATES, FrozenExamples, frozen_examples, measure_states, stores_states
-from bertsmith.finetuning.model import freeze, start_model, start_task, with_settings_of_family
+from bertsmith.finetuning.model import freeze, start_at_numbers, start_model, start_task, with_settings_of_family
 from bertsmith.finetuning.restarts import seed_now, starts_again
 from bertsmith.finetuning.row_cache import encode_once, rows_hash
 from bertsmith.finetuning.scoring import DevScores, write_predictions
@@ -91,22 +91,26 @@ def finetune(
     if data is None:
         raise UserError("no data is given; name a file or the folder of a data set, or give rows")
     splits = find_splits(find_task(config.task), data, dev)
+    named = "" if model is None else f" --model {model}"
+    command = f"bertsmith finetune {config.task}{named} --data {splits.train[0]} --out {out}"
     on = pick_device(device, config.train.precision)
     with distributed.process_group(on), distributed.locked(out):
         source, scores = find_model(usual_model() if model is None else model), None
         while scores is None:
-            scores = _finetune(config, source, splits, Path(out), on, resume)
+            scores = _finetune(config, source, splits, Path(out), on, resume, command)
             resume = True  # a run that has collapsed is resumed from its beginning
         return scores
 
 
 def _finetune(
-    config: FinetuneConfig, source: Path, splits: Splits, run: Path, device: torch.device, resume: bool
+    config: FinetuneConfig, source: Path, splits: Splits, run: Path, device: torch.device, resume: bool, command: str
 ) -> dict[str, Any] | None:
-    """Train once and return the scores, or None if the run has collapsed and is ready to start again."""
+    """Train once and return the scores, or None if the run has collapsed and is ready to start again.
+
+    An error about columns shows `command` with the options that name them.
+    """
     restarts = config.restarts if config.train.hours is None else 0  # by the clock, no time is left for another attempt
     seeded = replace(config, train=replace(config.train, seed=seed_now(run, config.train.seed, restarts)))
-    command = f"bertsmith finetune {config.task} --model {source} --data {splits.train[0]} --out {run}"
     data = read_data(seeded, splits, command)
     given, (config, seeded) = config, (each.with_length(len(data.rows), data.task.own) for each in (config, seeded))
     if config.train.epochs not in (given.train.epochs, EPOCHS):
@@ -114,6 +118,8 @@ def _finetune(
         data.notes.append(f"{rows} rows are few, so there are {epochs:g} epochs (--epochs, train.epochs)")
     data = replace(data, head=with_settings_of_family(data.head, data.task, seeded, source))
     loaded = start_model(source, data.head, seeded)
+    if numbers := KINDS[data.head.kind].numbers(data.rows, data.head):
+        data.notes.append(start_at_numbers(loaded, numbers))
     limits, ceilings = _limits(seeded, data, loaded), _ceilings(data, loaded)
     weights = class_weights(data.rows, data.head, config.data.class_weights, config.data.balanced)
     encoded = _encode(data, loaded, limits)
@@ -187,14 +193,15 @@ def _windows(config: FinetuneConfig, data: RunData) -> int:
 
 
 def _encode(data: RunData, loaded: Loaded, limits: Limits) -> Encoded:
-    """Encode the training rows; print the notes on them."""
+    """Encode the training rows; print what their labels are, and the notes on them."""
+    say(data.overview())
     encoded = encode_once(data.rows, loaded.tokenizer, limits, data.head, labelled=True)
     loaded.model.encoder.check_ids(largest_id(encoded.examples.tokens), largest_id(encoded.examples.segments))
     notes = list(data.notes)
     if encoded.shortened:
         count = f"{encoded.shortened} of {len(data.rows)}"
         notes.append(f"{count} texts did not fit whole into {_room(limits)}; {_more_room(data, limits)}")
-    for note in notes:
+    for note in filter(None, notes):
         say(f"note: {note}")
     return encoded
 

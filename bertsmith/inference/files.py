@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from bertsmith.errors import UserError
+from bertsmith.errors import BadRow, UserError
 from bertsmith.folders import new_folder, refuse_existing, writes
 from bertsmith.inference import predictor as predicting
 from bertsmith.inference.engines import EngineName, Precision
@@ -29,12 +29,12 @@ from bertsmith.inference.predictor import Combine, Names, Predictor
 from bertsmith.inference.writers import PREDICTION_FILES, convert_lines, json_line
 from bertsmith.progress import progress_bar, say
 from bertsmith.rows.columns import Columns, Row
-from bertsmith.rows.records import STDIN, Source
+from bertsmith.rows.records import STDIN, Source, Table
 from bertsmith.rows.tables import as_source
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.prediction_files import write_predictions as write_official
-from bertsmith.tasks.reading import dev_files, in_folder, read_task
+from bertsmith.tasks.reading import columns_of_other_rows, dev_files, in_folder, read_task
 
 
 def fill(model: str | Path | None, text: str, *, top: int = 5, device: str | None = None) -> list[list[dict[str, Any]]]:
@@ -53,6 +53,9 @@ def evaluate(
     model: Names,
     data: Any,
     *,
+    text: str = "",
+    pair: str = "",
+    label: str = "",
     device: str | None = None,
     engine: EngineName | None = None,
     threads: int | None = None,
@@ -61,17 +64,32 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a fine-tuned model, or an ensemble of several, on a labelled file or on the rows that `finetune` takes.
 
-    Of a data set's folder, the first dev file is read. Scores are from 0 to 100; `per_class` holds precision, recall
-    and F1 of every class.
+    Of a data set's folder, the first dev file is read. `text`, `pair` and `label` name the columns where they differ
+    from those of the training data; those that are neither named nor there are guessed. Scores are from 0 to 100;
+    `per_class` holds precision, recall and F1 of every class.
     """
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
-    rows = list(read_task(predictor.task, _labelled(predictor.task, data), predictor.columns, labelled=True))
+    source = _labelled(predictor.task, data)
+    given = {role: name for role, name in (("text", text), ("pair", pair), ("label", label)) if name}
+    columns = _columns(predictor, source, given)
+    try:
+        rows = list(read_task(predictor.task, source, columns, labelled=True))
+    except BadRow as error:
+        raise UserError(f"{error}; mend the row or remove it: all rows are scored") from None
     with progress_bar("evaluating", len(rows)) as advance:
         predictions = predictor.predict_all(rows, advance, labelled=True)
     _say_notes(predictor)
     found = {"task": predictor.task.name, "rows": len(rows), **predictor.score(rows, predictions)}
     classes = KINDS[predictor.head.kind].by_class(predictor.head, rows, predictions)
     return {**found, "per_class": classes} if classes else found
+
+
+def _columns(predictor: Predictor, source: Source | Sequence[Source], given: dict[str, str]) -> Columns:
+    """The columns of labelled rows: the given ones, else those of the training data, else guessed."""
+    if not isinstance(source, (str, Path, Table)):
+        return replace(predictor.columns, **given)
+    command = f"bertsmith evaluate {' '.join(map(str, predictor.folders))} --data {source}"
+    return columns_of_other_rows(predictor.task, source, predictor.columns, given, command)
 
 
 def _labelled(task: Task, data: Any) -> Source | Sequence[Source]:
@@ -157,6 +175,8 @@ def predict_text(
     """Return the prediction for one text or pair; `n_best` is the number of labels or answers that it lists."""
     _check_n_best(n_best)
     predictor = Predictor.load(model, device, engine=engine, threads=threads, precision=precision, combine=combine)
+    if predictor.columns.pair and not pair and predictor.head.is_of_sequence:
+        say("note: the model was trained on pairs of texts, and this is one text; --pair gives the second one")
     (prediction,) = predictor.predict([(text, pair) if pair else text])
     _say_notes(predictor)
     return trimmed(prediction, n_best)

@@ -152,7 +152,9 @@ def find_columns(
         or not all(has_column(record, each) for each in (split_names(name) if role == "endings" else [name]))
     }
     if missing:
-        raise missing_columns(where, missing, record)
+        options = [f"--{role}" for role in ("text", "pair") if role in missing and not labelled]
+        hint = f"; name another one with {' and '.join(options)}" if options else ""
+        raise UserError(f"{missing_columns(where, missing, record)}{hint}")
     for role, other in (("text", "label"), ("text", "pair"), ("pair", "label")):
         if found[role] and found[role] == found[other] and (labelled or other != "label"):
             raise UserError(f"{where}: column {found[role]!r} cannot be both {role} and {other}; name another one")

@@ -19,9 +19,13 @@ from typing import Any, BinaryIO
 
 from bertsmith.errors import BadRow, UserError
 from bertsmith.rows.separated import refuse_doubles, separated
+from bertsmith.text.encodings import guess_encoding
 from bertsmith.text.safe import SafeTexts
 
 STDIN = "-"
+COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04")  # the first bytes of gzip and of zip, which spreadsheets are saved as
+HINTS = dict.fromkeys((".xlsx", ".xls", ".ods"), "; save the sheet as CSV UTF-8")
+HINTS |= {".conll": "; a file with one word a line is for the task tag"}
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
 Record = Mapping[str, Any]
 Placed = tuple[str, Record | BadRow]  # the place of a record, or of the error where it cannot be read
@@ -89,7 +93,7 @@ def _records(path: Source, form: Form) -> Iterator[Placed]:
         return _parquet(path, form)
     if kind == ".txt":
         return _opened(path, form.on_progress, lambda lines: _texts(enumerate(lines, 1), str(path), form.text))
-    raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}")
+    raise UserError(f"{path}: unknown kind of file {kind!r}; {KINDS}{HINTS.get(kind, '')}")
 
 
 def _opened(
@@ -132,10 +136,10 @@ def _refuse_bytes(text: str, name: str, line: int) -> None:
     except UnicodeEncodeError as error:
         good, line = False, line + text.count("\n", 0, error.start)
     if not good:
-        raise UserError(
-            f"{name}, line {line}: this is not UTF-8, but another encoding (UTF-16, CP949, Latin-1, …) or a compressed "
-            "file; save it as plain UTF-8, for example with iconv -f CP949 -t UTF-8"
-        )
+        data = text.encode("utf-8", errors="surrogateescape")
+        guess = "" if data.startswith(COMPRESSED) else guess_encoding(data)
+        fix = f"it looks like {guess}; convert it: iconv -f {guess} -t UTF-8" if guess else "save it as plain UTF-8"
+        raise UserError(f"{name}, line {line}: this is not UTF-8, but another encoding or a compressed file; {fix}")
 
 
 def _json_lines(lines: Iterator[tuple[int, str]], name: str) -> Iterator[Placed]:

@@ -55,7 +55,8 @@ def separated(
         if has_header and fields == first[1]:
             raise UserError(f"{place}: the header stands here again, as where files were joined; remove the line")
         if len(fields) > len(names):
-            yield place, BadRow(f"{place}: more fields than the header names; quote the text")
+            counts = f"more fields than the header names, {len(fields)} instead of {len(names)}"
+            yield place, BadRow(f"{place}: {counts}; put quotation marks around a text with {_name(delimiter)}")
         else:
             yield place, dict(zip_longest(names, fields))
 
@@ -64,6 +65,10 @@ def _delimiter(header: str, usual: str) -> str:
     """The delimiter of a header line: the usual one where the line has it, else the most frequent other one."""
     bare = re.sub(r'"[^"]*"', "", header)
     return usual if usual in bare else max(usual + SEPARATORS, key=bare.count)
+
+
+def _name(delimiter: str) -> str:
+    return "tabs" if delimiter == "\t" else f"{delimiter!r} in it"
 
 
 def refuse_doubles(names: Sequence[str], place: str) -> None:

@@ -21,6 +21,7 @@ from bertsmith.rows.records import Record
 from bertsmith.tasks.description import Task
 
 SAMPLE = 1000  # rows whose contents are looked at
+FEWEST_WORDS = 7  # of a sentence; the name of a column has fewer
 LABEL_WORDS = frozenset(
     """gold label labels class classes category categories target topic topics genre genres intent intents sentiment
     emotion emotions polarity rating ratings score scores stars similarity relatedness tag tags type kind grade relation
@@ -204,6 +205,21 @@ def guess_tags(guess: Guess, task: Task) -> None:
         guess.take(role, sorted(alike, key=kinds, reverse=role == "text"), "as many words as tags")
 
 
+def unread_text(guess: Guess) -> str:
+    """The longest column of sentences that has no role; empty if there is none. Values that are repeated are names."""
+    return next((c.name for c in guess.texts() if c.length[0] and not c.has_few_values), "")
+
+
+def header_is_row(guess: Guess) -> bool:
+    """Whether the names of a file's columns look like a row: a label of the rows, a number above numbers, a text."""
+    return any(
+        (column.has_few_values and column.name in column.values)
+        or (column.is_number and _is_number(column.name))
+        or len(column.name.split()) >= FEWEST_WORDS
+        for column in guess.columns
+    )
+
+
 def _twins(texts: Sequence[Column]) -> list[Column]:
     """Two columns whose names differ only in `1` and `2`, `a` and `b` and the like."""
     for one, other in TWINS:
@@ -246,7 +262,7 @@ def _separator(guess: Guess) -> str:
         return ""
     for separator in "|;," if label.words & SEVERAL else "|;":
         parts = {part.strip() for value in label.values for part in value.split(separator)}
-        if 1 < len(parts) < label.distinct:
+        if 1 < len(parts) < len({value.strip() for value in label.values}):
             return separator
     return ""
 

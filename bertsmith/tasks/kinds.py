@@ -22,6 +22,7 @@ from bertsmith.tasks import (
     documents,
     guessing,
     official_files,
+    overview,
     sequences,
     spans,
     tagging,
@@ -47,6 +48,7 @@ class Kind:
     target: Callable[[Row, HeadConfig], Any]  # what the head learns from a row; a label that it lacks is refused
     from_input: Callable[[Any], Row | None]  # a row from a value that a program passes; None if the value does not fit
     input_form: str  # a description of such values
+    overview: Callable[[Sequence[Row], HeadConfig], str]  # a line on the labels of rows
     # From rows to predictions and scores.
     encode: Callable[..., Encoded]
     decode: Callable[..., list[Prediction]]  # predictions of one array of logits per example
@@ -67,7 +69,8 @@ class Kind:
     check_dev: Callable[[Sequence[Row]], None] = lambda rows: None  # refuse dev rows that cannot be scored
     group: Callable[[Row], str] = lambda row: row.text  # rows of one group are either all held out or all trained on
     stratum: Callable[[Row, HeadConfig], Any] = lambda row, head: 0  # held-out rows are drawn in proportion to these
-    class_counts: Callable[[Sequence[Row], HeadConfig], NDArray[Any]] | None = None  # for class weights
+    class_counts: Callable[[Sequence[Row], HeadConfig], NDArray[Any]] | None = None  # the rows of each class
+    numbers: Callable[[Sequence[Row], HeadConfig], list[float]] = lambda rows, head: []  # that are learnt as they are
     goal: Callable[[Task, HeadConfig], str] = lambda task, head: task.metrics[0]  # the score of the best model
     constant_loss: Callable[..., float | None] = lambda rows, head, weights: None  # of the best constant prediction
     constant: Callable[[Sequence[Row], Sequence[Prediction], HeadConfig], str] = lambda *_: ""  # if all are the same
@@ -86,6 +89,7 @@ SINGLE = Kind(
     target=sequences.label_index,
     from_input=sequences.from_input,
     input_form=TEXT_OR_PAIR,
+    overview=overview.label_line,
     encode=partial(sequences.encode, target=sequences.label_index),
     decode=partial(sequences.decode, predict=sequences.predict_label),
     score=sequences.score_label,
@@ -105,6 +109,7 @@ SINGLE = Kind(
 MULTI = replace(
     SINGLE,
     target=sequences.multi_hot,
+    overview=overview.labels_line,
     encode=partial(sequences.encode, target=sequences.multi_hot),
     decode=partial(sequences.decode, predict=sequences.predict_labels),
     score=sequences.score_labels,
@@ -124,6 +129,7 @@ REGRESSION = Kind(
     target=sequences.number_of,
     from_input=sequences.from_input,
     input_form=TEXT_OR_PAIR,
+    overview=overview.number_line,
     encode=partial(sequences.encode, target=sequences.number_of),
     decode=partial(sequences.decode, predict=sequences.predict_number),
     score=sequences.score_number,
@@ -132,6 +138,7 @@ REGRESSION = Kind(
     gold=sequences.gold_number,
     column="value",
     stratum=sequences.number_of,
+    numbers=lambda rows, head: [sequences.number_of(row, head) for row in rows],
     constant_loss=baseline.number_loss,
     constant=baseline.constant_number,
     limits_to_save=documents.limits_to_save,
@@ -144,6 +151,7 @@ CHOICE = Kind(
     target=choice.ending_index,
     from_input=choice.from_input,
     input_form="a tuple (context, [endings])",
+    overview=overview.choice_line,
     encode=choice.encode,
     decode=choice.decode,
     score=choice.score,
@@ -160,6 +168,7 @@ TAGS = Kind(
     target=tagging.check_tags,
     from_input=tagging.from_input,
     input_form="a text or a list of its words",
+    overview=overview.tag_line,
     encode=tagging.encode,
     decode=tagging.decode,
     score=tagging.score,
@@ -182,6 +191,7 @@ SPAN = Kind(
     target=spans.gold_answers,
     from_input=spans.from_input,
     input_form="a tuple (question, context)",
+    overview=overview.answer_line,
     encode=spans.encode,
     decode=spans.decode,
     score=spans.score,

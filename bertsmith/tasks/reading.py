@@ -10,14 +10,24 @@ from typing import Any
 
 from bertsmith.config import SHORT
 from bertsmith.errors import BadRow, UserError
+from bertsmith.model.heads import HeadConfig
 from bertsmith.progress import say
-from bertsmith.rows.columns import Columns, Row, find_columns, first_records, near_column, read_rows, split_names
+from bertsmith.rows.columns import (
+    Columns,
+    Row,
+    find_columns,
+    first_records,
+    has_column,
+    near_column,
+    read_rows,
+    split_names,
+)
 from bertsmith.rows.conll import NAMES as CONLL
 from bertsmith.rows.conll import is_conll, read_conll
-from bertsmith.rows.records import OnProgress, Record, Source, Table, class_names
+from bertsmith.rows.records import STDIN, OnProgress, Record, Source, Table, class_names
 from bertsmith.rows.tables import as_source
 from bertsmith.tasks.description import DEV, Task
-from bertsmith.tasks.guessing import SAMPLE, Guess
+from bertsmith.tasks.guessing import SAMPLE, Guess, header_is_row, unread_text
 from bertsmith.tasks.kinds import KINDS, Kind
 
 ENDS = (".tsv", ".csv", ".jsonl", ".json", ".parquet", ".txt", ".conll", "")
@@ -152,6 +162,11 @@ def has_words(task: Task, path: str | Path, *, labelled: bool) -> bool:
     return KINDS[task.head].tags_words and ((labelled and Path(path).suffix.lower() in CONLL) or is_conll(path))
 
 
+def _has_words(task: Task, source: Source) -> bool:
+    """Whether labelled rows are a file with one word per line."""
+    return not isinstance(source, Table) and has_words(task, source, labelled=True)
+
+
 def _class_names(task: Task, path: Source, columns: Columns) -> tuple[str, ...]:
     """The names of the numbers in the label column of a parquet file, where they are labels of the task."""
     candidates = [columns.label] if columns.label else names_for(task, columns).get("label", ())
@@ -185,17 +200,27 @@ def names_for(task: Task, columns: Columns) -> dict[str, tuple[str, ...]]:
     return {**task.names, "pair": (columns.pair,)} if is_pair else task.names
 
 
-def guessed_columns(task: Task, source: Source, columns: Columns, command: str = "bertsmith finetune …") -> Columns:
+def guessed_columns(
+    task: Task,
+    source: Source,
+    columns: Columns,
+    command: str = "bertsmith finetune …",
+    *,
+    to_train: bool = True,
+) -> Columns:
     """The columns of the user's own rows, guessed and printed where they are not set.
 
-    Where a column cannot be guessed, the error has an example of the whole command, which begins with `command`.
+    Where a column cannot be guessed, the error has an example of the whole command, which begins with `command`. With
+    `to_train` a second text that could be read is noted.
     """
-    if not task.own or (not isinstance(source, Table) and has_words(task, source, labelled=True)):
+    if not task.own or _has_words(task, source):
         return columns
     sample = first_records(source, SAMPLE)
     guess = Guess.start(columns, names_for(task, columns), sample)
     KINDS[task.head].guess(guess, task)
     found, reasons = replace(columns, **guess.found), guess.why
+    if not isinstance(source, Table) and Path(source).suffix.lower() in (".csv", ".tsv") and header_is_row(guess):
+        say(f"note: {_header_note(source, guess)}")
     try:
         if missing := [role for role in _roles(task, found) if not getattr(found, role)]:
             names = ", ".join(map(str, sample[0]))
@@ -209,7 +234,45 @@ def guessed_columns(task: Task, source: Source, columns: Columns, command: str =
             f"{role} = {name!r}" + (f" ({reasons[role]})" if role in reasons else "") for role, name in chosen.items()
         )
         say("columns: " + ", ".join(words))
+    is_alone = not columns.text and not found.pair and HeadConfig(task.head).is_of_sequence
+    if to_train and is_alone and (other := unread_text(guess)):
+        options = (
+            f"--pair {shlex.quote(other)} reads it beside {found.text!r}, --text {shlex.quote(other)} in its place"
+        )
+        say(f"note: the column {other!r} has texts, too, and is not read; {options}")
     return found
+
+
+def columns_of_other_rows(
+    task: Task, source: Source, trained: Columns, given: Mapping[str, str], command: str
+) -> Columns:
+    """The columns of labelled rows for a model that was trained on others, whose columns may have had other names.
+
+    A column is the `given` one, else that of the training where these rows have it; the others are guessed.
+    """
+    if not task.own or str(source) == STDIN or _has_words(task, source):
+        return replace(trained, **given)
+    first = first_records(source, 1)[0]
+    kept = {"separator": trained.separator} | {
+        role: name
+        for role, name in asdict(trained).items()
+        if role != "separator" and all(has_column(first, each) for each in split_names(name))
+    }
+    if trained.pair and "pair" not in task.names:
+        kept["pair"] = trained.pair  # a second text is not guessed where a task need not have one
+    found = guessed_columns(task, source, Columns(**{**kept, **given}), command, to_train=False)
+    return replace(found, separator=trained.separator)
+
+
+def _header_note(source: Source, guess: Guess) -> str:
+    """That the first line of a file looks like a row, with a line that could stand above it."""
+    roles = {name: role for role, name in guess.found.items() if name}
+    names = [roles.get(column.name, f"other{number}") for number, column in enumerate(guess.columns, 1)]
+    first = ", ".join(repr(column.name[:40]) for column in guess.columns)
+    return (
+        f"{source}, line 1: {first} look like a row, not like the names of the columns, so that this row is not read; "
+        f"write the names above it, for example {','.join(names)}"
+    )
 
 
 def _roles(task: Task, columns: Columns) -> list[str]:
@@ -223,12 +286,15 @@ def _naming(task: Task, found: Columns, sample: Sequence[Record], source: Source
     chosen = {role: getattr(found, role) for role in roles}
     is_there = {role: set(split_names(name)) <= set(sample[0]) for role, name in chosen.items()}
     chosen = {role: name if is_there[role] else near_column(name, sample[0]) for role, name in chosen.items()}
+    chosen = {
+        role: "" if name in list(chosen.values())[:place] else name for place, (role, name) in enumerate(chosen.items())
+    }
     counts = {name: len({str(record.get(name)) for record in sample}) for name in sample[0]}
     rest = sorted(counts.keys() - set(chosen.values()), key=lambda name: (counts[name] == 1, counts[name], name))
     for role in roles:
         chosen[role] = chosen[role] or (rest.pop(0 if role == "label" else -1) if rest else "COLUMN")
     if isinstance(source, Table):
-        return "finetune(…, " + ", ".join(f"{role}={name!r}" for role, name in chosen.items()) + ")"
+        return f"{command.split()[1]}(…, " + ", ".join(f"{role}={name!r}" for role, name in chosen.items()) + ")"
     options = (f"--{role} " if role in SHORT else f"--set data.columns.{role}=" for role in chosen)
     set_all = (option + shlex.quote(name) for option, name in zip(options, chosen.values(), strict=True))
     return f"{command} {' '.join(set_all)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from bertsmith.tasks.examples import join_texts, texts_of
 from bertsmith.tasks.metrics import METRICS, accuracy, micro_f1
 from bertsmith.text.tokenizer import Tokenizer
 
+DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 LARGEST = 1e15  # number to learn: its square has to fit into float32, which ends at 1e38
 
 
@@ -162,7 +164,8 @@ def number_of(row: Row, head: HeadConfig) -> float:
     try:
         value = float(row.label)
     except (TypeError, ValueError):
-        raise UserError(f"{row.place}: label {row.label!r} is not a number{_fields(row.label)}") from None
+        comma = "; write the decimal point as a point" if DECIMAL_COMMA.fullmatch(str(row.label).strip()) else ""
+        raise UserError(f"{row.place}: label {row.label!r} is not a number{comma}{_fields(row.label)}") from None
     except OverflowError:
         value = np.inf
     if not np.isfinite(value):

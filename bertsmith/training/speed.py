@@ -6,27 +6,32 @@ import gc
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
 from bertsmith.batch import Batch
+from bertsmith.progress import short
 from bertsmith.training import distributed
 from bertsmith.training.runlog import is_score
 
+SHOWN = 20  # steps whose mean the progress shows: the loss of a single one depends on its rows
+
 
 class Meter:
-    """Means over the steps since the last record."""
+    """Means over the steps since the last record; for the progress, of the losses over the last steps."""
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype | None, flops: Callable[[Batch], float] | None = None
     ) -> None:
         self.device, self.dtype, self.flops = device, dtype, flops
         self.last: dict[str, float] = {}
+        self.shown: deque[dict[str, float]] = deque(maxlen=SHOWN)
         self._reset()
 
     def _reset(self) -> None:
@@ -59,6 +64,7 @@ class Meter:
         self.tokens += tokens
         self.loss += loss
         self.sums.update(means)
+        self.shown.append({"loss": loss, **{name: value for name, value in means.items() if is_score(name)}})
         if self.flops is not None:
             self.work += sum(self.flops(b) for b in micro_batches)
 
@@ -85,8 +91,9 @@ class Meter:
         means = self.means() or self.last
         if "loss" not in means:
             return ""
-        parts = [f"loss {means['loss']:.3f}"]
-        parts += [f"{n.split('_')[0]} {v:.1f} %" for n, v in means.items() if is_score(n)]
+        shown = {name: fmean(each[name] for each in self.shown if name in each) for name in self.shown[-1]}
+        parts = [f"loss {short(shown.pop('loss'))}"]
+        parts += [f"{name.split('_')[0]} {100 * value:.1f} %" for name, value in shown.items()]
         parts += [f"{means['tokens_per_second']:,.0f} tokens/s"]
         if "flop_share" in means:
             parts += [f"{100 * means['flop_share']:.0f} % of the machine"]

@@ -64,7 +64,20 @@ REFUSED = {
         lines(*({"text": "a", "label": i / 7} for i in range(1, 7))),
         "use the task regress",
     ),
-    "too many fields": ("classify", "t.csv", "text,label\na,x\nb, c,y\n", "line 3: more fields than the header names"),
+    "too many fields": (
+        "classify",
+        "t.csv",
+        "text,label\na,x\nb, c,y\n",
+        "line 3: more fields .* 3 instead of 2; .* ',' in it",
+    ),
+    "a sheet": ("classify", "t.xlsx", "PK", "unknown kind of file '.xlsx'; .*; save the sheet as CSV UTF-8"),
+    "decimal comma": (
+        "regress",
+        "t.csv",
+        'text,label\na,1.5\nb,"2,5"\n',
+        "line 3: .*; write the decimal point as a point",
+    ),
+    "words a line": ("classify", "t.conll", "a O\n", "unknown kind of file '.conll'; .* for the task tag"),
     "too few fields": ("classify", "t.tsv", "text\tlabel\na\tx\nb\n", "line 3: nothing in column 'label'"),
     "open quote": ("classify", "t.csv", 'text,label\na,x\n"b,y\nc,x\n', "line 3: unexpected end of data"),
     "not JSON": ("classify", "t.jsonl", lines(A) + "{text: b}\n", "line 2: not valid JSON"),
@@ -103,7 +116,13 @@ REFUSED = {
     ),
     "an empty ending": ("choose", "t.csv", "text,ending0,ending1,label\na,b,,0\n", "line 2: an ending is empty"),
     "no endings": ("choose", "t.csv", "text,label\na,0\n", "which column is the endings"),
-    "CP949": ("classify", "t.tsv", "text\tlabel\na\tx\n좋다\ty\n".encode("cp949"), "line 3: this is not UTF-8"),
+    "CP949": (
+        "classify",
+        "t.tsv",
+        "text\tlabel\na\tx\n좋다\ty\n".encode("cp949"),
+        "line 3: this is not UTF-8, .*; it looks like CP949; convert it: iconv -f CP949 -t UTF-8",
+    ),
+    "Latin-1": ("classify", "t.csv", "text,label\na café,x\n".encode("latin-1"), "line 2: .* looks like CP1252"),
     "CP949 in a column file": ("tag", "t.conll", "a O\n한국 B-X\n".encode("cp949"), "line 2: this is not UTF-8"),
     "CP949 in JSON lines": ("classify", "t.jsonl", '{"text": "좋다"}\n'.encode("cp949"), "line 1: this is not UTF-8"),
     "CP949 in JSON": ("answer", "t.json", '[\n{"question": "좋"}]'.encode("cp949"), "line 2: this is not UTF-8"),
@@ -186,6 +205,12 @@ def test_bad_files_are_refused_with_file_and_line(tmp_path: Path, case: str) -> 
         learn(find_task(name), tmp_path / file)
     if "all rows" not in says:
         assert file in str(caught.value)
+
+
+def test_one_column_for_two_roles_is_refused_with_another_one(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,label\na,x\nb,y\n")
+    with pytest.raises(UserError, match=r"cannot be both text and label; .* --text text --label label$"):
+        learn(find_task("classify"), tmp_path / "t.csv", Columns(text="text", label="text"))
 
 
 def learn(task, path: Path, columns: Columns = GUESS) -> list[Row]:
