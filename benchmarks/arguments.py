@@ -11,7 +11,7 @@ from benchmarks.record import RESULTS
 
 
 def shared_parser(
-    name: str, page: str, commands: Collection[str], *, names: str, data: str, minutes: tuple[float | None, str],
+    name: str, page: str, commands: Collection[str], *, names: str, data: str, minutes: tuple[float | None, str] | None,
     seeds: tuple[int, str], jobs: tuple[int, str], tasks: Collection[str],
 ) -> argparse.ArgumentParser:  # fmt: skip
     """A parser with the options that these benchmarks share: each has its own help texts and default numbers.
@@ -24,7 +24,8 @@ def shared_parser(
     parser.add_argument("--data", type=Path, help=data)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / name, help="folder for runs")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results")
-    parser.add_argument("--minutes", type=float, default=minutes[0], help=minutes[1])
+    if minutes is not None:
+        parser.add_argument("--minutes", type=float, default=minutes[0], help=minutes[1])
     parser.add_argument("--seeds", type=int, default=seeds[0], help=seeds[1])
     parser.add_argument("--jobs", type=int, default=jobs[0], help=jobs[1])
     parser.add_argument("--tasks", nargs="+", choices=tasks, default=list(tasks))

@@ -15,11 +15,13 @@ from torch import Tensor
 
 from bertsmith.batch import Batch
 from bertsmith.errors import UserError
+from bertsmith.finetuning import run
 from bertsmith.finetuning.benchmark import LONGEST, score_of
 from bertsmith.finetuning.protocols import figures_of
 from bertsmith.finetuning.scored import SCORES, scored
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.finetuning.task_data import Data, find_data
+from bertsmith.formats.hf import Loaded
 from bertsmith.model.config import HeadKind
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.pooling import Pooler, pool
@@ -27,6 +29,7 @@ from bertsmith.model.soft_targets import divergence
 from bertsmith.tasks.reading import Splits
 from bertsmith.training.side_by_side import side_by_side
 
+POOLER = "head.pooler.dense.weight"
 Results = dict[str, Any]
 
 
@@ -34,13 +37,16 @@ Results = dict[str, Any]
 class Pooled:
     """The state that a text is classified from: `token` is first, last, mean or max, and empty the encoder's own.
 
-    Without `dense` there is no layer between that state and the output layer. With a weight of `agreement` every batch
-    is read twice, with other dropout, and the loss of both passes has the divergence of their predictions added to it
+    Without `dense` there is no layer between that state and the output layer; with `identity` it starts as the
+    identity. Without `at_mean` a regression's output layer starts at 0. With a weight of `agreement` every batch is
+    read twice, with other dropout, and the loss of both passes has the divergence of their predictions added to it
     (R-Drop: Wu et al. 2021).
     """
 
     token: str = ""
     dense: bool = True
+    identity: bool = False
+    at_mean: bool = True
     agreement: float = 0.0
 
 
@@ -61,6 +67,7 @@ def pooled_from(pooled: Pooled) -> Iterator[None]:
     The package has no such settings, because the models would not be those of `transformers`; nothing is saved here.
     """
     usual, dense, once = TaskModel._pooled, Pooler.forward, TaskModel.forward
+    start, at_mean = run.start_model, run.start_at_numbers
 
     def other(self: TaskModel, batch: Batch) -> Tensor:
         layout, rows = batch.layout, {"first": batch.layout.firsts, "last": batch.layout.lasts}
@@ -72,6 +79,12 @@ def pooled_from(pooled: Pooled) -> Iterator[None]:
     def direct(self: Pooler, states: Tensor) -> Tensor:
         return states + 0.0 * self.dense(states)  # the layer has a gradient, of zeros, as the optimiser expects
 
+    def as_identity(*given: Any) -> Loaded:
+        loaded = start(*given)
+        if POOLER in loaded.missing:
+            torch.nn.init.eye_(loaded.model.get_parameter(POOLER))
+        return loaded
+
     def twice(self: TaskModel, batch: Batch) -> dict[str, Tensor]:
         if not self.training:
             return once(self, batch)
@@ -82,9 +95,12 @@ def pooled_from(pooled: Pooled) -> Iterator[None]:
     TaskModel._pooled = other if pooled.token else usual  # type: ignore[method-assign]
     Pooler.forward = dense if pooled.dense else direct  # type: ignore[method-assign]
     TaskModel.forward = twice if pooled.agreement else once  # type: ignore[method-assign]
+    run.start_model = as_identity if pooled.identity else start
+    run.start_at_numbers = at_mean if pooled.at_mean else lambda *given: ""
     try:
         yield
     finally:
+        run.start_model, run.start_at_numbers = start, at_mean
         TaskModel._pooled, Pooler.forward, TaskModel.forward = usual, dense, once  # type: ignore[method-assign]
 
 
@@ -104,10 +120,10 @@ def task_data(folder: Path, task: str) -> Data:
     return found
 
 
-def tune(config: FinetuneConfig, model: Path, data: Path | Splits, run: Path, device: str | None) -> None:
+def tune(config: FinetuneConfig, model: Path, data: Path | Splits, folder: Path, device: str | None) -> None:
     """One fine-tuning run, which leaves its scores and no weights."""
-    if not (run / SCORES).exists():
-        scored(config, model, data, run, device=device)
+    if not (folder / SCORES).exists():
+        scored(config, model, data, folder, device=device)
 
 
 def tune_pooled(pooled: Pooled, *given: Any) -> None:

@@ -135,16 +135,35 @@ def started(world: Path, numbers: list[float], *changes: str) -> tuple[str, floa
     return note, loaded.model.head.output.bias.item()
 
 
-def test_the_output_layer_starts_at_the_mean_of_large_numbers(world: Path) -> None:
+def test_the_output_layer_starts_at_the_mean_of_the_numbers(world: Path) -> None:
     note, bias = started(world, [1000.0, 3000.0])
     assert (
         note == "the numbers are large (mean 2,000, standard deviation 1,000), so that predictions start at their mean"
     )
     assert bias == 2000
-    assert started(world, [0.0, 5.0]) == ("", 0)
-    assert started(world, [7.0, 7.0]) == ("", 0)
+    assert started(world, [0.0, 5.0]) == ("", 2.5)
+    assert started(world, [7.0, 7.0]) == ("", 7)
     note, bias = started(world, [0.001, 0.003])
-    assert (note.endswith("which is learnt slowly; multiply them by 1e+03"), bias) == (True, 0)
+    assert note.endswith("which is learnt slowly; multiply them by 1e+03")
+    assert bias == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("changes", [["features.variant=last"], ["bilstm_layers=1"]])
+def test_layers_above_the_encoder_start_at_the_mean_too(world: Path, changes: list[str]) -> None:
+    config = override(FinetuneConfig("regress"), changes)
+    head = HeadConfig("regression", features=config.features if config.features.variant else None)
+    loaded = start_model(find_model(world / "run"), replace(head, bilstm_layers=config.bilstm_layers), config)
+    assert start_at_numbers(loaded, [0.0, 5.0]) == ""
+    top = getattr(loaded.model.head, "top", loaded.model.head)
+    assert top.output.bias.item() == 2.5
+
+
+def test_a_trained_output_layer_stays_as_it_is(world: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"the list {i}", "price": float(i % 5)} for i in range(40)]
+    finetune(override(FinetuneConfig("regress"), FEW), world / "run", rows, tmp_path / "run", device="cpu")
+    loaded = start_model(find_model(tmp_path / "run"), HeadConfig("regression"), FinetuneConfig("regress"))
+    before = loaded.model.head.output.bias.item()
+    assert (start_at_numbers(loaded, [10.0, 30.0]), loaded.model.head.output.bias.item()) == ("", before)
 
 
 def test_large_numbers_are_learnt(world: Path, tmp_path: Path) -> None:
