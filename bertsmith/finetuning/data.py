@@ -12,10 +12,11 @@ from bertsmith.finetuning.dev_split import hold_out
 from bertsmith.finetuning.doubts import doubts
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.heads import HeadConfig
-from bertsmith.rows.columns import Columns, Row
+from bertsmith.rows.columns import Columns, Row, join_names
+from bertsmith.rows.records import Source
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.kinds import KINDS
-from bertsmith.tasks.reading import Splits, guessed_columns, read_task, training_rows
+from bertsmith.tasks.reading import Splits, columns_of_other_rows, guessed_columns, read_task, training_rows
 from bertsmith.tasks.task import find_task
 
 
@@ -39,12 +40,13 @@ def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
     """Read all rows of a run; an error about columns shows `command` with the options that are missing."""
     task = find_task(config.task)
     columns = guessed_columns(task, splits.train[0], config.data.columns, command)
-    rows, notes = training_rows(task, splits.train, columns, skip_bad=config.data.skip_bad)
+    skip_bad = config.data.skip_bad
+    rows, notes = training_rows(task, splits.train, columns, skip_bad=skip_bad)
     head = KINDS[task.head].head_for(task, rows)
     head = replace(head, features=config.features if config.features.variant else None)
     head = replace(head, bilstm_layers=config.bilstm_layers, beside=bool(config.beside))
     dev_rows = {
-        name: list(read_task(task, paths, columns, labelled=True, skip_bad=config.data.skip_bad))
+        name: list(read_task(task, paths, _dev_columns(task, paths, columns), labelled=True, skip_bad=skip_bad))
         for name, paths in splits.dev.items()
     }
     if not dev_rows and config.data.dev_share:
@@ -56,6 +58,16 @@ def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
     return RunData(task, columns, rows, dev_rows, head, notes)
+
+
+def _dev_columns(task: Task, sources: Sequence[Source], trained: Columns) -> Columns:
+    """The columns of dev rows, which may have other names than those of the training rows."""
+    try:
+        return columns_of_other_rows(task, sources[0], trained, {}, "")
+    except UserError as error:
+        problem = str(error).split(" For example: ")[0].rstrip(".")
+        names = join_names([name for name in (trained.text, trained.pair, trained.label, trained.endings) if name])
+        raise UserError(f"{problem}; name the columns as those of the training rows: {names}") from None
 
 
 def _check_dev(dev_rows: dict[str, list[Row]], head: HeadConfig) -> None:

@@ -39,7 +39,7 @@ from bertsmith.text.unknown import Unknowns
 from bertsmith.training import distributed, runlog
 from bertsmith.training.checkpoint import TrainerState
 from bertsmith.training.fit import fit
-from bertsmith.training.run import final_scores, finish_run, open_run
+from bertsmith.training.run import final_scores, finish_run, open_run, refuse_taken
 from bertsmith.training.settings import autocast_dtype, pick_device
 
 
@@ -95,6 +95,7 @@ def finetune(
     command = f"bertsmith finetune {config.task}{named} --data {splits.train[0]} --out {out}"
     on = pick_device(device, config.train.precision)
     with distributed.process_group(on), distributed.locked(out):
+        refuse_taken(Path(out), resume)
         source, scores = find_model(usual_model() if model is None else model), None
         while scores is None:
             scores = _finetune(config, source, splits, Path(out), on, resume, command)

@@ -233,7 +233,7 @@ def guessed_columns(
         words = (
             f"{role} = {name!r}" + (f" ({reasons[role]})" if role in reasons else "") for role, name in chosen.items()
         )
-        say("columns: " + ", ".join(words))
+        say(f"columns{'' if to_train else f' of {source}'}: " + ", ".join(words))
     is_alone = not columns.text and not found.pair and HeadConfig(task.head).is_of_sequence
     if to_train and is_alone and (other := unread_text(guess)):
         options = (

@@ -20,6 +20,7 @@ from bertsmith.training.checkpoint import Save, TrainerState, latest_checkpoint
 from bertsmith.training.settings import MAY_CHANGE, TrainConfig
 
 CONFIG, FACTS, MODEL, SUM = "config.json", "run.json", "model", "sha256"
+TAKEN = "add --resume to go on with it, or choose another --out"
 Found = tuple[Path, TrainerState]
 
 
@@ -42,10 +43,16 @@ def open_run(
     return ((Path(result[0]), TrainerState(**result[1])), False) if len(result) == 2 else (None, result[0])
 
 
+def refuse_taken(run: Path, resume: bool) -> None:
+    """Refuse the folder of another run, as `open_run` does: before the data is read, which may take long."""
+    if not resume:
+        distributed.on_rank_zero(lambda: refuse_existing(run, hint=TAKEN))
+
+
 def _open(run: Path, config: Any, facts: dict[str, Any], resume: bool, notes: Mapping[str, Any]) -> Found | None:
     if resume and (run / CONFIG).exists():
         return _resume(run, config, facts, notes)
-    refuse_existing(run, hint="add --resume to go on with it, or choose another --out")
+    refuse_existing(run, hint=TAKEN)
     with new_file(run / CONFIG) as work:
         write_json(work, to_dict(config))
     write_checked(run / FACTS, {**facts, **notes})

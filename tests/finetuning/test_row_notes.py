@@ -10,6 +10,7 @@ from kind_rows import ROWS
 
 from bertsmith.config import override
 from bertsmith.errors import UserError
+from bertsmith.finetuning.data import read_data
 from bertsmith.finetuning.doubts import doubts
 from bertsmith.finetuning.model import start_at_numbers, start_model
 from bertsmith.finetuning.run import finetune
@@ -20,7 +21,7 @@ from bertsmith.rows.columns import Columns, Row
 from bertsmith.rows.tables import as_source
 from bertsmith.tasks.dev_predictions import read_dev_predictions
 from bertsmith.tasks.kinds import KINDS
-from bertsmith.tasks.reading import guessed_columns, training_rows
+from bertsmith.tasks.reading import Splits, guessed_columns, training_rows
 from bertsmith.tasks.task import find_task
 
 LINES = {
@@ -172,3 +173,25 @@ def test_large_numbers_are_learnt(world: Path, tmp_path: Path) -> None:
     finetune(override(FinetuneConfig("regress"), FEW), world / "run", rows, tmp_path / "run", device="cpu")
     predicted = [line["predicted"] for line in read_dev_predictions(tmp_path / "run")[1]]
     assert abs(np.mean([float(value) for (value,) in predicted]) - 60_000) < 15_000
+
+
+def test_dev_rows_may_name_their_columns_otherwise(tmp_path: Path, capfd) -> None:
+    train = file_of(tmp_path, ["text,label", *(f"it is {i},{'ab'[i % 2]}" for i in range(9))])
+    columns = ["remark,kind", *(f"it was {i},{'ab'[i % 2]}" for i in range(9))]
+    dev = tmp_path / "dev.csv"
+    dev.write_text("\n".join(columns))
+    data = read_data(FinetuneConfig("classify"), Splits([train], {"": [dev]}), "bertsmith finetune classify")
+    assert (data.dev_rows[""][1].text, data.dev_rows[""][1].label) == ("it was 1", "b")
+    assert f"columns of {dev}: text = 'remark' (the longest text), label = 'kind' (by its name)" in " ".join(
+        capfd.readouterr().err.split()
+    )
+    dev.write_text("\n".join(["one,two", *(f"{i},0.{i}" for i in range(9))]))
+    with pytest.raises(UserError, match=r"name the columns as those of the training rows: text,label"):
+        read_data(FinetuneConfig("classify"), Splits([train], {"": [dev]}), "bertsmith finetune classify")
+
+
+def test_a_folder_that_is_taken_is_refused_before_rows_are_read(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("")
+    with pytest.raises(UserError, match="run is there already and not empty; add --resume"):
+        finetune("classify", world / "run", file_of(tmp_path, ["no rows"]), tmp_path / "run", device="cpu")

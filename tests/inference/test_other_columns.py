@@ -39,7 +39,7 @@ def test_columns_are_those_given_those_of_training_or_guessed(tmp_path, capfd, h
     found = columns_of_other_rows(find_task("classify"), rows_file(tmp_path, header), TRAINED, given, COMMAND)
     assert (found.text, found.label, found.pair, found.separator) == (text, label, "", "")
     guessed = {text, label} - {"body", "topic"} - set(given.values())
-    assert ("columns:" in capfd.readouterr().err) == bool(guessed)
+    assert ("columns of " in capfd.readouterr().err) == bool(guessed)
 
 
 def test_a_second_text_is_missed_and_a_separator_is_that_of_training(tmp_path: Path) -> None:
