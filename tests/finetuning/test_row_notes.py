@@ -182,9 +182,8 @@ def test_dev_rows_may_name_their_columns_otherwise(tmp_path: Path, capfd) -> Non
     dev.write_text("\n".join(columns))
     data = read_data(FinetuneConfig("classify"), Splits([train], {"": [dev]}), "bertsmith finetune classify")
     assert (data.dev_rows[""][1].text, data.dev_rows[""][1].label) == ("it was 1", "b")
-    assert f"columns of {dev}: text = 'remark' (the longest text), label = 'kind' (by its name)" in " ".join(
-        capfd.readouterr().err.split()
-    )
+    printed = " ".join(capfd.readouterr().err.split())
+    assert f"columns of {dev}: text = 'remark' (the longest text), label = 'kind' (by its name)" in printed
     dev.write_text("\n".join(["one,two", *(f"{i},0.{i}" for i in range(9))]))
     with pytest.raises(UserError, match=r"name the columns as those of the training rows: text,label"):
         read_data(FinetuneConfig("classify"), Splits([train], {"": [dev]}), "bertsmith finetune classify")
