@@ -56,6 +56,19 @@ def test_commands_from_text_to_predictions_run_in_their_order(tmp_path: Path, mo
     exec(compile(python_example(), "README.md", "exec"), {"__name__": "example"})
 
 
+def test_the_run_of_the_path_can_be_distilled(world: Path, tmp_path: Path, monkeypatch, run_command) -> None:
+    monkeypatch.chdir(tmp_path)
+    (teacher,) = [command for command in PATH if command.startswith("bertsmith pretrain")]
+    (student,) = [command for command in COMMANDS if "--teacher" in command]
+    (tmp_path / "shards").symlink_to(world / "shards")
+    for command in (teacher, student):
+        code, out, err = run_command(*shortened(command), "--device", "cpu")
+        assert code == 0, f"{command}\n{out}{err}"
+    sizes = {name: json.loads((tmp_path / name / "config.json").read_text())["model"] for name in ("run", "small")}
+    assert sizes["small"]["hidden_size"] == sizes["run"]["hidden_size"]
+    assert sizes["small"]["num_layers"] == sizes["run"]["num_layers"] // 2
+
+
 def python_example() -> str:
     found = re.search(r"```python\n(.*?)```", README, re.S)
     assert found is not None

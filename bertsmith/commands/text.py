@@ -16,6 +16,10 @@ from bertsmith.config import override, to_dict
 from bertsmith.errors import UserError
 from bertsmith.text.safe import safe_argument
 
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Skip records and files that cannot be read, and report them")
+]
+
 
 def tokenizer_train(
     text: Inputs,
@@ -51,6 +55,7 @@ def tokenizer_train(
             "may be given several times",
         ),
     ] = None,
+    skip_bad: SkipBad = False,
     field: Field = "text",
     encoding: Encoding = "",
     as_json: Json = False,
@@ -79,6 +84,7 @@ def tokenizer_train(
         morphemes=morphemes,
         field=field,
         encoding=encoding,
+        skip_bad=skip_bad,
     )
     tokenizer, held_out = trained.tokenizer, trained.coverage
     facts: dict[str, Any] = {
@@ -105,6 +111,7 @@ def tokenizer_extend(
         list[str] | None, typer.Option("--from", help="Text files whose most useful words are added")
     ] = None,
     count: Annotated[int, typer.Option("--count", help="The number of words to add from --from")] = 1000,
+    skip_bad: SkipBad = False,
     as_json: Json = False,
 ) -> None:
     """Add domain words to a vocabulary and its model; their embeddings start as the mean of their old sub-tokens.
@@ -115,7 +122,7 @@ def tokenizer_extend(
     from bertsmith.extend import extend, read_words
 
     listed = read_words(words) if words is not None else []
-    show(extend(source, out, words=listed, texts=texts or [], count=count), as_json)
+    show(extend(source, out, words=listed, texts=texts or [], count=count, skip_bad=skip_bad), as_json)
 
 
 def tokenizer_encode(
@@ -182,9 +189,7 @@ def corpus_build(
     ] = None,
     engine: Annotated[str, typer.Option("--engine", help="Where the workers run: local or ray")] = "local",
     address: Annotated[str | None, typer.Option("--address", help="The address of the Ray cluster")] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Skip records and files that cannot be read, and report them")
-    ] = False,
+    skip_bad: SkipBad = False,
     field: Field = "text",
     encoding: Encoding = "",
     settings: Set = None,

@@ -82,17 +82,21 @@ class Documents:
     text_field: str
     reading: Reading
     read_errors: ReadErrors
+    skip_bad: bool = False
 
     @classmethod
-    def of(cls, inputs: Iterable[str | Path], text_field: str = "text", encoding: str = "") -> Documents:
+    def of(
+        cls, inputs: Iterable[str | Path], text_field: str = "text", encoding: str = "", skip_bad: bool = False
+    ) -> Documents:
         """Find the inputs (files, folders, globs or URLs) and check that they exist."""
-        return cls(tuple(find_sources(inputs, encoding)), text_field, Reading(), ReadErrors())
+        return cls(tuple(find_sources(inputs, encoding)), text_field, Reading(), ReadErrors(), skip_bad)
 
     def __iter__(self) -> Iterator[Document]:
         self.reading.__init__()  # type: ignore[misc]
         self.read_errors.__init__()  # type: ignore[misc]
-        for block in read_blocks(self.sources, self.text_field, self.reading):
-            yield from parse(block, self.text_field, self.read_errors)
+        for block in read_blocks(self.sources, self.text_field, self.reading, self.skip_bad):
+            yield from parse(block, self.text_field, self.read_errors, self.skip_bad)
+        self.read_errors.bad += self.reading.bad
 
     @property
     def num_bytes(self) -> int:

@@ -20,11 +20,14 @@ from typing import IO, Any, Literal
 
 import fsspec
 
+from bertsmith.corpus.mistaken import refuse_content, refuse_other_packing, refuse_table
 from bertsmith.errors import UserError
 from bertsmith.text.encodings import check_encoding, recoded
 
 Kind = Literal["text", "json", "parquet", "dump", "extracted"]
 BLOCK_BYTES = 8 << 20
+BEGINNING = 1 << 14  # bytes by which a file that holds something else is known
+START = 64  # bytes by which the kind of a compressed file is known
 MAX_RECORD = 8 * BLOCK_BYTES  # bytes; a longer document is cut at the end of a line
 COMPRESSED: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
@@ -132,6 +135,7 @@ def _source(url: str, system: fsspec.AbstractFileSystem, path: str, encoding: st
     ending = (PurePosixPath(pure.stem).suffix if pure.suffix.lower() in COMPRESSED else pure.suffix).lower()
     if ending in KINDS and ending != ".txt":
         return Source(url, KINDS[ending], size, "" if ending == ".parquet" else encoding)
+    refuse_table(url, ending)
     if ending not in KINDS and not _unnamed(ending):
         raise UserError(
             f"{url}: unknown kind of file {ending!r}; .txt, .jsonl, .parquet or .xml, plain or .gz .xz .bz2 .zst"
@@ -170,6 +174,9 @@ class open_source:
         except OSError as error:
             raise UserError(f"cannot read {self.source.url}: {error.strerror or error}") from None
         opener = COMPRESSED.get(self.source.compression)
+        if opener:
+            refuse_other_packing(self.source.url, self.source.compression, self.raw.read(START))
+            self.raw.seek(0)
         plain = opener(self.raw) if opener else self.raw
         return (recoded(plain, self.source.encoding) if self.source.encoding else plain), self.raw.tell
 
@@ -199,6 +206,8 @@ def _read_file(source: Source, text_field: str, reading: Reading) -> Iterator[Bl
     before, line = reading.bytes_read, 1
     with open_source(source) as (file, tell):
         for data in _pieces(file, source, RECORD_ENDS[source.kind]):
+            if line == 1:
+                refuse_content(source.url, source.kind, data[:BEGINNING])
             reading.bytes_read = before + min(tell(), source.size)
             yield Block(source.url, source.kind, line, data, source.origin, source.encoding)
             line += data.count(b"\n")

@@ -44,6 +44,7 @@ def train_tokenizer(
     morphemes: str = "",
     field: str = "text",
     encoding: str = "",
+    skip_bad: bool = False,
 ) -> TrainedTokenizer:
     """Train a vocabulary on text files and save it as a folder.
 
@@ -53,21 +54,24 @@ def train_tokenizer(
     half-width characters), "repeats=N" (repeated marks, ㅋㅋㅋㅋ) and "numbers" (each digit is 0); see
     `bertsmith.text.normalisation`. `morphemes="kiwi"` lets no entry cross from a Korean stem into a particle or an
     ending; Kiwi is only used for the training. Of more than 100 MB of text an evenly spread sample of that size is
-    used. `encoding` is the encoding of the files, by default UTF-8.
+    used. `encoding` is the encoding of the files, by default UTF-8; with `skip_bad` records and files that cannot be
+    read are skipped, with a warning.
     """
     chosen = Normalisation.parse(normalise)
     sources = find_sources(inputs, encoding)
     with new_folder(out) as folder, progress_bar("training the vocabulary", 100) as advance:
-        text = _Text(sources, field, advance)
+        text = _Text(sources, field, advance, skip_bad)
         text.measure()
         sampled = text.sampled
         if sampled:
             say(f"note: the vocabulary is trained on {sampled}, spread evenly over all inputs")
-        tokenizer = train(text, vocab_size, kind, cased=cased, jamo=jamo, normalise=chosen, morphemes=morphemes)
+        try:
+            tokenizer = train(text, vocab_size, kind, cased=cased, jamo=jamo, normalise=chosen, morphemes=morphemes)
+        finally:  # skipped files may be the reason that there are no words
+            for warning in text.read_errors.warnings():
+                say(f"warning: {warning}")
         tokenizer.save(folder)
         found = coverage(tokenizer, text.held_out) if text.held_out else None
-    for warning in text.read_errors.warnings():
-        say(f"warning: {warning}")
     if tokenizer.vocab_size < vocab_size:
         say(f"note: the text supports {tokenizer.vocab_size:,} entries, fewer than --vocab-size {vocab_size:,}")
     return TrainedTokenizer(tokenizer, found, sampled)
@@ -80,6 +84,7 @@ class _Text:
     sources: list[Source]
     text_field: str
     advance: Advance
+    skip_bad: bool = False
     size: int = 0  # bytes of plain text
     passes: int = 0
     read_errors: ReadErrors = field(default_factory=ReadErrors)
@@ -107,14 +112,15 @@ class _Text:
 
     def _documents(self) -> Iterator[Document]:
         for block in sample(self._blocks(), min(1.0, SAMPLE_BYTES / max(1, self.size))):
-            yield from parse(block, self.text_field, self.read_errors)
+            yield from parse(block, self.text_field, self.read_errors, self.skip_bad)
 
     def _blocks(self) -> Iterator[Block]:
         reading, total = Reading(), sum(source.size for source in self.sources)
         start, share = sum(SHARES[: self.passes]), SHARES[min(self.passes, len(SHARES) - 1)]
-        for block in read_blocks(self.sources, self.text_field, reading):
+        for block in read_blocks(self.sources, self.text_field, reading, self.skip_bad):
             yield block
             self.advance(min(99.0, start + share * reading.bytes_read / total), "")
+        self.read_errors.bad += reading.bad
         self.passes += 1
 
 

@@ -42,6 +42,8 @@ def start_model(source: Path, head: HeadConfig, config: FinetuneConfig) -> Loade
     assert isinstance(model, TaskModel)
     check_layers(config, model.encoder.config)
     _note_generator(source)
+    if loaded.notes.caution:
+        say(f"note: {source}: {loaded.notes.caution}")
     if config.beside:
         _load_beside(model, loaded, load_folder(find_model(config.beside), dropout=config.dropout))
     if config.random_start:

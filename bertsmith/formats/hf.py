@@ -66,7 +66,7 @@ class Notes:
     """The content of `bertsmith.json`: how the model's data was read, encoded (`limits`) and decoded.
 
     `kept` are fields of `config.json` that have no effect here; they are written back into it. `remark` is for readers
-    of the folder.
+    of the folder; `caution` says that the model has learnt too little to be useful.
     """
 
     task: str = ""
@@ -76,6 +76,7 @@ class Notes:
     limits: dict[str, object] = field(default_factory=dict)
     kept: dict[str, object] = field(default_factory=dict)
     remark: str = ""
+    caution: str = ""
 
 
 @dataclass(frozen=True, eq=False)

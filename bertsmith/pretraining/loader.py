@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,8 +124,7 @@ class Loader:
         joined = self.tokenizer.joiner.join_many(tokens, [len(part) for part in parts], numbers, segments)
         tokens, lengths = joined.tokens, joined.lengths
         spelling = {CHARACTERS: Label(self.tokenizer.characters(tokens), SPELLING)} if self.tokenizer.spells else {}
-        if self.predicted_words is not None:
-            tokens = np.where(tokens < self.predicted_words, tokens, self.tokenizer.unknown_id)
+        tokens = self.predictable(tokens)
         objective = objective_class(self.objective)
         if self.vocabulary is not None:
             keys = draws.key(self.source.seed, copies, indices, MASKING)
@@ -143,6 +142,12 @@ class Loader:
         counts = {loss: sizes[label] for loss, label in losses.items()}
         return replace(batch.with_labels(labels), counts=counts, indices=indices)
 
+    def predictable(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """The tokens with the unknown one for those that are not predicted."""
+        if self.predicted_words is None:
+            return tokens
+        return np.where(tokens < self.predicted_words, tokens, self.tokenizer.unknown_id)
+
 
 def split_documents(count: int, held_out: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The documents for training and those held out: a random choice of about this share, at least two."""
@@ -150,6 +155,9 @@ def split_documents(count: int, held_out: float) -> tuple[NDArray[np.int64], NDA
         return np.arange(count), np.arange(0)
     size = min(max(2, round(held_out * count)), count - 2)
     if size < 2:
-        raise UserError(f"{count} documents cannot be divided into training and held-out text; set data.held_out=0")
+        raise UserError(
+            f"{count} document{'s' * (count != 1)} cannot be divided into training and held-out text: separate "
+            "documents by a blank line and build the corpus again, or set data.held_out=0"
+        )
     held = np.sort(draws.permute(np.arange(size), count, 0, ORDER))
     return np.delete(np.arange(count), held), held

@@ -19,6 +19,7 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import choose_for_run
 from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining import checks, held_out
+from bertsmith.pretraining.doubts import doubts, learnt_little, loss_without_context
 from bertsmith.pretraining.loader import Loader, split_documents
 from bertsmith.pretraining.models import load_tensors, restore, save_model, start_model
 from bertsmith.pretraining.phases import Phases, make_loader, make_phases
@@ -29,7 +30,7 @@ from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import distributed, runlog
 from bertsmith.training.fit import fit
 from bertsmith.training.parts import untrained_parameters
-from bertsmith.training.run import Found, add_facts, facts_of, final_scores, finish_run, open_run
+from bertsmith.training.run import MODEL, Found, add_facts, facts_of, final_scores, finish_run, open_run
 from bertsmith.training.settings import autocast_dtype, pick_device
 
 SIZES = "micro_batch_sizes"  # by the length of the sequences, in run.json
@@ -76,18 +77,23 @@ def _pretrain(
     checks.check_run_length(config, steps, phases)
     if start is None and steps is not None:
         checks.note_unreachable_positions(config, steps)
+    for note in doubts(config, corpus, kept):
+        say(f"note: {note}")
+    lengths = [phase.length for phase in phases.parts] if len(kept) else []
+    loaders = [make_loader(config, corpus, kept, tokenizer, length) for length in lengths]
+    without_context = loss_without_context(corpus, documents, loaders[0]) if loaders else None
     facts = {"corpus": _corpus_facts(corpus), **start_facts}
-    found, finished = open_run(run, config, facts, resume, _notes(objective, phases, len(kept), where))
+    notes = {**_notes(objective, phases, len(kept), where), "loss_without_context": without_context}
+    found, finished = open_run(run, config, facts, resume, notes)
     if finished:
         return {"steps": steps or max((r["step"] for r in runlog.read(run)), default=0), **final_scores(run)}
     if resume and sizes != phases.micro_batch_sizes:
         add_facts(run, **{SIZES: phases.micro_batch_sizes})
-    lengths = [phase.length for phase in phases.parts] if len(kept) else []
-    loaders = [make_loader(config, corpus, kept, tokenizer, length) for length in lengths]
     positions = config.model.max_positions
     fills = len(kept) > 0 and objective.fills_masks
     samples = held_out.choose_samples(corpus, kept, tokenizer, positions) if fills else []
-    return _Run(config, run, corpus, tokenizer, objective, phases, loaders, samples, where).train(steps, found)
+    prepared = _Run(config, run, corpus, tokenizer, objective, phases, loaders, samples, where, without_context)
+    return prepared.train(steps, found)
 
 
 @dataclass(eq=False)
@@ -103,7 +109,9 @@ class _Run:
     held_out_loaders: list[Loader]  # one for each phase; none if nothing is held out
     samples: list[held_out.Sample]
     where: torch.device
+    without_context: float | None  # the held-out loss of a model that ignores the context
     phase: int = 0  # the number of the phase that the run is in
+    caution: str = ""  # on the finished model
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -140,9 +148,12 @@ class _Run:
             capturable=self.capturable,
             title=f"pre-training {config.recipe}",
         )
+        self.caution = learnt_little(objective, scores, self.without_context)
         finish_run(self.folder, objective, self.save_with_card)
         if note := checks.unlearnt_positions(config.data, scores):
             say(f"note: {note}")
+        if self.caution:
+            say(f"note: {self.folder / MODEL}: {self.caution}. It needs more steps (--steps, train.steps) or more text")
         return scores
 
     def before_step(self, share: float) -> None:
@@ -168,7 +179,7 @@ class _Run:
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write the model as a model folder."""
-        notes = Notes(task="pretrain", max_length=None, recipe=self.config.recipe)
+        notes = Notes(task="pretrain", max_length=None, recipe=self.config.recipe, caution=self.caution)
         save_model(folder, self.objective, self.tokenizer, notes, tensors)
 
     def save_with_card(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:

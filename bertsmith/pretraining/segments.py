@@ -68,7 +68,8 @@ class PairSource:
         if self.kind == "next" and len(self.documents) < 2:
             raise UserError(
                 f"{self.corpus.folder} gives {len(self.documents)} document(s) to draw pairs from, and a random "
-                "segment comes from another document; separate documents by a blank line"
+                "segment comes from another document: separate documents by a blank line, or set data.pairs=full with "
+                "objective.next_sentence=false"
             )
         if len(self) == 0:
             raise UserError(f"{self.corpus.folder} gives no document of two or more tokens to draw pairs from")

@@ -13,9 +13,10 @@ from bertsmith.formats.hf import load_folder
 from bertsmith.formats.hub import find_model
 from bertsmith.formats.weights import weights_facts
 from bertsmith.model.config import EncoderConfig
+from bertsmith.objectives.discriminator import Discriminator
 from bertsmith.objectives.distillation import Distillation, check_shapes, copy_layers
 from bertsmith.objectives.masked_lm import MaskedLM
-from bertsmith.objectives.objective import Objective
+from bertsmith.objectives.objective import GENERATOR, Objective
 from bertsmith.objectives.settings import DistillationConfig
 from bertsmith.pretraining.settings import PretrainConfig
 
@@ -65,6 +66,14 @@ def find_teacher(config: PretrainConfig, corpus: Corpus) -> Teacher | None:
     folder = find_model(config.objective.teacher)
     loaded = load_folder(folder)
     model = loaded.model
+    if isinstance(model, Discriminator):
+        inner = folder / GENERATOR
+        generator = f"its generator ({inner})" if inner.is_dir() else "its generator"
+        raise UserError(
+            f"--teacher {folder} is a detector of replaced tokens: it was trained to find the tokens that were "
+            "replaced, and a student learns from the words that its teacher predicts at masks. Give "
+            f"{generator}, or a model that was pre-trained on masked words"
+        )
     if not isinstance(model, MaskedLM) or model.lacks_token_head(loaded.missing):
         raise UserError(
             f"--teacher {folder} has no masked-word head to learn from; give a model that was pre-trained on masked "

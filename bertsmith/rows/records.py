@@ -19,11 +19,10 @@ from typing import Any, BinaryIO
 
 from bertsmith.errors import BadRow, UserError
 from bertsmith.rows.separated import refuse_doubles, separated
-from bertsmith.text.encodings import guess_encoding
+from bertsmith.text.encodings import content_of, guess_encoding
 from bertsmith.text.safe import SafeTexts
 
 STDIN = "-"
-COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04")  # the first bytes of gzip and of zip, which spreadsheets are saved as
 HINTS = dict.fromkeys((".xlsx", ".xls", ".ods"), "; save the sheet as CSV UTF-8")
 HINTS |= {".conll": "; a file with one word a line is for the task tag"}
 KINDS = ".csv, .tsv, .jsonl, .parquet or .txt"
@@ -137,7 +136,10 @@ def _refuse_bytes(text: str, name: str, line: int) -> None:
         good, line = False, line + text.count("\n", 0, error.start)
     if not good:
         data = text.encode("utf-8", errors="surrogateescape")
-        guess = "" if data.startswith(COMPRESSED) else guess_encoding(data)
+        content = content_of(data)
+        if content:
+            raise UserError(f"{name} is {content}, whatever its name says; unpack it, or save it as plain UTF-8")
+        guess = guess_encoding(data)
         fix = f"it looks like {guess}; convert it: iconv -f {guess} -t UTF-8" if guess else "save it as plain UTF-8"
         raise UserError(f"{name}, line {line}: this is not UTF-8, but another encoding or a compressed file; {fix}")
 

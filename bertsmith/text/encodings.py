@@ -12,6 +12,16 @@ from bertsmith.errors import UserError
 TOLERATED = 1 / 1000  # share of invalid characters; more of them mean another encoding, not damage
 FEW = 8  # invalid characters that are tolerated in a text of any length
 CHUNK = 1 << 16  # bytes that are read at a time, and from which an encoding is guessed
+# The first bytes of files that are no text. Spreadsheets are zip files.
+_STARTS = {
+    b"\x1f\x8b": "a gzip file",
+    b"\xfd7zXZ\0": "an xz file",
+    b"BZh91AY&SY": "a bzip2 file",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"PK\x03\x04": "a zip file",
+    b"%PDF-": "a PDF",
+    b"PAR1\x15": "a parquet file",
+}
 _MARKS = {codecs.BOM_UTF32_LE: "UTF-32LE", codecs.BOM_UTF16_LE: "UTF-16LE", codecs.BOM_UTF16_BE: "UTF-16BE"}
 # For each encoding, the characters that most of the non-ASCII text must be made of; tried in this order.
 _LETTERS = {
@@ -28,6 +38,11 @@ _LETTERS = {
 def is_other_encoding(invalid: int, characters: int) -> bool:
     """Whether a text has too many invalid characters to be damaged UTF-8."""
     return invalid > max(FEW, TOLERATED * characters)
+
+
+def content_of(start: bytes) -> str:
+    """What a file is that begins with these bytes, if it is no text: `a gzip file`; else empty."""
+    return next((name for mark, name in _STARTS.items() if start.startswith(mark)), "")
 
 
 def guess_encoding(data: bytes) -> str:

@@ -6,11 +6,14 @@ other ranks take part in the gathering.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -27,9 +30,11 @@ from bertsmith.errors import UserError
 from bertsmith.folders import file_hash, new_folder
 from bertsmith.progress import say
 from bertsmith.training import distributed
-from bertsmith.training.parts import is_untrained
+from bertsmith.training.muon import Muon
+from bertsmith.training.parts import is_untrained, untrained_parameters
 
 OPTIMIZER, STATE = "optimizer.safetensors", "trainer.json"
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}  # other errors of a reservation say nothing about the room
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _NAME = re.compile(r"step-(\d+)")
 Save = Callable[[Path, Mapping[str, Tensor]], None]
@@ -51,6 +56,49 @@ class TrainerState:
     since_best: int = 0  # evaluations
 
 
+@contextmanager
+def hold_room(run: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Hold room on the disk for the first checkpoint until it is written; too little is an error before any step."""
+    size = checkpoint_size(model, optimizers)
+    distributed.on_rank_zero(lambda: _reserve(run, size))
+    try:
+        yield
+    finally:
+        _held_room(run).unlink(missing_ok=True)
+
+
+def checkpoint_size(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """About how many bytes a checkpoint takes: the weights that are saved, and the optimisers' moments."""
+    frozen = untrained_parameters(distributed.unwrap(model))
+    size = sum(p.numel() * p.element_size() for p in model.parameters() if p not in frozen)
+    for optimizer in optimizers:
+        moments = 1 if isinstance(optimizer, Muon) else 2  # Adam and LAMB have two
+        size += moments * sum(p.numel() * p.element_size() for g in optimizer.param_groups for p in g["params"])
+    return size
+
+
+def _held_room(run: Path) -> Path:
+    """The file that holds the room; if its process is killed, the next command on this run removes it."""
+    return run / f".checkpoint.{os.getpid()}.partial"
+
+
+def _reserve(run: Path, size: int) -> None:
+    path = _held_room(run)
+    try:
+        with path.open("wb") as file:
+            if hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # a part of it may be reserved
+        if error.errno not in NO_ROOM:
+            return
+        raise UserError(
+            f"{run}: {error.strerror}: a checkpoint of this run takes {size / 1e6:,.0f} MB, and "
+            f"the disk has {shutil.disk_usage(run).free / 1e6:,.0f} MB free. Make room and add --resume, or choose "
+            "an --out on another disk"
+        ) from None
+
+
 def save_checkpoint(
     run: Path,
     state: TrainerState,
@@ -69,6 +117,7 @@ def save_checkpoint(
         return None
     path = run / "checkpoints" / f"step-{state.step:08}"
     try:
+        _held_room(run).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)  # a damaged one of the same step
         with new_folder(path) as folder:
             save(folder, tensors)

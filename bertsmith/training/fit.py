@@ -11,7 +11,7 @@ import gc
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,11 @@ def fit(
         loop.log = runlog.open_log(run, loop.budget.step, tensorboard=config.tensorboard)
     make = _bucketing(batches) if loop.graphs is not None and loop.graphs.captures_passes else batches
     # Closed even after an error: the workers ignore signals, and the process would wait for them forever.
-    with stop_requests() as request, closing(prefetch(make, loop.prefetch_keys(), device, config.workers)) as made:
+    with ExitStack() as stack:
+        if loop.budget.done() < loop.budget.total:
+            stack.enter_context(checkpoint.hold_room(run, trained, optimizers))
+        request = stack.enter_context(stop_requests())
+        made = stack.enter_context(closing(prefetch(make, loop.prefetch_keys(), device, config.workers)))
         scores = loop.train(made, before_step, request, title)
     if loop.graphs is not None and loop.graphs.seconds:
         beside = ", which are no part of its time" if loop.budget.by_clock else ""

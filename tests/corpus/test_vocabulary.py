@@ -1,5 +1,6 @@
 """Large texts are sampled evenly, rare syllables are kept, rare symbols dropped, coverage is right, words are added."""
 
+import gzip
 import json
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -358,3 +359,36 @@ def test_words_are_read_from_a_file(tmp_path) -> None:
     for name, message in (("empty.txt", "holds no words"), ("bad.txt", "not UTF-8"), ("nowhere", "cannot read")):
         with pytest.raises(UserError, match=message):
             read_words(tmp_path / name)
+
+
+@pytest.fixture
+def bad_files(tmp_path) -> Path:
+    """A folder with text, rows of which two are bad, and a damaged archive."""
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    (folder / "a.txt").write_text("A plain line of text.\n" * 50)
+    (folder / "b.jsonl").write_text(
+        '{"text": "wombats dig"}\n' * 9 + 'not JSON\n{"txt": 1}\n{"text": "wombats sleep"}\n'
+    )
+    (folder / "c.txt.gz").write_bytes(gzip.compress(b"lost text\n" * 1000)[:-20])
+    return folder
+
+
+def test_bad_rows_and_files_are_skipped_for_a_vocabulary(bad_files, tmp_path, capsys) -> None:
+    with pytest.raises(UserError, match=r"c\.txt\.gz is damaged"):
+        train_tokenizer([bad_files], tmp_path / "tok", vocab_size=200)
+    tokenizer = train_tokenizer([bad_files], tmp_path / "tok", vocab_size=200, skip_bad=True).tokenizer
+    found = f"skipped 3 bad record(s) or file(s), the first: {bad_files / 'b.jsonl'}, line 10: not valid JSON"
+    assert capsys.readouterr().err.count(f"warning: {found}") == 1
+    assert tokenizer.backend.token_to_id("wombats") is not None
+    with pytest.raises(UserError, match="the text has no words"):
+        train_tokenizer([bad_files / "c.txt.gz"], tmp_path / "none", skip_bad=True)
+    assert "warning: skipped 1 bad record(s) or file(s), the first: " in capsys.readouterr().err
+
+
+def test_bad_rows_and_files_are_skipped_for_new_words(bad_files, tokenizer_folder, tmp_path, capsys) -> None:
+    with pytest.raises(UserError, match=r"b\.jsonl, line 10: not valid JSON"):
+        extend(tokenizer_folder, tmp_path / "out", texts=[bad_files])
+    found = extend(tokenizer_folder, tmp_path / "out", texts=[bad_files], skip_bad=True)
+    assert "wombats" in found["words"]
+    assert "warning: skipped 3 bad record(s) or file(s), the first: " in capsys.readouterr().err

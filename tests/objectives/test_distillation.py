@@ -366,7 +366,13 @@ def test_teacher_that_cannot_teach_is_refused(world: Path, tmp_path: Path, tiny_
     electra = EncoderConfig(**SIZES, family="electra", pooler_activation="gelu", pooler_input_dropout=True)
     electra = replace(electra, vocab_size=tiny_tokenizer.vocab_size)
     save_folder(tmp_path / "electra", Discriminator(Encoder(electra)), tiny_tokenizer, Notes())
-    with pytest.raises(UserError, match=r"electra has no masked-word head to learn from"):
+    detector = (
+        r"electra is a detector of replaced tokens: .* words that its teacher predicts at masks\. Give its generator"
+    )
+    with pytest.raises(UserError, match=f"{detector}, or a model that was pre-trained on masked words"):
+        pretrain(distilled(tmp_path / "electra"), world / "shards", tmp_path / "run", device="cpu")
+    (tmp_path / "electra" / "generator").mkdir()
+    with pytest.raises(UserError, match=rf"{detector} \({tmp_path}/electra/generator\), or a model"):
         pretrain(distilled(tmp_path / "electra"), world / "shards", tmp_path / "run", device="cpu")
     other = MaskedLM(Encoder(EncoderConfig(**{**SIZES, "vocab_size": tiny_tokenizer.vocab_size})), PLAIN)
     save_folder(tmp_path / "other", other, tiny_tokenizer, Notes())

@@ -359,7 +359,7 @@ def test_truncation_of_pairs_drops_from_front_and_back_equally_often(tmp_path):
 @pytest.mark.parametrize("documents", [[[5, 5]], []])
 def test_one_document_is_refused(tmp_path, documents):
     corpus = corpus_of(tmp_path, [[5, 5], [6]])
-    with pytest.raises(UserError, match=f"gives {len(documents)} document.*another document; separate .* blank line"):
+    with pytest.raises(UserError, match=f"gives {len(documents)} document.*another document: separate .* blank line"):
         PairSource(corpus, np.arange(len(documents)), 64)
 
 

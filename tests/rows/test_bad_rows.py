@@ -133,7 +133,12 @@ REFUSED = {
         "text,label\na,x\n".encode("utf-16-le"),
         "line 1: this is not UTF-8",
     ),
-    "compressed": ("classify", "t.tsv", gzip.compress(b"text\tlabel\na\tx\n"), "or a compressed file; save it as"),
+    "compressed": (
+        "classify",
+        "t.tsv",
+        gzip.compress(b"text\tlabel\na\tx\n"),
+        "is a gzip file, whatever its name says; unpack it",
+    ),
     "header twice": ("classify", "t.csv", "text,label\na,x\ntext,label\nb,y\n", "line 3: the header stands here again"),
     "empty second text": (
         "pair",

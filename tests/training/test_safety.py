@@ -1,7 +1,10 @@
 """Saved work survives bad steps, damaged checkpoints, full disks and signals."""
 
+import errno
 import json
 import math
+import os
+import re
 import resource
 import shutil
 import signal
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -416,6 +420,70 @@ def test_run_whose_model_could_not_be_written_resumes_without_training(
     scores = pretrain(EIGHT, world / "shards", tmp_path / "run", device="cpu", resume=True)
     assert scores["steps"] == 8
     assert weights(tmp_path / "run") == weights(whole)
+
+
+def refusing(number: int) -> Callable[[int, int, int], None]:
+    def allocate(handle: int, start: int, size: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return allocate
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_run_is_refused_before_its_first_step_if_a_checkpoint_has_no_room(
+    world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", refusing(number))
+        patched.setattr(fit, "gradients", lambda *a: pytest.fail("a step is done"))
+        patched.setattr(checkpoint.shutil, "disk_usage", lambda path: SimpleNamespace(free=400_000))
+        needed = r"a checkpoint of this run takes 1 MB, and the disk has 0 MB free\. Make room and add --resume"
+        with pytest.raises(UserError, match=f"^{re.escape(str(out))}: {os.strerror(number)}: {needed}"):
+            pretrain(EIGHT, world / "shards", out, device="cpu")
+    assert not list(out.rglob("*.partial"))
+    pretrain(EIGHT, world / "shards", out, device="cpu", resume=True)
+    assert weights(out) == weights(whole)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, errno.EFBIG, None])
+def test_file_systems_that_reserve_no_room_are_used_without(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    if number is None:
+        monkeypatch.delattr(os, "posix_fallocate")
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refusing(number))
+    short = settings("train.steps=1")
+    assert pretrain(short, world / "shards", tmp_path / "run", device="cpu")["steps"] == 1
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
+def test_room_is_held_until_the_first_checkpoint_which_it_fits(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    held, reserve, save = [], checkpoint._reserve, checkpoint.save_checkpoint
+
+    def reserved(run: Path, size: int) -> None:
+        reserve(run, size)
+        held.append(file.stat().st_size if (file := checkpoint._held_room(run)).exists() else 0)
+
+    def saved(run: Path, *arguments) -> Path | None:
+        before = checkpoint._held_room(run).exists()
+        path = save(run, *arguments)
+        held.append((before, checkpoint._held_room(run).exists(), sum(f.stat().st_size for f in path.iterdir())))
+        return path
+
+    monkeypatch.setattr(checkpoint, "_reserve", reserved)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", saved)
+    config = settings("train.steps=4", "train.save_every=2", f"train.optimizer={optimizer}")
+    pretrain(config, world / "shards", tmp_path / "run", device="cpu")
+    size, (before, after, written), (again, *_) = held
+    assert before
+    assert not after
+    assert not again
+    tokenizer = sum((world / "tok" / name).stat().st_size for name in ("tokenizer.json", "vocab.txt"))
+    assert written - tokenizer == pytest.approx(size, rel=0.05)
 
 
 def test_unwritable_metrics_do_not_end_a_run(tmp_path: Path, capfd) -> None:
