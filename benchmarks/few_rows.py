@@ -6,7 +6,7 @@
 
 The model is the default one, or that of `--model`. The ways to fine-tune it are those of WAYS; rates and lengths are
 those that `bertsmith finetune` has on rows of the user's own. Every call adds to the results of earlier ones, and
-`page` puts the table into docs/default-model.md. `--smoke` tries `run` out with two steps.
+`page` puts the table into docs/experiments.md. `--smoke` tries `run` out with two steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bertsmith.rows.columns import Columns
 from bertsmith.tasks.reading import Splits, find_splits, training_rows
 from bertsmith.tasks.task import find_task
 
-NAME, PAGE = "few_rows", Path(__file__).parent.parent / "docs" / "default-model.md"
+NAME, PAGE = "few_rows", Path(__file__).parent.parent / "docs" / "experiments.md"
 TASKS = tuple(NAMES)
 SEED = 1  # of the order from which the first rows are taken
 WAYS = {  # what the table says of a way, and how it fine-tunes
