@@ -69,7 +69,7 @@ def measure(arguments: argparse.Namespace, work: Path) -> None:
     task = find_task("sst2")
     rows, _ = training_rows(task, [unpacked(arguments.data, work) / TABLE["sst2"].train[0]], Columns())
     head = KINDS[task.head].head_for(task, rows)
-    start_folder(arguments.model, head, 1, work / "start")
+    start_folder(arguments.model, head, rows, 1, work / "start")
     sides: dict[str, Step] = {}
     for precision in PRECISIONS if has_bfloat16() else PRECISIONS[:1]:
         loaded = load_folder(work / "start")

@@ -8,6 +8,7 @@ its loss takes padding for places where an answer might stand.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,25 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 from bertsmith import draws
 from bertsmith.batch import Batch, Padded, collate
 from bertsmith.finetuning.batches import ORDER
-from bertsmith.finetuning.model import HEAD_WEIGHTS
+from bertsmith.finetuning.model import HEAD_WEIGHTS, start_at_numbers
 from bertsmith.formats.hf import load_folder, save_folder
 from bertsmith.inference.engines import TOKENS, batches
 from bertsmith.model.heads import HeadConfig
+from bertsmith.rows.columns import Row
 from bertsmith.tasks.examples import Examples
+from bertsmith.tasks.kinds import KINDS
 from bertsmith.training.schedule import learning_rate_factor
 from bertsmith.training.settings import TrainConfig, autocast_dtype
 
 CLASSES = {"tags": BertForTokenClassification, "span": BertForQuestionAnswering}
 
 
-def start_folder(model: Path, head: HeadConfig, seed: int, folder: Path) -> None:
-    """The model that our run with this seed starts from, its output layer included, for `transformers` to open."""
+def start_folder(model: Path, head: HeadConfig, rows: Sequence[Row], seed: int, folder: Path) -> None:
+    """The model that our run starts from, its output layer included, for `transformers` to open."""
     torch.manual_seed(draws.seed(seed, HEAD_WEIGHTS))
     loaded = load_folder(model, head)
+    if numbers := KINDS[head.kind].numbers(rows, head):
+        start_at_numbers(loaded, numbers)
     save_folder(folder, loaded.model, loaded.tokenizer, loaded.notes)
 
 

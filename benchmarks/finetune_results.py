@@ -128,7 +128,7 @@ def run_peer(prepared: Prepared, seed: int, arguments: argparse.Namespace, pad_t
         prepared.limits,
     )
     with scratch(arguments.work) as folder:
-        start_folder(arguments.model, prepared.head, seed, folder)
+        start_folder(arguments.model, prepared.head, prepared.rows, seed, folder)
         model = open_start(folder, kind, pick_device(arguments.device))
     peer = Peer(model, kind, prepared.encoded.examples, config, pad_to)
     seconds = peer.train()

@@ -49,7 +49,7 @@ def test_the_peer_ends_with_the_same_logits(start: Path, tmp_path: Path, name: s
     finetune(config, start, data, tmp_path / "ours", device="cpu")
     rows, _ = training_rows(task, [data], Columns())
     head = KINDS[task.head].head_for(task, rows)
-    start_folder(start, head, 3, tmp_path / "start")
+    start_folder(start, head, rows, 3, tmp_path / "start")
     encode, tokenizer = KINDS[head.kind].encode, Tokenizer.load(start)
     examples = encode(rows, tokenizer, limits, head, labelled=True).examples
     peer = Peer(
