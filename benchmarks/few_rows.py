@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.arguments import parsed, shared_parser
 from benchmarks.family_pages import NAMES, Rows, mean_cell, print_tables, put_tables
 from benchmarks.record import earlier, keep, merge_files, read_results
-from benchmarks.tuning import Pooled, Way, task_data, tune_all
+from benchmarks.tuning import Variation, Way, task_data, tune_all
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.formats.hub import DEFAULT, find_model
 from bertsmith.rows.columns import Columns
@@ -32,11 +32,11 @@ NAME, PAGE = "few_rows", Path(__file__).parent.parent / "docs" / "experiments.md
 TASKS = tuple(NAMES)
 SEED = 1  # of the order from which the first rows are taken
 WAYS = {  # what the table says of a way, and how it fine-tunes
-    "usual": ("as `bertsmith finetune` does", Pooled()),
-    "from-zero": ("a regression starts at 0", Pooled(at_mean=False)),
-    "pooler-as-identity": ("the pooler starts as the identity", Pooled(identity=True)),
-    "direct": ("without the pooler", Pooled(dense=False)),
-    "mean-direct": ("the mean of all states, without the pooler", Pooled("mean", dense=False)),
+    "usual": ("as `bertsmith finetune` does", Variation()),
+    "from-zero": ("a regression starts at 0", Variation(at_mean=False)),
+    "pooler-as-identity": ("the pooler starts as the identity", Variation(identity=True)),
+    "direct": ("without the pooler", Variation(dense=False)),
+    "mean-direct": ("the mean of all states, without the pooler", Variation("mean", dense=False)),
 }
 
 

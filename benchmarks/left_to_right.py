@@ -31,7 +31,7 @@ from benchmarks.family_pages import Rows, mean_cell, print_tables, put_tables
 from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.left_to_right_table import EXPERIMENTS, TASKS, TUNINGS, Experiment, pretraining_config, tuning_config
 from benchmarks.record import earlier, keep, merge_files
-from benchmarks.tuning import Pooled, Way, task_data, tune_all
+from benchmarks.tuning import Variation, Way, task_data, tune_all
 from bertsmith.pretraining.run import pretrain
 from bertsmith.tasks.task import find_task
 from bertsmith.training import runlog
@@ -103,7 +103,7 @@ def finetuned(name: str, run: Path, share: float, tunings: list[str], arguments:
         tasks = [task for task in arguments.tasks if not (tuning.only_texts and task == "squad1")]
         configs = {task: tuning_config(tuning, task, 1, arguments.smoke) for task in tasks}
         key = f"{name} {way}" + (f" at {share:g}" if share < 1.0 else "")
-        ways[way] = Way(key, model, configs, Pooled(tuning.pooled))
+        ways[way] = Way(key, model, configs, Variation(tuning.pooled))
     data = {task: task_data(arguments.data, task).splits(task) for task in arguments.tasks}
     found = tune_all(
         f"fine-tuning {name}", list(ways.values()), data,

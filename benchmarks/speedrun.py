@@ -143,7 +143,7 @@ def ways_of(
         tasks = [task for task in data if not variant.tasks or task in variant.tasks]
         configs = {task: tuning_config(task, data[task], variant.settings, arguments.smoke) for task in tasks}
         copied = one_segment(model, model.parent / f"{MODEL}-one-segment") if variant.one_segment else model
-        found[key, name] = Way(f"{key}: {name}{rows}", copied, configs, variant.pooled)
+        found[key, name] = Way(f"{key}: {name}{rows}", copied, configs, variant.variation)
     return found
 
 

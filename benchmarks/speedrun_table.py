@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from benchmarks.corpora import Text
-from benchmarks.tuning import Pooled
+from benchmarks.tuning import Variation
 from bertsmith.config import dotted_keys, override, to_dict
 from bertsmith.errors import UserError
 from bertsmith.pretraining.settings import PretrainConfig
@@ -45,7 +45,7 @@ class Variant:
 
     asks: str
     settings: tuple[str, ...] = ()
-    pooled: Pooled = field(default_factory=Pooled)
+    variation: Variation = field(default_factory=Variation)
     one_segment: bool = False
     tasks: tuple[str, ...] = ()
     verdict: str = ""
@@ -282,35 +282,35 @@ VARIANTS = {
     "batch-16": Variant("batches of 16, twice the steps", ("train.batch_size=16",)),
     "batch-16-rate-1e-4": Variant("batches of 16 at twice the rate",
                                   ("train.batch_size=16", "train.learning_rate=1e-4"), verdict="no"),
-    "mean": Variant("the mean of all states, since no loss has trained that of [CLS]", pooled=Pooled("mean"),
+    "mean": Variant("the mean of all states, since no loss has trained that of [CLS]", variation=Variation("mean"),
                     verdict="STS-B gains a point or two"),
-    "max": Variant("the maximum of all states", pooled=Pooled("max"), verdict="within the noise of the seeds"),
-    "direct": Variant("[CLS] without the pooler, which starts at random", pooled=Pooled(dense=False),
+    "max": Variant("the maximum of all states", variation=Variation("max"), verdict="within the noise of the seeds"),
+    "direct": Variant("[CLS] without the pooler, which starts at random", variation=Variation(dense=False),
                       verdict="no difference: the pooler that starts at random is not what is wrong"),
-    "mean-direct": Variant("the mean of all states without the pooler", pooled=Pooled("mean", dense=False),
+    "mean-direct": Variant("the mean of all states without the pooler", variation=Variation("mean", dense=False),
                            verdict="pairs gain one or two points, and the seeds agree more"),
-    "mean-rate-2e-4": Variant("the mean at four times the rate", ("train.learning_rate=2e-4",), Pooled("mean")),
+    "mean-rate-2e-4": Variant("the mean at four times the rate", ("train.learning_rate=2e-4",), Variation("mean")),
     "mean-direct-rate-1e-4": Variant("the mean without the pooler, at twice the rate",
-                                     ("train.learning_rate=1e-4",), Pooled("mean", dense=False),
+                                     ("train.learning_rate=1e-4",), Variation("mean", dense=False),
                                      verdict="the best for pairs, not worse for CoLA"),
     "mean-direct-rate-2e-4": Variant("the mean without the pooler, at four times the rate",
-                                     ("train.learning_rate=2e-4",), Pooled("mean", dense=False),
+                                     ("train.learning_rate=2e-4",), Variation("mean", dense=False),
                                      verdict="no: too high"),
     "direct-rate-1e-4": Variant("[CLS] without the pooler, at twice the rate",
-                                ("train.learning_rate=1e-4",), Pooled(dense=False), verdict="no gain"),
+                                ("train.learning_rate=1e-4",), Variation(dense=False), verdict="no gain"),
     "one-segment": Variant("the second segment has the vector of the first", one_segment=True,
                            tasks=("mrpc", "stsb", "rte")),
     "no-dropout": Variant("no dropout, as in pre-training", ("dropout=0",),
                           verdict="perhaps: the highest CoLA of all ways, but one seed of the protocol has as much"),
     "agreement-0.5": Variant("every batch is read twice, and the two passes must agree (R-Drop), with half the weight",
-                             pooled=Pooled(agreement=0.5)),
-    "agreement-1": Variant("the same with a weight of 1", pooled=Pooled(agreement=1.0)),
-    "agreement-2": Variant("with a weight of 2", pooled=Pooled(agreement=2.0)),
+                             variation=Variation(agreement=0.5)),
+    "agreement-1": Variant("the same with a weight of 1", variation=Variation(agreement=1.0)),
+    "agreement-2": Variant("with a weight of 2", variation=Variation(agreement=2.0)),
     "agreement-1-rate-1e-4": Variant("with a weight of 1, at twice the rate", ("train.learning_rate=1e-4",),
-                                     Pooled(agreement=1.0)),
+                                     Variation(agreement=1.0)),
     "mean-direct-agreement-1-rate-1e-4": Variant("the mean without the pooler at twice the rate, and agreement",
                                                  ("train.learning_rate=1e-4",),
-                                                 Pooled("mean", dense=False, agreement=1.0)),
+                                                 Variation("mean", dense=False, agreement=1.0)),
     "dropout-0.2": Variant("more dropout", ("dropout=0.2",)),
     "warm-up-0.3": Variant("three times the warm-up", ("train.warmup=0.3",)),
     "warm-up-0.02": Variant("nearly no warm-up", ("train.warmup=0.02",)),

@@ -34,9 +34,10 @@ Results = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Pooled:
-    """The state that a text is classified from: `token` is first, last, mean or max, and empty the encoder's own.
+class Variation:
+    """What the package has no setting for, because the models would not be those of `transformers`.
 
+    A text is classified from the state of a `token`: first, last, mean or max, or the encoder's own if it is empty.
     Without `dense` there is no layer between that state and the output layer; with `identity` it starts as the
     identity. Without `at_mean` a regression's output layer starts at 0. With a weight of `agreement` every batch is
     read twice, with other dropout, and the loss of both passes has the divergence of their predictions added to it
@@ -52,28 +53,25 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Way:
-    """A way of fine-tuning a model: the configuration of each task, and what is classified. `key` names its results."""
+    """A way of fine-tuning a model: the configuration of each task, and what varies. `key` names its results."""
 
     key: str
     model: Path
     configs: Mapping[str, FinetuneConfig]
-    pooled: Pooled = field(default_factory=Pooled)
+    variation: Variation = field(default_factory=Variation)
 
 
 @contextmanager
-def pooled_from(pooled: Pooled) -> Iterator[None]:
-    """Classify texts from another state than the encoder's own, without a layer before the output layer, or twice.
-
-    The package has no such settings, because the models would not be those of `transformers`; nothing is saved here.
-    """
+def varied(variation: Variation) -> Iterator[None]:
+    """Fine-tune with a variation; what is fine-tuned is not saved."""
     usual, dense, once = TaskModel._pooled, Pooler.forward, TaskModel.forward
     start, at_mean = run.start_model, run.start_at_numbers
 
     def other(self: TaskModel, batch: Batch) -> Tensor:
         layout, rows = batch.layout, {"first": batch.layout.firsts, "last": batch.layout.lasts}
-        if pooled.token in rows:
-            return torch.cat([encoder(batch, rows=rows[pooled.token]) for encoder in self.encoders], -1)
-        states = [pool(encoder(batch).float(), layout, pooled.token) for encoder in self.encoders]  # type: ignore[arg-type]
+        if variation.token in rows:
+            return torch.cat([encoder(batch, rows=rows[variation.token]) for encoder in self.encoders], -1)
+        states = [pool(encoder(batch).float(), layout, variation.token) for encoder in self.encoders]  # type: ignore[arg-type]
         return torch.cat([layout.valid(state) for state in states], -1)
 
     def direct(self: Pooler, states: Tensor) -> Tensor:
@@ -90,13 +88,13 @@ def pooled_from(pooled: Pooled) -> Iterator[None]:
             return once(self, batch)
         first, second = (self.logits(batch) for _ in range(2))
         labels = (self.loss(first, batch) + self.loss(second, batch)) / 2
-        return {"task": labels + pooled.agreement * disagreement(first, second, self.head_config.kind)}
+        return {"task": labels + variation.agreement * disagreement(first, second, self.head_config.kind)}
 
-    TaskModel._pooled = other if pooled.token else usual  # type: ignore[method-assign]
-    Pooler.forward = dense if pooled.dense else direct  # type: ignore[method-assign]
-    TaskModel.forward = twice if pooled.agreement else once  # type: ignore[method-assign]
-    run.start_model = as_identity if pooled.identity else start
-    run.start_at_numbers = at_mean if pooled.at_mean else lambda *given: ""
+    TaskModel._pooled = other if variation.token else usual  # type: ignore[method-assign]
+    Pooler.forward = dense if variation.dense else direct  # type: ignore[method-assign]
+    TaskModel.forward = twice if variation.agreement else once  # type: ignore[method-assign]
+    run.start_model = as_identity if variation.identity else start
+    run.start_at_numbers = at_mean if variation.at_mean else lambda *given: ""
     try:
         yield
     finally:
@@ -126,9 +124,9 @@ def tune(config: FinetuneConfig, model: Path, data: Path | Splits, folder: Path,
         scored(config, model, data, folder, device=device)
 
 
-def tune_pooled(pooled: Pooled, *given: Any) -> None:
-    """One fine-tuning run, classified from a state."""
-    with pooled_from(pooled):
+def tune_varied(variation: Variation, *given: Any) -> None:
+    """One fine-tuning run that differs from the package's."""
+    with varied(variation):
         tune(*given)
 
 
@@ -152,12 +150,12 @@ def tune_all(
     """
     places = {way.key: folder / way.key.replace(" ", "-").replace("/", "-") for way in ways}
     calls = [
-        (way.pooled, replace(config, train=replace(config.train, seed=seed)), way.model, data[task],
+        (way.variation, replace(config, train=replace(config.train, seed=seed)), way.model, data[task],
          places[way.key] / task / str(seed), device)
         for way in ways for task, config in way.configs.items() for seed in range(1, seeds + 1)
     ]  # fmt: skip
     calls.sort(key=lambda call: LONGEST.index(call[1].task))
-    run_all(jobs, title, tune_pooled, calls)
+    run_all(jobs, title, tune_varied, calls)
     return {key: {task: scores_in(at / task, metrics[task]) for task in _tasks_in(at)} for key, at in places.items()}
 
 

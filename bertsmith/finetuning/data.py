@@ -12,8 +12,7 @@ from bertsmith.finetuning.dev_split import hold_out
 from bertsmith.finetuning.doubts import doubts
 from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.model.heads import HeadConfig
-from bertsmith.rows.columns import Columns, Row, join_names
-from bertsmith.rows.records import Source
+from bertsmith.rows.columns import Columns, Row
 from bertsmith.tasks.description import Task
 from bertsmith.tasks.kinds import KINDS
 from bertsmith.tasks.reading import Splits, columns_of_other_rows, guessed_columns, read_task, training_rows
@@ -45,10 +44,10 @@ def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
     head = KINDS[task.head].head_for(task, rows)
     head = replace(head, features=config.features if config.features.variant else None)
     head = replace(head, bilstm_layers=config.bilstm_layers, beside=bool(config.beside))
-    dev_rows = {
-        name: list(read_task(task, paths, _dev_columns(task, paths, columns), labelled=True, skip_bad=skip_bad))
-        for name, paths in splits.dev.items()
-    }
+    dev_rows = {}
+    for name, sources in splits.dev.items():
+        named = columns_of_other_rows(task, sources[0], columns, {}, "")
+        dev_rows[name] = list(read_task(task, sources, named, labelled=True, skip_bad=skip_bad))
     if not dev_rows and config.data.dev_share:
         rows, dev_rows, note = hold_out(rows, head, config.data.dev_share)
         notes.append(note)
@@ -58,16 +57,6 @@ def read_data(config: FinetuneConfig, splits: Splits, command: str) -> RunData:
     if not dev_rows:
         config.train.refuse_without_scores("give --dev")
     return RunData(task, columns, rows, dev_rows, head, notes)
-
-
-def _dev_columns(task: Task, sources: Sequence[Source], trained: Columns) -> Columns:
-    """The columns of dev rows, which may have other names than those of the training rows."""
-    try:
-        return columns_of_other_rows(task, sources[0], trained, {}, "")
-    except UserError as error:
-        problem = str(error).split(" For example: ")[0].rstrip(".")
-        names = join_names([name for name in (trained.text, trained.pair, trained.label, trained.endings) if name])
-        raise UserError(f"{problem}; name the columns as those of the training rows: {names}") from None
 
 
 def _check_dev(dev_rows: dict[str, list[Row]], head: HeadConfig) -> None:

@@ -150,7 +150,8 @@ def start_at_numbers(loaded: Loaded, numbers: Sequence[float]) -> str:
     if output.bias is not None:
         with torch.no_grad():
             output.bias.fill_(mean)
-            output.weight.mul_(max(spread, 1.0) if is_large else 1.0)
+            if is_large:
+                output.weight.mul_(max(spread, 1.0))
     if 0 < spread < SMALL:
         return f"the numbers differ little {described}, which is learnt slowly; multiply them by {1 / spread:,.1g}"
     if not is_large:

@@ -16,7 +16,6 @@ from bertsmith.pretraining.loader import Loader
 from bertsmith.pretraining.segments import ONE_SEGMENT
 from bertsmith.pretraining.settings import PretrainConfig
 
-TRIALS = ("quickstart", "demo")  # recipes to try things with, whose scores are not compared
 FEW, ENOUGH = 10, 20  # held-out documents
 LINES = 1.2  # sentences of a document, on average: less if every line is a document
 MAIN = 0.5  # the share of the text from which on one document is the main part of it
@@ -28,7 +27,7 @@ BLANK_LINES = "separate documents, and nothing else, by a blank line and build t
 
 def doubts(config: PretrainConfig, corpus: Corpus, kept: NDArray[np.int64]) -> list[str]:
     """The notes on documents that are no documents, and on few of them held out (`kept`)."""
-    notes = [_documents(config, corpus), "" if config.recipe in TRIALS else _few_held_out(corpus, kept)]
+    notes = [_documents(config, corpus), _few_held_out(corpus, kept)]
     return [note for note in notes if note]
 
 

@@ -18,6 +18,7 @@ from bertsmith.rows.columns import (
     find_columns,
     first_records,
     has_column,
+    join_names,
     near_column,
     read_rows,
     split_names,
@@ -205,13 +206,13 @@ def guessed_columns(
     source: Source,
     columns: Columns,
     command: str = "bertsmith finetune …",
-    *,
-    to_train: bool = True,
+    trained: Columns | None = None,
 ) -> Columns:
     """The columns of the user's own rows, guessed and printed where they are not set.
 
-    Where a column cannot be guessed, the error has an example of the whole command, which begins with `command`. With
-    `to_train` a second text that could be read is noted.
+    Where a column cannot be guessed, the error has an example of the whole command, which begins with `command`.
+    `trained` are the columns of the training rows, if these are other ones; then `command` may be empty, because no
+    option names columns of other rows. A second text that could be read is noted where rows are trained on.
     """
     if not task.own or _has_words(task, source):
         return columns
@@ -227,15 +228,18 @@ def guessed_columns(
             raise UserError(f"{source}: which column is the {' and the '.join(missing)}? The columns are: {names}")
         found = find_columns(found, names_for(task, found), sample[0], str(source), labelled=True)
     except UserError as error:
+        if trained is not None and not command:
+            names = join_names([getattr(trained, role) for role in _roles(task, trained)])
+            raise UserError(f"{error}; name the columns as those of the training rows: {names}") from None
         raise UserError(f"{error}. For example: {_naming(task, found, sample, source, command)}") from None
     chosen = {role: name for role, name in asdict(found).items() if name and name != getattr(columns, role)}
     if chosen:
         words = (
             f"{role} = {name!r}" + (f" ({reasons[role]})" if role in reasons else "") for role, name in chosen.items()
         )
-        say(f"columns{'' if to_train else f' of {source}'}: " + ", ".join(words))
+        say(f"columns{'' if trained is None else f' of {source}'}: " + ", ".join(words))
     is_alone = not columns.text and not found.pair and HeadConfig(task.head).is_of_sequence
-    if to_train and is_alone and (other := unread_text(guess)):
+    if trained is None and is_alone and (other := unread_text(guess)):
         options = (
             f"--pair {shlex.quote(other)} reads it beside {found.text!r}, --text {shlex.quote(other)} in its place"
         )
@@ -260,7 +264,7 @@ def columns_of_other_rows(
     }
     if trained.pair and "pair" not in task.names:
         kept["pair"] = trained.pair  # a second text is not guessed where a task need not have one
-    found = guessed_columns(task, source, Columns(**{**kept, **given}), command, to_train=False)
+    found = guessed_columns(task, source, Columns(**{**kept, **given}), command, trained)
     return replace(found, separator=trained.separator)
 
 

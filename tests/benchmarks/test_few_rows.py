@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import few_rows
 from benchmarks.family_toy import write_toy_data
-from benchmarks.tuning import Pooled, pooled_from
+from benchmarks.tuning import Variation, varied
 from bertsmith.finetuning import run
 
 
@@ -32,7 +32,7 @@ def test_ways_are_scored_on_the_same_rows(tmp_path: Path) -> None:
 
 def test_the_package_is_as_it_was_after_a_way() -> None:
     before = run.start_model, run.start_at_numbers
-    with pooled_from(Pooled(identity=True, at_mean=False)):
+    with varied(Variation(identity=True, at_mean=False)):
         assert run.start_model != before[0]
         assert run.start_at_numbers(None, [1.0]) == ""
     assert (run.start_model, run.start_at_numbers) == before

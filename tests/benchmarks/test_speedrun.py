@@ -22,7 +22,7 @@ from benchmarks.family_toy import write_toy_data
 from benchmarks.record import RESULTS, earlier
 from benchmarks.speedrun_pages import PAGE, minutes_of, result_of, tables, write_page
 from benchmarks.speedrun_table import EXPERIMENTS, VARIANTS, WORDPIECE, chain, lacking, pretraining_config
-from benchmarks.tuning import Pooled, disagreement, pooled_from
+from benchmarks.tuning import Variation, disagreement, varied
 from bertsmith.errors import UserError
 from bertsmith.finetuning.benchmark import protocol
 from bertsmith.finetuning.task_data import Data
@@ -135,13 +135,13 @@ def test_a_setting_that_the_package_lacks_is_named(monkeypatch: pytest.MonkeyPat
 def test_every_variant_changes_the_protocol() -> None:
     usual = protocol("rte", Data(Path()))
     for name, variant in VARIANTS.items():
-        changed = protocol("rte", Data(Path()), variant.settings) != usual or variant.pooled != Pooled()
+        changed = protocol("rte", Data(Path()), variant.settings) != usual or variant.variation != Variation()
         assert (changed or variant.one_segment) == (name != "protocol")
 
 
 def test_another_state_is_classified_only_inside() -> None:
     usual = TaskModel._pooled, Pooler.forward, TaskModel.forward
-    with pooled_from(Pooled("mean", dense=False, agreement=1.0)):
+    with varied(Variation("mean", dense=False, agreement=1.0)):
         assert TaskModel._pooled is not usual[0]
         assert Pooler.forward is not usual[1]
         assert TaskModel.forward is not usual[2]

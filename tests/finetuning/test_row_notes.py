@@ -187,6 +187,10 @@ def test_dev_rows_may_name_their_columns_otherwise(tmp_path: Path, capfd) -> Non
     dev.write_text("\n".join(["one,two", *(f"{i},0.{i}" for i in range(9))]))
     with pytest.raises(UserError, match=r"name the columns as those of the training rows: text,label"):
         read_data(FinetuneConfig("classify"), Splits([train], {"": [dev]}), "bertsmith finetune classify")
+    dev.write_bytes("remark,kind\nit was,a\n".encode("utf-16"))
+    with pytest.raises(UserError, match="this is not UTF-8") as caught:
+        read_data(FinetuneConfig("classify"), Splits([train], {"": [dev]}), "bertsmith finetune classify")
+    assert "name the columns" not in str(caught.value)
 
 
 def test_a_folder_that_is_taken_is_refused_before_rows_are_read(world: Path, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 from conftest import randomise
-from runs import cut, on_ranks
+from runs import on_ranks
 from safetensors.torch import load_file
-from test_replaced_token import CLS, SEP, draw_batch, masked_batch, total
+from test_replaced_token import CLS, SEP, draw_batch, masked_batch, resumed, total, train
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -153,14 +153,7 @@ def test_one_network_learns_to_detect_and_the_order_of_segments() -> None:
         Encoder(replace(electra_config("tiny"), **sizes, init_std=0.2)),
         ReplacedTokenConfig(generator_size=0.5, disallow_correct=True, next_sentence=True, pair_weight=5.0),
     )
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
-    for step in range(120):
-        total(model, pairs_of_words(step)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    train(model, pairs_of_words, steps=120)
     with torch.no_grad():
         sums = model.measures(pairs_of_words(999, 64))
     found = {name: float(value / count) for name, (value, count) in sums.items()}
@@ -182,10 +175,7 @@ def tensors(run: Path) -> dict[str, Tensor]:
 
 def test_a_resumed_run_gives_identical_bytes(whole, world: Path, tmp_path: Path) -> None:
     name, finished = whole
-    run = cut(finished, tmp_path / "cut", 3)
-    pretrain(settings(name), world / "shards", run, device="cpu", resume=True)
-    for file in ("model.safetensors", "generator/model.safetensors"):
-        assert (run / "model" / file).read_bytes() == (finished / "model" / file).read_bytes()
+    resumed(settings(name), finished, world / "shards", tmp_path / "cut")
 
 
 def test_scores_are_logged_and_reported(whole, tmp_path: Path) -> None:

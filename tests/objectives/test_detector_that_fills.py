@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 from conftest import randomise
-from runs import cut, on_ranks
+from runs import on_ranks
 from safetensors.torch import load_file
-from test_replaced_token import MASK, draw_batch, repeated_words, total
+from test_replaced_token import MASK, draw_batch, repeated_words, resumed, total, train
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -130,14 +130,7 @@ def test_one_network_learns_to_detect_and_to_fill() -> None:
         Encoder(replace(electra_config("tiny"), **sizes, init_std=0.2)),
         ReplacedTokenConfig(generator_size=0.5, disallow_correct=True, fill_every=EVERY),
     )
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
-    for step in range(80):
-        total(model, counted(repeated_words(step))).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    train(model, lambda step: counted(repeated_words(step)), steps=80)
     batch = repeated_words(999, 64)
     with torch.no_grad():
         sums = model.measures(batch)
@@ -162,10 +155,7 @@ def tensors(run: Path) -> dict[str, Tensor]:
 
 def test_a_resumed_run_gives_identical_bytes(whole, world: Path, tmp_path: Path) -> None:
     name, finished = whole
-    run = cut(finished, tmp_path / "cut", 3)
-    pretrain(settings(name), world / "shards", run, device="cpu", resume=True)
-    for file in ("model.safetensors", "generator/model.safetensors"):
-        assert (run / "model" / file).read_bytes() == (finished / "model" / file).read_bytes()
+    resumed(settings(name), finished, world / "shards", tmp_path / "cut")
 
 
 def test_scores_are_logged(whole) -> None:

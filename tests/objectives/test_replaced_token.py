@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from bertsmith.pages.report.page_of_runs import report
 from bertsmith.pretraining.loader import MASKED, ORIGINAL, TARGET
 from bertsmith.pretraining.models import save_model
 from bertsmith.pretraining.run import pretrain
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import runlog
@@ -80,6 +82,27 @@ def total(model: ReplacedToken, batch: Batch) -> Tensor:
     """The loss of a step with this one batch."""
     found = model(batch)
     return sum(weighted_losses(model, {name: found[name] / batch.counts[name] for name in batch.counts}))
+
+
+def train(model: ReplacedToken, make: Callable[[int], Batch], steps: int) -> None:
+    """Train a model on batches that are made from the number of the step."""
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
+    for step in range(steps):
+        total(model, make(step)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def resumed(config: PretrainConfig, whole: Path, shards: Path, to: Path) -> Path:
+    """A run that was cut after three steps and resumed; it has to end with the bytes of the whole one."""
+    run = cut(whole, to, 3)
+    pretrain(config, shards, run, device="cpu", resume=True)
+    for file in ("model.safetensors", "generator/model.safetensors", "generator/config.json"):
+        assert (run / "model" / file).read_bytes() == (whole / "model" / file).read_bytes()
+    return run
 
 
 def opened(folder: Path) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -229,14 +252,7 @@ def test_both_networks_learn() -> None:
         Encoder(replace(electra_config("tiny"), **{**SIZES, **changes})),
         ReplacedTokenConfig(generator_size=0.5, disallow_correct=True),
     )
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
-    for step in range(80):
-        total(model, repeated_words(step)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    train(model, repeated_words, steps=80)
     with torch.no_grad():
         sums = model.measures(repeated_words(999, 64))
     found = {name: float(value / count) for name, (value, count) in sums.items()}
@@ -265,10 +281,7 @@ def tensors(run: Path) -> dict[str, Tensor]:
 
 
 def test_a_resumed_run_gives_identical_bytes(world: Path, whole: Path, tmp_path: Path) -> None:
-    run = cut(whole, tmp_path / "cut", 3)
-    pretrain(settings(), world / "shards", run, device="cpu", resume=True)
-    for name in ("model.safetensors", "generator/model.safetensors", "generator/config.json"):
-        assert (run / "model" / name).read_bytes() == (whole / "model" / name).read_bytes()
+    run = resumed(settings(), whole, world / "shards", tmp_path / "cut")
     ours = [r for r in runlog.read(run) if "dev_detection_loss" in r]
     theirs = [r for r in runlog.read(whole) if "dev_detection_loss" in r]
     assert [r["dev_loss"] for r in ours] == [r["dev_loss"] for r in theirs]
