@@ -95,7 +95,7 @@ DISENTANGLED = ("model.family=deberta-v2", "model.norm_first=false", "model.bias
                 "model.norm_eps=1e-7", "model.positions=none", "model.pooler_activation=gelu",
                 "model.relative_terms=both", "model.relative_buckets=256", "model.relative_reach=512",
                 "model.relative_norm=true", "model.relative_projections=false", "train.learning_rate=0.01",
-                "train.batch_size=256", "train.warmup=0.1")  # fmt: skip
+                "train.batch_size=256", "train.warmup=0.1", "train.weight_decay=0.2")  # fmt: skip
 V3 = ("objective.kind=replaced-token", "objective.generator_size=1", "objective.generator_layers=0.5",
       "objective.disentangled=true", "objective.context=true", "objective.mask_decoder=true",
       "data.masking.rate=0.15", "data.masking.mask_share=1", "data.masking.random_share=0")  # fmt: skip
@@ -155,6 +155,12 @@ EXPERIMENTS = {
                                  "with pairs?", ("data.pairs=order", *PAIRS), "v3-8x512-fill"),
     "v3-8x512-next": Experiment("it learns whether the second segment is the next one or a random one",
                                 ("data.pairs=next", *PAIRS), "v3-8x512-fill"),
+    "v3-6x384-fill": Experiment("two fifths of the weights, twice the tokens: which size is best for so short a run?",
+                                shape(6, 384), "v3-8x512-fill"),
+    "v3-12x512-fill": Experiment("half as many layers again", shape(12, 512), "v3-8x512-fill"),
+    "v3-12x640-fill": Experiment("deeper and wider", shape(12, 640), "v3-8x512-fill"),
+    "v3-12x512-order": Experiment("half as many layers again", shape(12, 512), "v3-8x512-order"),
+    "v3-12x640-order": Experiment("deeper and wider", shape(12, 640), "v3-8x512-order"),
     "v3-12x512": Experiment("deeper than v3-8x512", shape(12, 512), "v3"),
     "v3-12x384": Experiment("deep and narrow", shape(12, 384), "v3"),
     "v3-quarter": Experiment("a generator of a quarter of the layers", ("objective.generator_layers=0.25",), "v3"),
