@@ -13,8 +13,9 @@ from bertsmith.corpus.build import BuildConfig, build_corpus
 from bertsmith.corpus.shards import MANIFEST
 from bertsmith.corpus.sources import Reading, find_sources, read_blocks
 from bertsmith.corpus.vocabulary import train_tokenizer
+from bertsmith.text.tokenizer import Kind
 
-KINDS = ("wordpiece", "bytes", "unigram")  # of tokenizers, as `bertsmith tokenizer train --kind` names them
+KINDS: tuple[Kind, ...] = ("wordpiece", "bytes", "unigram")  # of tokenizers
 VOCABULARY = 32_000
 FACTS = "facts.json"
 
@@ -39,7 +40,7 @@ def text_files(data: Path, beginnings: Sequence[str] = ()) -> list[Path]:
     return sorted(chosen, key=lambda path: path.name)  # the order of the documents decides which ones are held out
 
 
-def train_tokenizers(data: Path, kinds: Sequence[str], vocabulary: int) -> None:
+def train_tokenizers(data: Path, kinds: Sequence[Kind], vocabulary: int) -> None:
     """Train a tokenizer of every kind on the same text, and note how many bytes each file has."""
     text, out = text_files(data), data / "tokenizers"
     for kind in kinds:

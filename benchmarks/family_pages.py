@@ -115,8 +115,10 @@ def put_tables(page: Path, found: dict[str, Rows]) -> None:
     for name, rows in found.items():
         body = "\n".join(map(_line, [rows[0], ["---"] * len(rows[0]), *rows[1:]])) if rows[1:] else "Not measured yet."
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)"
-        text, count = re.subn(pattern, lambda m, body=body: f"{m[1]}{body}\n{m[2]}", text, flags=re.DOTALL)
-        assert count == 1, f"{page} has no place for the table of {name}"
+        places = list(re.finditer(pattern, text, flags=re.DOTALL))
+        assert len(places) == 1, f"{page} has no place for the table of {name}"
+        (place,) = places
+        text = f"{text[: place.start()]}{place[1]}{body}\n{place[2]}{text[place.end() :]}"
     page.write_text(text, encoding="utf-8")
 
 

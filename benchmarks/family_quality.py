@@ -21,6 +21,7 @@ from bertsmith.finetuning.benchmark import LONGEST
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
 from bertsmith.formats.hf import load_folder
 from bertsmith.model.config import EncoderConfig
+from bertsmith.objectives.objective import Objective
 from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining import held_out
 from bertsmith.pretraining.loader import DataConfig, Loader, split_documents
@@ -138,7 +139,8 @@ def masked_words(model: Path, corpus: Path, arguments: Any, files: Sequence[Path
         return None
     words = MaskedLMConfig(next_sentence=False, mask_decoder=getattr(saved, "mask_decoder", None) is not None)
     loaded = load_folder(folder, objective=words)
-    if loaded.model.lacks_token_head(loaded.missing):  # type: ignore[union-attr]
+    assert isinstance(loaded.model, Objective)
+    if loaded.model.lacks_token_head(loaded.missing):
         return None
     device = pick_device(arguments.device)
     length = (QUALITY_SMOKE if arguments.smoke else QUALITY).length
@@ -147,7 +149,7 @@ def masked_words(model: Path, corpus: Path, arguments: Any, files: Sequence[Path
     source = segment_source("full", opened, kept, length, 0.0, 1, tokenizer.frame)
     loader = Loader.of(source, tokenizer, DataConfig(pairs="full"), objective=MaskedLMConfig(next_sentence=False))
     dtype = autocast_dtype("auto", device)
-    scores = held_out.evaluate(loaded.model.to(device), loader, [], dtype)  # type: ignore[arg-type]
+    scores = held_out.evaluate(loaded.model.to(device), loader, [], dtype)
     found = {"loss": round(scores["mlm_loss"], 4), "accuracy": round(scores["mlm_accuracy"], 2)}
     bits = (
         scores["mlm_loss"]

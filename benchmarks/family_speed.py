@@ -108,7 +108,7 @@ def measure_family(name: str, size: str, peer: bool) -> Results:
         other, own = second_encoder(objective), shape_of(config.model)
         objective.cpu()  # the peer is to have all memory
         given = full_batch(length, tokens, config.model.vocab_size)
-        theirs = peer_seconds(name.split(",")[0], own, other and shape_of(other), given, steps, warm)
+        theirs = peer_seconds(name.split(",")[0], own, shape_of(other) if other else None, given, steps, warm)
         if theirs is None:
             return {**found, "transformers": "out of memory"}
         found["transformers"] = entry(objective, batch, theirs)

@@ -173,7 +173,9 @@ def described(prepared: Prepared, model: Path) -> Results:
 
 def summary_of(name: str, runs: dict[str, dict[str, Results]]) -> Results:
     """Means and deviations of each side, and whether ours is lower than a peer beyond noise (two standard errors)."""
-    task, sides, found = find_task(TABLE[name].task), {}, {}
+    task = find_task(TABLE[name].task)
+    sides: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, Results] = {}
     for side, seeds in runs.items():
         values: dict[str, list[float]] = {}
         for run in seeds.values():
@@ -349,7 +351,7 @@ def main() -> None:
     for job in (j for j in jobs if j[0] == SPEED):
         run_one(*job, deadline, arguments)
     beside = [job for job in jobs if job[0] != SPEED]
-    beside.sort(key=lambda job: -estimate(*job[:2], arguments))
+    beside.sort(key=lambda job: -estimate(job[0], job[1], arguments))
     with ProcessPoolExecutor(arguments.jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
         waiting = {pool.submit(run_one, *job, deadline, arguments): job for job in beside}
         for done in as_completed(waiting):

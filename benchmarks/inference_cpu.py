@@ -26,8 +26,9 @@ from transformers import BertForSequenceClassification
 
 from benchmarks.record import record
 from bertsmith.batch import Example
+from bertsmith.formats.graphs import FLOAT32, INPUTS
 from bertsmith.formats.hf import Loaded, Notes, load_folder, save_folder
-from bertsmith.formats.onnx import FLOAT32, INPUTS, export_onnx, open_onnx, session
+from bertsmith.formats.onnx import export_onnx, open_onnx, session
 from bertsmith.inference.engines import Engine, OnnxEngine, TorchEngine
 from bertsmith.inference.predictor import Predictor
 from bertsmith.model.encoder import Encoder

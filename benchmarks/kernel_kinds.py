@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = {  # the first that fits a kernel's name
@@ -25,17 +26,18 @@ def kind_of(name: str) -> str:
 
 def by_kind(step: Callable[[], None], steps: int = 3) -> tuple[dict[str, float], list[tuple[str, float]]]:
     """Milliseconds of a step by kind, and the twenty kernels that take the most."""
-    times: Counter[str] = Counter()
+    times: defaultdict[str, float] = defaultdict(float)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
     for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == DeviceType.CUDA:
             times[event.name] += event.device_time / 1000 / steps
-    kinds: Counter[str] = Counter()
+    kinds: defaultdict[str, float] = defaultdict(float)
     for name, milliseconds in times.items():
         kinds[kind_of(name)] += milliseconds
     found = {kind: round(kinds[kind], 2) for kind in [*KINDS, "other"]}
     found["all"] = round(sum(kinds.values()), 2)
-    return found, [(name[:120], round(ms, 3)) for name, ms in times.most_common(20)]
+    longest = sorted(times.items(), key=lambda item: -item[1])
+    return found, [(name[:120], round(ms, 3)) for name, ms in longest[:20]]

@@ -11,12 +11,13 @@ import json
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bertsmith.tasks.squad_scores import squad1_scores
 from bertsmith.text.tokenizer import Tokenizer, train_wordpiece
 
 TEXT = 20_000_000  # bytes
+Form = Literal["NFC", "NFD"]
 
 
 def unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, float]:
@@ -28,7 +29,7 @@ def unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, float]:
     }
 
 
-def answers(tokenizer: Tokenizer, squad: dict[str, Any], form: str) -> dict[str, float]:
+def answers(tokenizer: Tokenizer, squad: dict[str, Any], form: Form) -> dict[str, float]:
     """KorQuAD's scores of the text that each gold answer's tokens cover."""
     golds, found = {}, {}
     for paragraph in (p for article in squad["data"] for p in article["paragraphs"]):

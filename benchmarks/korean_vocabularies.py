@@ -57,7 +57,8 @@ def first_text(data: Path) -> list[str]:
     blocks = read_blocks(find_sources(text_files(data)), "text", Reading())
     size, lines = 0, list[str]()
     for block in blocks:
-        lines += bytes(block.data).decode("utf-8", "ignore").split("\n")
+        assert isinstance(block.data, bytes)
+        lines += block.data.decode("utf-8", "ignore").split("\n")
         size += len(block.data)
         if size >= TEXT:
             break
@@ -169,8 +170,9 @@ def tuning_config(task: str, seed: int, smoke: bool) -> FinetuneConfig:
     """The same fine-tuning for every vocabulary."""
     length: Results = {"steps": 2} if smoke else {"epochs": EPOCHS[task]}
     train = TrainConfig(**length, batch_size=BATCHES[task], learning_rate=RATE, warmup=0.1, seed=seed, workers=0)
-    questions = {"max_length": 64, "stride": 16, "max_query": 24} if smoke else {"max_length": LENGTH, "stride": 96}
-    data = FinetuneData(**questions) if task == "korquad" else FinetuneData(max_length=64 if smoke else 128)
+    data = FinetuneData(max_length=64 if smoke else 128)
+    if task == "korquad":
+        data = replace(data, stride=16, max_query=24) if smoke else replace(data, max_length=LENGTH, stride=96)
     return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
 
 

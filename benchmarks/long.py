@@ -54,10 +54,11 @@ def modern(size: str) -> EncoderConfig:
 
 def bert_of_equal_flops(config: EncoderConfig, length: int) -> EncoderConfig:
     """BERT of the same width, with the number of layers whose operations at this length are nearest to ModernBERT's."""
-    shape = {"hidden_size": config.hidden_size, "num_heads": config.num_heads, "vocab_size": config.vocab_size}
-    shape |= {"intermediate_size": 4 * config.hidden_size, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    width, heads, vocabulary = config.hidden_size, config.num_heads, config.vocab_size
+    bert = replace(encoder_config("base"), hidden_size=width, num_heads=heads, intermediate_size=4 * width)
+    bert = replace(bert, vocab_size=vocabulary, hidden_dropout=0.0, attention_dropout=0.0)
     wanted = forward_flops(config, [length], length // 7)
-    berts = [replace(encoder_config("base"), **shape, num_layers=n) for n in range(1, 2 * config.num_layers)]
+    berts = [replace(bert, num_layers=n) for n in range(1, 2 * config.num_layers)]
     return min(berts, key=lambda bert: abs(forward_flops(bert, [length], length // 7) - wanted))
 
 

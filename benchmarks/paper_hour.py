@@ -33,9 +33,10 @@ from bertsmith.formats.families.table import family_of
 from bertsmith.paper.pages import ABSENT, cell_text, findings
 from bertsmith.paper.reproduce import reproduce
 from bertsmith.recipes import recipe
+from bertsmith.text.tokenizer import Kind
 
 NAME, SCALE, PAGE = "paper_hour", "hour", Path(__file__).parents[1] / "docs" / "paper.md"
-VOCABULARIES = {"wordpiece": VOCABULARY, "bpe": VOCABULARY, "words": 200_000}  # the kinds, and their sizes
+VOCABULARIES: dict[Kind, int] = {"wordpiece": VOCABULARY, "bpe": VOCABULARY, "words": 200_000}  # and their sizes
 SEEDS = 5  # of fine-tuning
 TABLES = ("table5", "figure5")  # that the page has
 Results = dict[str, Any]

@@ -61,10 +61,11 @@ from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused_choice import choose, plain_kernels
 from bertsmith.model.heads import HeadConfig, TaskModel
 from bertsmith.model.sizes import encoder_config
+from bertsmith.objectives.causal_lm import MASKED, TARGET
 from bertsmith.objectives.masked_lm import MaskedLM
 from bertsmith.objectives.settings import MaskedLMConfig
 from bertsmith.pretraining import held_out
-from bertsmith.pretraining.loader import MASKED, PAIR, TARGET, split_documents
+from bertsmith.pretraining.loader import PAIR, split_documents
 from bertsmith.pretraining.run import pretrain
 from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.recipes import recipe
@@ -189,12 +190,12 @@ def documents(arguments: argparse.Namespace) -> dict[str, Any]:
         batches = [packed.step(i, rows, rows)[0] for i in range(count)]
         inputs = [padded_to(512, peer_inputs(padded.step(i, rows, rows)[0])) for i in range(count)]
         fullness = sum(b.num_tokens for b in batches) / (count * rows * 512)
-        config = with_dropout("base", 0.1)
+        model = with_dropout("base", 0.1)
         forms: dict[Form, Any] = {}
         for form in (Form(mask=True, tokens=rows * 512), Form(mask=True, rounded_vocabulary=True, tokens=rows * 512)):
-            measured = theirs(config, form, inputs, 12)
-            forms[form] = measured and entry(config, batches, measured)
-        our = entry(config, batches, ours(config, batches, 12))
+            measured = theirs(model, form, inputs, 12)
+            forms[form] = measured and entry(model, batches, measured)
+        our = entry(model, batches, ours(model, batches, 12))
         found[name] = {"fullness": round(fullness, 3), **against(our, forms)}
         print(name, json.dumps(found[name]), flush=True)
     return found
@@ -286,7 +287,7 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
     train = TrainConfig(steps=400, batch_size=256, learning_rate=5e-4, warmup=0.1)
     config: PretrainConfig = dataclasses.replace(base, train=train)
     _, kept = split_documents(corpus.manifest.documents, 0.01)
-    samples = held_out.choose_samples(corpus, kept, tokenizer)
+    samples = held_out.choose_samples(corpus, kept, tokenizer, config.model.max_positions)
     loader = loader_of(corpus, config, True)
     found: dict[str, Any] = {"plain": [], "fused": []}
     for seed in (1, 2, 3):
@@ -302,7 +303,7 @@ def equal(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**found, "steps": train.steps, "model": "bert-small, length 128, dropout 0.1"}
 
 
-def train_on(loader: Any, model: torch.nn.Module, train: TrainConfig) -> Iterator[int]:
+def train_on(loader: Any, model: MaskedLM, train: TrainConfig) -> Iterator[int]:
     optimizers = make_optimizers(model, train)
     recorder = GraphRunner(model, optimizers, train, choose(model.encoder.config, DEVICE, torch.bfloat16).fused)
     for number in range(train.steps or 0):

@@ -19,12 +19,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from torch._logging._internal import set_logs
 from torch.nn.attention.flex_attention import flex_attention
 
 from benchmarks.kernel_kinds import by_kind
@@ -165,14 +167,14 @@ def kernels(arguments: argparse.Namespace) -> None:
 
     for length in arguments.lengths:
         given = length, arguments.tokens
-        row(f"{length}: bert", lambda given=given: of_bert(*given))  # type: ignore[misc]
+        row(f"{length}: bert", partial(of_bert, *given))
         for variant in VARIANTS:
             set_variant(*variant)
             weights, block, *launches = variant
             name = f"{length}: {weights}, {block}, " + " ".join(f"{warps}x{stages}" for warps, stages in launches)
-            row(name, lambda given=given: of_deberta(*given, None))  # type: ignore[misc]
+            row(name, partial(of_deberta, *given, None))
         if arguments.flex:
-            row(f"{length}: FlexAttention", lambda given=given: of_flex(*given, 256))  # type: ignore[misc]
+            row(f"{length}: FlexAttention", partial(of_flex, *given, 256))
     keep(NAME, arguments.results, "kernels", f"{arguments.tokens} tokens", results)
 
 
@@ -271,7 +273,7 @@ COMMANDS = {"kernels": kernels, "steps": steps}
 def without_warnings() -> None:
     """Print no warnings of the compiler and the profiler, so that the end of a log shows the results."""
     warnings.simplefilter("ignore")
-    torch._logging.set_logs(all=logging.ERROR)
+    set_logs(all=logging.ERROR)
 
 
 def main(given: list[str] | None = None) -> None:

@@ -111,6 +111,7 @@ def data_of_tasks(arguments: argparse.Namespace) -> dict[str, Data]:
 def part_of(data: Data, task: str, rows: int, work: Path) -> Data:
     """A fixed part of a task's training rows, evenly spread over its file; all of them if there are no more."""
     (file,) = data.splits(task).train
+    assert isinstance(file, Path)
     header, *lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     if len(lines) <= rows:
         return data

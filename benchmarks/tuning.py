@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from bertsmith.batch import Batch
 from bertsmith.errors import UserError
 from bertsmith.finetuning import run
 from bertsmith.finetuning.benchmark import LONGEST, score_of
+from bertsmith.finetuning.model import start_model
 from bertsmith.finetuning.protocols import figures_of
 from bertsmith.finetuning.scored import SCORES, scored
 from bertsmith.finetuning.settings import FinetuneConfig
@@ -64,8 +66,7 @@ class Way:
 @contextmanager
 def varied(variation: Variation) -> Iterator[None]:
     """Fine-tune with a variation; what is fine-tuned is not saved."""
-    usual, dense, once = TaskModel._pooled, Pooler.forward, TaskModel.forward
-    start, at_mean = run.start_model, run.start_at_numbers
+    once = TaskModel.forward
 
     def other(self: TaskModel, batch: Batch) -> Tensor:
         layout, rows = batch.layout, {"first": batch.layout.firsts, "last": batch.layout.lasts}
@@ -78,7 +79,7 @@ def varied(variation: Variation) -> Iterator[None]:
         return states + 0.0 * self.dense(states)  # the layer has a gradient, of zeros, as the optimiser expects
 
     def as_identity(*given: Any) -> Loaded:
-        loaded = start(*given)
+        loaded = start_model(*given)
         if POOLER in loaded.missing:
             torch.nn.init.eye_(loaded.model.get_parameter(POOLER))
         return loaded
@@ -90,16 +91,18 @@ def varied(variation: Variation) -> Iterator[None]:
         labels = (self.loss(first, batch) + self.loss(second, batch)) / 2
         return {"task": labels + variation.agreement * disagreement(first, second, self.head_config.kind)}
 
-    TaskModel._pooled = other if variation.token else usual  # type: ignore[method-assign]
-    Pooler.forward = dense if variation.dense else direct  # type: ignore[method-assign]
-    TaskModel.forward = twice if variation.agreement else once  # type: ignore[method-assign]
-    run.start_model = as_identity if variation.identity else start
-    run.start_at_numbers = at_mean if variation.at_mean else lambda *given: ""
-    try:
+    replaced: list[tuple[Any, str, Callable[..., Any], bool]] = [
+        (TaskModel, "_pooled", other, bool(variation.token)),
+        (TaskModel, "forward", twice, bool(variation.agreement)),
+        (Pooler, "forward", direct, not variation.dense),
+        (run, "start_model", as_identity, variation.identity),
+        (run, "start_at_numbers", lambda *given: "", not variation.at_mean),
+    ]
+    with ExitStack() as stack:
+        for owner, name, function, wanted in replaced:
+            if wanted:
+                stack.enter_context(patch.object(owner, name, function))
         yield
-    finally:
-        run.start_model, run.start_at_numbers = start, at_mean
-        TaskModel._pooled, Pooler.forward, TaskModel.forward = usual, dense, once  # type: ignore[method-assign]
 
 
 def disagreement(first: Tensor, second: Tensor, kind: HeadKind) -> Tensor:
