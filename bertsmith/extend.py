@@ -41,14 +41,16 @@ def extend(
     words: Sequence[str] = (),
     texts: Sequence[str | Path] = (),
     count: int = 1000,
+    field: str = "text",
+    encoding: str = "",
     skip_bad: bool = False,
 ) -> dict[str, Any]:
     """Add whole words to a tokenizer, or to a model and its tokenizer, and write them as a new folder.
 
     `words` are added as they are given; from `texts` the `count` words that save the most tokens are added. Old ids do
     not change. WordPiece takes the longest entry that a word begins with, so a longer word that begins with a new one
-    is split after it. A word that the pre-tokenizer splits, or that is an entry already, is skipped. With `skip_bad`
-    records and files of the texts that cannot be read are skipped, with a warning.
+    is split after it. A word that the pre-tokenizer splits, or that is an entry already, is skipped. `field`,
+    `encoding` and `skip_bad` are those of `train_tokenizer`.
     """
     if not words and not texts:
         raise UserError("no words given: name a file with --words, or texts to take them from with --from")
@@ -60,7 +62,10 @@ def extend(
     safe.say()
     with new_folder(out) as work:
         given, passed_over = vocabulary.choose(words)
-        found = vocabulary.most_useful(texts, count, given, skip_bad) if texts else []
+        found = []
+        if texts:
+            documents = Documents.of(texts, field, encoding, skip_bad)
+            found = vocabulary.most_useful(documents, count, given)
         new = [*given, *found]
         if not new:
             reason = f"; skipped: {_list(passed_over)}" if passed_over else ""
@@ -158,12 +163,12 @@ class _Vocabulary:
         text = normalizer.normalize_str(word) if normalizer else word
         return [part for part, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else text.split()
 
-    def most_useful(self, texts: Sequence[str | Path], count: int, taken: Iterable[str], skip_bad: bool) -> list[str]:
+    def most_useful(self, documents: Documents, count: int, taken: Iterable[str]) -> list[str]:
         """The words of texts that would save the most tokens: how often they occur × (their pieces − 1)."""
         if count < 1:
             raise UserError(f"--count {count} is too small; at least 1")
         counts: Counter[str] = Counter()
-        for written, number in _count_words(texts, skip_bad).items():
+        for written, number in _count_words(documents).items():
             for part in self.parts(written):
                 counts[part] += number
         known = {*self.entries, *taken}
@@ -188,9 +193,8 @@ class _Vocabulary:
         return replace(self.tokenizer, backend=backend)
 
 
-def _count_words(texts: Sequence[str | Path], skip_bad: bool) -> Counter[str]:
-    """Count the words of texts, separated by white space."""
-    documents = Documents.of(texts, skip_bad=skip_bad)
+def _count_words(documents: Documents) -> Counter[str]:
+    """Count the words of documents, separated by white space."""
     counts: Counter[str] = Counter()
     with progress_bar("counting words", documents.num_bytes) as advance:
         for document in documents:

@@ -112,6 +112,8 @@ def tokenizer_extend(
     ] = None,
     count: Annotated[int, typer.Option("--count", help="The number of words to add from --from")] = 1000,
     skip_bad: SkipBad = False,
+    field: Field = "text",
+    encoding: Encoding = "",
     as_json: Json = False,
 ) -> None:
     """Add domain words to a vocabulary and its model; their embeddings start as the mean of their old sub-tokens.
@@ -122,7 +124,10 @@ def tokenizer_extend(
     from bertsmith.extend import extend, read_words
 
     listed = read_words(words) if words is not None else []
-    show(extend(source, out, words=listed, texts=texts or [], count=count, skip_bad=skip_bad), as_json)
+    facts = extend(
+        source, out, words=listed, texts=texts or [], count=count, field=field, encoding=encoding, skip_bad=skip_bad
+    )
+    show(facts, as_json)
 
 
 def tokenizer_encode(

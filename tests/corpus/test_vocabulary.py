@@ -245,6 +245,17 @@ def test_the_words_that_save_most_tokens_are_added(tokenizer_folder, tmp_path) -
     assert Tokenizer.load(tmp_path / "few").token(few["first_id"]) == "😀"
 
 
+def test_new_words_come_from_a_field_and_from_other_encodings(tokenizer_folder, tmp_path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "the list", "note": "pericarditis"}\n' * 6, encoding="utf-8")
+    assert extend(tokenizer_folder, tmp_path / "field", texts=[rows], field="note")["words"] == ["pericarditis"]
+    korean = tmp_path / "korean.txt"
+    korean.write_text("심근염\n" * 6, encoding="cp949")
+    assert extend(tokenizer_folder, tmp_path / "korean", texts=[korean], encoding="cp949")["words"] == ["심근염"]
+    with pytest.raises(UserError, match="add --encoding CP949"):
+        extend(tokenizer_folder, tmp_path / "unnamed", texts=[korean])
+
+
 @pytest.mark.parametrize("kind", ["mlm+nsp", "mlm", "single", "encoder"])
 def test_an_extended_model_has_the_same_outputs_in_transformers(tokenizer_folder, tmp_path, kind, one_thread) -> None:
     import transformers
