@@ -98,8 +98,8 @@ def quality_config(
     The encoder, the objective and the way of making sequences and masks are the family's own. The same for all are the
     shape, the length, 256 sequences a step, the budget, Muon with its settings, and no dropout. AdamW takes longer than
     these minutes to leave the plateau where every prediction is a frequent word. Pre-norm encoders have Muon's rate of
-    the recipe `speedrun`, twice that of the others. Rate times weight decay is the same for all; docs/experiments.md
-    says why there is more of it than in the recipes. Muon trains the matrices of the layers,
+    the recipe `roberta-prenorm`, twice that of the others. Rate times weight decay is the same for all;
+    docs/experiments.md says why there is more of it than in the recipes. Muon trains the matrices of the layers,
     DeBERTa's projections of distances among them; tables whose rows are tokens, positions or distances, the mask
     decoder's and the discriminator's own among them, are trained by AdamW.
     """

@@ -11,11 +11,11 @@
 A NAME is a kind of vocabulary, with `-kiwi` if its entries end at morphemes: wordpiece, wordpiece-kiwi, unigram, …
 DATA holds the text (`text/*.txt` or `.txt.xz`), `KorQuAD_v1.0_dev.json` and NSMC's `ratings_train.txt` and
 `ratings_test.txt` (up to three levels down); `tokenizers` puts `DATA/tokenizers` beside them, and is the only command
-that needs kiwipiepy. `pretrain` trains the encoder of the recipe `speedrun` for the same minutes with each vocabulary;
-`finetune` takes it through KorQuAD (dev cut in two by article: one half to train on, one to score) and NSMC. Each call
-of the two fits into ten minutes on an H200. Runs in WORK that are finished are not run again. Every call adds to the
-results of earlier ones; `--results` writes them into another folder, from which `merge` brings them back. `--smoke`
-tries a command out on a CPU, with tiny shapes.
+that needs kiwipiepy. `pretrain` trains the encoder of the recipe `roberta-prenorm` for the same minutes with each
+vocabulary; `finetune` takes it through KorQuAD (dev cut in two by article: one half to train on, one to score) and
+NSMC. Each call of the two fits into ten minutes on an H200. Runs in WORK that are finished are not run again. Every
+call adds to the results of earlier ones; `--results` writes them into another folder, from which `merge` brings them
+back. `--smoke` tries a command out on a CPU, with tiny shapes.
 """
 
 from __future__ import annotations

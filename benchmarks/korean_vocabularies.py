@@ -121,7 +121,7 @@ def _borders(tokenizer: Tokenizer, words: list[str]) -> Results:
 
 def pretraining_config(name: str, arguments: Any) -> PretrainConfig:
     """The recipe `speedrun` for some minutes, with sequences of 256 tokens, which hold more of a question's context."""
-    found = recipe("quickstart" if arguments.smoke else "speedrun")
+    found = recipe("quickstart" if arguments.smoke else "roberta-prenorm")
     length: Results = {"steps": 3, "batch_size": 8} if arguments.smoke else {"batch_size": 256}
     if not arguments.smoke:
         length |= {"hours": arguments.minutes / 60, "workers": min(12, os.cpu_count() or 1)}

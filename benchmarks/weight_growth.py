@@ -49,7 +49,7 @@ SMALL = (
 # The starting configuration of each form and what else it changes; both mask 15 % here, so that losses compare.
 FORMS: dict[str, tuple[Callable[[], PretrainConfig], tuple[str, ...]]] = {
     "modern": (lambda: quality_config("modern", 4, False, []), ("model.intermediate_size=320",)),
-    "speedrun": (lambda: recipe("speedrun"), ("model.intermediate_size=512", "train.warmup=0.1")),
+    "prenorm": (lambda: recipe("roberta-prenorm"), ("model.intermediate_size=512", "train.warmup=0.1")),
 }
 Results = dict[str, Any]
 

@@ -158,7 +158,7 @@ def test_recipes_lists_the_recommended_ones_first_and_a_line_for_each_family(run
     assert first == ["quickstart", "speedrun", "speedrun-small", *others]
     assert lines.index("Our own recipes") == 1 + len(first) + 1  # one line each, also in a narrow terminal
     assert own == ["quickstart", "speedrun", "speedrun-small", "demo"]
-    for name, when in {"speedrun": "a small corpus and an hour of a GPU", "modern-base": "long documents"}.items():
+    for name, when in {"speedrun": "a small corpus and a GPU", "modern-base": "long documents"}.items():
         assert (
             next(line for line in lines if line.startswith(f"  {name}")).split(maxsplit=1)[1].startswith(f"For {when}:")
         )

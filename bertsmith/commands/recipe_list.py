@@ -12,7 +12,7 @@ from bertsmith.training.settings import TrainConfig
 
 START = {  # the recipes to start with, and when to choose each: what docs/families.md has measured supports it
     "quickstart": "For a first try",
-    "speedrun": "For a small corpus and an hour of a GPU",
+    "speedrun": "For a small corpus and a GPU",
     "speedrun-small": "For a small encoder in minutes",
     "modern-base": "For long documents",
     "distilbert": "For predictions on a CPU",

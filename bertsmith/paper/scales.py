@@ -18,7 +18,11 @@ from bertsmith.training.settings import TrainConfig
 
 BASE = EncoderConfig()  # the paper's Base, to which the sizes of a scale are relative
 CHECKPOINTS = 5  # of a run that figure 5 evaluates during its training
-PRE_NORM: dict[str, Any] = {"family": "roberta-prelayernorm", "norm_first": True, "bias": False}  # as in `speedrun`
+PRE_NORM: dict[str, Any] = {
+    "family": "roberta-prelayernorm",
+    "norm_first": True,
+    "bias": False,
+}  # as in `roberta-prenorm`
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Scale:
         return [FinetuneConfig(task, train=t, restarts=self.restarts, dropout=self.tuning_dropout) for t in trains]
 
 
-# As in `speedrun`. A checkpoint after every fifth, from which a killed run resumes.
+# As in `roberta-prenorm`. A checkpoint after every fifth, from which a killed run resumes.
 MUON = TrainConfig(
     hours=3 / 60, batch_size=256, optimizer="muon", learning_rate=0.02, rest_learning_rate=1e-3, weight_decay=0.1,
     warmup=0.05, beta2=0.98, evaluate_every=0.1, save_every=0.2,

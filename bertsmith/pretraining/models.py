@@ -54,7 +54,7 @@ def fitted(model: EncoderConfig, tokenizer: Tokenizer) -> EncoderConfig:
         rows = f", and model.num_segments={segments}" if segments != model.num_segments else ""
         say(
             f"note: {model.family} was published with a vocabulary of `tokenizer train --kind {published}`; this run "
-            f"takes the corpus' own ({tokenizer.kind}){rows}"
+            f"takes the corpus' own ({tokenizer.kind}), which works as well{rows}"
         )
     if model.reads_characters:
         model = replace(model, num_characters=NUM_CHARACTERS, max_characters=WORD_LENGTH)

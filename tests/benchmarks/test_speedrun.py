@@ -28,6 +28,7 @@ from bertsmith.finetuning.benchmark import protocol
 from bertsmith.finetuning.task_data import Data
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.pooling import Pooler
+from bertsmith.recipes import recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 RUNS = {name: experiment for name, experiment in EXPERIMENTS.items() if not lacking(name)}
@@ -124,6 +125,12 @@ def test_every_experiment_changes_what_it_says() -> None:
     assert pretraining_config("base", 2, ["train.seed=5"], smoke=False).train.seed == 5
     with pytest.raises(UserError, match="rotary cannot run yet: it needs a family that saves this alone"):
         pretraining_config("rotary", 2, [], smoke=False)
+
+
+def test_the_recipe_is_an_experiment() -> None:
+    """What is measured under its name is what `bertsmith pretrain speedrun` trains."""
+    made, measured = recipe("speedrun"), pretraining_config("speedrun", 15, ["train.evaluate_every=0.1"], smoke=False)
+    assert replace(measured, train=replace(measured.train, workers=made.train.workers)) == made
 
 
 def test_a_setting_that_the_package_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,18 +32,18 @@ def test_runs_are_measured_and_fine_tuned(given: list[str], monkeypatch: pytest.
     monkeypatch.setattr(weight_growth, "VOCABULARY", 150)
     monkeypatch.setattr(torch, "set_flush_denormal", lambda value: True)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    weight_growth.main(["run", "modern-0.01", "speedrun-0.5", *given])
-    weight_growth.main(["tune", "speedrun-0.5", "--rates", "1e-4", "--tasks", "rte", *given])
+    weight_growth.main(["run", "modern-0.01", "prenorm-0.5", *given])
+    weight_growth.main(["tune", "prenorm-0.5", "--rates", "1e-4", "--tasks", "rte", *given])
     results = json.loads((Path(given[5]) / "weight_growth.json").read_text())["results"]
     results = {
         part: {key: found for key, found in runs.items() if ", 3 steps" in key} for part, runs in results.items()
     }
-    modern, speedrun = results["pretraining"].values()  # the recorded runs are beside them
+    modern, prenorm = results["pretraining"].values()  # the recorded runs are beside them
     assert modern["settings"]["model"]["family"] == "modernbert"
-    assert speedrun["settings"]["train"]["weight_decay"] == 0.5
+    assert prenorm["settings"]["train"]["weight_decay"] == 0.5
     assert all(0 < value < 1 for value in modern["weights"]["largest_attention_weight"])
     rows = weight_growth.table(results)
-    assert [row[0] for row in rows] == ["run", "modern-0.01, 3 steps", "speedrun-0.5, 3 steps"]
+    assert [row[0] for row in rows] == ["run", "modern-0.01, 3 steps", "prenorm-0.5, 3 steps"]
     assert rows[0][-1] == "RTE at 0.0001"
     assert rows[1][-1] == "–"
     assert 0 < float(rows[2][-1]) <= 100
@@ -51,7 +51,7 @@ def test_runs_are_measured_and_fine_tuned(given: list[str], monkeypatch: pytest.
 
 def test_large_weights_are_seen_as_sharp_attention(given: list[str], tmp_path: Path) -> None:
     data, work = Path(given[1]), Path(given[3])
-    model, corpus = work / "weight_growth" / "speedrun-0.5-3" / MODEL, corpus_folder(data, work, "wordpiece")
+    model, corpus = work / "weight_growth" / "prenorm-0.5-3" / MODEL, corpus_folder(data, work, "wordpiece")
     found = weight_facts(model, corpus)
     (tmp_path / "model").mkdir()
     for path in model.iterdir():

@@ -23,7 +23,7 @@ from bertsmith.paper.findings import noise, standard_error
 from bertsmith.paper.reproduce import reproduce
 from bertsmith.paper.scales import SCALES
 from bertsmith.paper.tables import table5
-from bertsmith.recipes import left_to_right, recipe, speedrun
+from bertsmith.recipes import left_to_right, recipe, roberta_prenorm
 from bertsmith.rows.columns import Columns
 from bertsmith.tasks.reading import training_rows
 from bertsmith.tasks.task import find_task
@@ -191,8 +191,8 @@ def test_the_plan_has_minutes_and_disk_space(tasks, tmp_path) -> None:
     assert shared["hours"] < plan["hours"]
 
 
-def test_the_scale_keeps_the_recipe_of_the_speedrun() -> None:
-    hour, run = SCALES["hour"], speedrun()
+def test_the_scale_keeps_the_recipe_of_the_pre_norm_encoder() -> None:
+    hour, run = SCALES["hour"], roberta_prenorm()
     made = [hour.pretraining(row.start) for row in table5().rows[:5] if row.start is not None]
     names = ("family", "norm_first", "bias", "hidden_dropout", "attention_dropout", "head_size")
     assert all(getattr(c.model, name) == getattr(run.model, name) for c in made for name in names)

@@ -112,7 +112,7 @@ def test_epochs_replace_the_steps_of_a_recipe(world: Path, tmp_path: Path) -> No
     assert settings("train.steps=9", "train.epochs=null").train.steps == 9
     fast = override(recipe("speedrun"), ["train.steps=200"]).train
     assert (fast.hours, fast.num_steps(10**6)) == (None, 200)
-    assert override(recipe("speedrun"), ["train.epochs=2"]).train.num_steps(512 * 5) == 10
+    assert override(recipe("speedrun"), ["train.epochs=2"]).train.num_steps(256 * 5) == 10
     timed = override(recipe("bert-base"), ["train.steps=5", "train.hours=2"]).train
     assert (timed.steps, timed.hours, timed.num_steps(10**6)) == (None, 2, None)
     steps = [pretrain(c, world / "shards", run / str(n), device="cpu")["steps"] for n, c in enumerate((less, config))]
