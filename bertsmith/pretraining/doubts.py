@@ -21,6 +21,7 @@ LINES = 1.2  # sentences of a document, on average: less if every line is a docu
 MAIN = 0.5  # the share of the text from which on one document is the main part of it
 COUNTED = 2_000_000  # tokens from which the frequencies of words are taken
 COUNTING = 111  # a stream of draws
+DETECTS = 2.0  # percent of the replaced tokens: a detector that finds fewer calls nearly every token original
 LEARNT = 0.3  # nats: a model whose loss is not that far below the loss without context has learnt hardly more
 BLANK_LINES = "separate documents, and nothing else, by a blank line and build the corpus again"
 
@@ -80,7 +81,13 @@ def loss_without_context(corpus: Corpus, documents: NDArray[np.int64], loader: L
 
 
 def learnt_little(objective: Objective, scores: Mapping[str, Any], without_context: float | None) -> str:
-    """A sentence if the held-out loss is not clearly below that of a model which ignores the context; else empty."""
+    """A sentence if a model has learnt hardly anything, by its scores on held-out documents; else empty.
+
+    A detector finds hardly any of the replaced tokens; the loss of another model is not clearly below that of a model
+    which ignores the context.
+    """
+    if (found := scores.get("detection_recall", DETECTS)) < DETECTS:
+        return f"it has hardly learnt to detect replaced tokens: of those held out it finds {found:.1f} %"
     name = f"{objective.token_loss}_loss"
     if without_context is None or objective.goal != f"-{name}" or name not in scores:
         return ""

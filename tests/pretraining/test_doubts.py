@@ -96,6 +96,9 @@ def test_a_model_that_knows_only_the_frequencies_has_learnt_little() -> None:
     assert learnt_little(masked, {"mlm_loss": 5.4}, 5.8) == ""
     assert learnt_little(masked, {}, 5.8) == learnt_little(masked, {"mlm_loss": 5.79}, None) == ""
     assert learnt_little(ReplacedToken(encoder), {"mlm_loss": 5.79}, 5.8) == ""  # that is its generator's loss
+    finds = {"mlm_loss": 5.79, "detection_recall": 0.3}
+    assert learnt_little(ReplacedToken(encoder), finds, 5.8).endswith("of those held out it finds 0.3 %")
+    assert learnt_little(ReplacedToken(encoder), finds | {"detection_recall": 7.4}, 5.8) == ""
     one_way = CausalLM(Encoder(EncoderConfig(50, 16, 1, 2, 32, direction="left-to-right")))
     assert learnt_little(one_way, {"lm_loss": 6.0}, 5.8)
 
