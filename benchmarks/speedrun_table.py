@@ -403,6 +403,8 @@ def _small(config: PretrainConfig) -> PretrainConfig:
     lengths = ["data.max_length=32", "data.long_length=64"] if data["long_length"] else ["data.max_length=64"]
     if data.get("phases"):
         lengths.append("data.phases=[[0.5, 32, 8], [0.5, 64, 8]]")
+    if config.model.relative_buckets:
+        changes.append("model.relative_buckets=32")
     if objective.get("unmasked_layers"):
         changes.append("objective.unmasked_layers=1")
     return override(config, [*changes, *lengths])
