@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 KINDS = {  # the first that fits a kernel's name
@@ -32,7 +31,7 @@ def by_kind(step: Callable[[], None], steps: int = 3) -> tuple[dict[str, float],
             step()
         torch.cuda.synchronize()
     for event in seen.events():
-        if event.device_type == DeviceType.CUDA:
+        if event.device_type == torch.autograd.DeviceType.CUDA:  # type: ignore[attr-defined]
             times[event.name] += event.device_time / 1000 / steps
     kinds: defaultdict[str, float] = defaultdict(float)
     for name, milliseconds in times.items():

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from torch._logging._internal import set_logs
 from torch.nn.attention.flex_attention import flex_attention
 
 from benchmarks.kernel_kinds import by_kind
@@ -273,7 +272,7 @@ COMMANDS = {"kernels": kernels, "steps": steps}
 def without_warnings() -> None:
     """Print no warnings of the compiler and the profiler, so that the end of a log shows the results."""
     warnings.simplefilter("ignore")
-    set_logs(all=logging.ERROR)
+    torch._logging.set_logs(all=logging.ERROR)  # type: ignore[attr-defined]
 
 
 def main(given: list[str] | None = None) -> None:

@@ -37,7 +37,8 @@ from benchmarks.arguments import parsed, shared_parser
 from benchmarks.corpora import corpus_folder, text_files
 from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.record import earlier, keep, merge_files
-from benchmarks.speedrun_table import CORPORA, EXPERIMENTS, ROWS, VARIANTS, VOCABULARIES, pretraining_config
+from benchmarks.speedrun_table import CORPORA, EXPERIMENTS, ROWS, VOCABULARIES, pretraining_config
+from benchmarks.speedrun_variants import VARIANTS
 from benchmarks.tuning import Way, task_data, tune_all
 from bertsmith.config import override
 from bertsmith.corpus.vocabulary import train_tokenizer

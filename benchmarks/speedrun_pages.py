@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.family_pages import NAMES, Rows, print_tables, put_tables
-from benchmarks.speedrun_table import BASE, CORPORA, EXPERIMENTS, JUDGED, ROWS, VARIANTS, VERDICTS, WORDPIECE, lacking
+from benchmarks.speedrun_table import BASE, CORPORA, EXPERIMENTS, ROWS, WORDPIECE, lacking
+from benchmarks.speedrun_variants import JUDGED, VARIANTS, VERDICTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "experiments.md"
 START = 0.25  # minutes that a run takes beside its own: the start, the last evaluation, saving

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import command_reference
+from benchmarks import command_reference, family_pages
 
 ROOT = Path(__file__).parent.parent
 PAIRS = {"README.md": "docs/ko/README.md", "docs/korean.md": "docs/ko/korean.md"}
@@ -36,6 +36,11 @@ def test_korean_pages_have_the_same_commands_and_headings(english: str) -> None:
     assert headings(here) == headings(there), f"{PAIRS[english]} has other headings than {english}"
     hangul = len(re.findall("[가-힣]", here))
     assert hangul > 0.25 * len(re.sub(r"^```.*?^```$|^\|.*$", "", here, flags=re.M | re.S))
+
+
+def test_the_recipes_to_start_with_are_those_of_the_command() -> None:
+    rows = [f"| {when} | {name} |" for when, name in family_pages.start_rows()]
+    assert [line for line in read("docs/families.md").splitlines() if line in rows] == rows
 
 
 @pytest.mark.parametrize("language", command_reference.PAGES)

@@ -18,11 +18,8 @@ from bertsmith.training.settings import TrainConfig
 
 BASE = EncoderConfig()  # the paper's Base, to which the sizes of a scale are relative
 CHECKPOINTS = 5  # of a run that figure 5 evaluates during its training
-PRE_NORM: dict[str, Any] = {
-    "family": "roberta-prelayernorm",
-    "norm_first": True,
-    "bias": False,
-}  # as in `roberta-prenorm`
+# As in `roberta-prenorm`.
+PRE_NORM: dict[str, Any] = {"family": "roberta-prelayernorm", "norm_first": True, "bias": False}
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class _Run:
         if note := checks.unlearnt_positions(config.data, scores):
             say(f"note: {note}")
         if self.caution:
-            say(f"note: {self.folder / MODEL}: {self.caution}. It needs more steps (--steps, train.steps) or more text")
+            say(f"note: {self.folder / MODEL}: {self.caution}. It needs more steps (--steps or --hours) or more text")
         return scores
 
     def before_step(self, share: float) -> None:

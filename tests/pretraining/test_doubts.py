@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import settings
+from runs import settings, shrunk
 
 from bertsmith.corpus.build import build_corpus
 from bertsmith.corpus.shards import Corpus
@@ -116,6 +116,13 @@ def test_caution_is_saved_with_the_model_and_repeated_by_finetune(
     finetune("classify", tmp_path / "run", world / "train.csv", tmp_path / "tuned", steps=1, device="cpu")
     assert capsys.readouterr().err.count(line) == 1
     assert json.loads((tmp_path / "tuned" / "model" / "bertsmith.json").read_text())["caution"] == ""
+
+
+def test_a_detector_that_finds_nothing_has_a_caution(world: Path, tmp_path: Path) -> None:
+    scores = pretrain(shrunk("speedrun"), world / "shards", tmp_path / "run", device="cpu")
+    assert scores["detection_recall"] < 2
+    caution = json.loads((tmp_path / "run" / "model" / "bertsmith.json").read_text())["caution"]
+    assert caution.startswith("it has hardly learnt to detect replaced tokens")
 
 
 def test_a_model_that_has_learnt_has_no_caution(
