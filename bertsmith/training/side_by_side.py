@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
@@ -17,11 +18,14 @@ from typing import Any
 import torch
 
 from bertsmith import progress
-from bertsmith.errors import Interrupted
+from bertsmith.errors import Interrupted, UserError
+from bertsmith.training.stopping import ECHO, SIGNALS
 
 POLL = 0.3  # seconds between two checks of whether to stop
 STOPPED = "stopped; runs that had begun are saved"
 _stopping: Event  # in a worker: set when no further call is to be started
+_broken: Event  # in a worker: set when another worker was killed, after which no call can be handed out
+_calling = False  # in a worker: whether a signal interrupts it
 
 
 def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -31,73 +35,88 @@ def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Seq
     have stopped.
     """
     context, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
-    stopping = context.Event()
-    pool = ProcessPoolExecutor(jobs, context, _start_worker, (stopping, os.getpid(), threads))
-    with pool, _sigterm_interrupts(), progress.progress_bar(title, len(calls)) as advance:
+    stopping, broken = context.Event(), context.Event()
+    pool = ProcessPoolExecutor(jobs, context, _start_worker, (stopping, broken, os.getpid(), threads))
+    with pool, _signals_interrupt(), progress.progress_bar(title, len(calls)) as advance:
         waiting = [pool.submit(_call, function, call) for call in calls]
         try:
             for number, done in enumerate(as_completed(waiting), 1):
                 done.result()
                 advance(number, f"{number} of {len(calls)}")
-        except KeyboardInterrupt:
-            stopping.set()
+        except KeyboardInterrupt:  # a signal that only a worker has received
             raise Interrupted(STOPPED, 128 + signal.SIGINT) from None
-        except BaseException:
+        except BrokenProcessPool:
+            broken.set()
+            raise UserError(
+                f"one of {jobs} runs side by side was killed from outside, perhaps because they take more memory than "
+                "there is: allow fewer at a time (--jobs). What the others had finished is kept"
+            ) from None
+        finally:
             stopping.set()
-            raise
         return [done.result() for done in waiting]
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Turn the first SIGTERM into `Interrupted`; a second one ends this process, and then its workers, at once."""
+def _signals_interrupt() -> Iterator[None]:
+    """Turn the first Ctrl-C or SIGTERM into `Interrupted`; a later one ends this process, and then its workers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = signal.getsignal(signal.SIGTERM)
+    usual, began = {number: signal.getsignal(number) for number in SIGNALS}, 0.0
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, usual)
-        raise Interrupted(STOPPED, 128 + number)
+        nonlocal began
+        if not began:
+            began = time.monotonic()
+            raise Interrupted(STOPPED, 128 + number)
+        if time.monotonic() - began >= ECHO:
+            os._exit(128 + number)
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in SIGNALS:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, usual)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
-def _start_worker(stopping: Event, parent: int, threads: int) -> None:
-    global _stopping
-    _stopping = stopping
+def _start_worker(stopping: Event, broken: Event, parent: int, threads: int) -> None:
+    global _stopping, _broken
+    _stopping, _broken = stopping, broken
     progress.quiet(True)
     torch.set_num_threads(threads)
-    _handle_signals(signal.SIG_IGN)  # while there is no run to stop
+    for number in SIGNALS:  # a cluster sends SIGTERM to every process
+        signal.signal(number, _interrupt)
     threading.Thread(target=_follow_parent, args=(parent,), daemon=True).start()
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Interrupt a call once: another exception, raised while the pool takes the first one, would end the worker."""
+    global _calling
+    if _calling:
+        _calling = False
+        raise KeyboardInterrupt
+
+
 def _call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    global _calling
     if _stopping.is_set():
         raise CancelledError
-    _handle_signals(signal.default_int_handler)
     try:
+        _calling = True
         return function(*given)
     except (Interrupted, KeyboardInterrupt):  # a signal that reached this process first
         _stopping.set()
         raise
     finally:
-        _handle_signals(signal.SIG_IGN)
-
-
-def _handle_signals(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # a cluster sends SIGTERM to every process
-        signal.signal(number, handler)
+        _calling = False
 
 
 def _follow_parent(parent: int) -> None:
     """Stop when the other runs stop, and exit if the parent was killed, since its runs may be resumed."""
     asked = False
-    while os.getppid() == parent:
+    while os.getppid() == parent and not (_broken.is_set() and not _calling):
         if _stopping.is_set() and not asked:
             asked = True
             os.kill(os.getpid(), signal.SIGINT)

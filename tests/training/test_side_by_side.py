@@ -55,15 +55,19 @@ def test_error_stops_running_calls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "to_all"),
+    ("number", "to_all", "times"),
     [
-        (signal.SIGINT, True),
-        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        (signal.SIGINT, True, 2),
+        pytest.param(signal.SIGINT, True, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, 1, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, 1, marks=pytest.mark.slow),
     ],
 )
-def test_signal_ends_all_processes(number: signal.Signals, to_all: bool, tmp_path: Path) -> None:
-    """Ctrl-C reaches every process of a terminal; SIGTERM reaches the parent or, on a cluster, all processes."""
+def test_signal_ends_all_processes(number: signal.Signals, to_all: bool, times: int, tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of a terminal; SIGTERM reaches the parent or, on a cluster, all processes.
+
+    `timeout` signals its command, and then all processes of its group.
+    """
     code = (
         "from pathlib import Path; from tests.training.test_side_by_side import wait_for_ever; "
         "from bertsmith.training.side_by_side import side_by_side; "
@@ -72,12 +76,38 @@ def test_signal_ends_all_processes(number: signal.Signals, to_all: bool, tmp_pat
     command = [sys.executable, "-c", f"if __name__ == '__main__': {code}"]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as parent:
         assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
-        (os.killpg if to_all else os.kill)(parent.pid, number)
+        for _ in range(times):
+            (os.killpg if to_all else os.kill)(parent.pid, number)
         _, stderr = parent.communicate(timeout=20)
     assert stderr.splitlines()[-1].startswith("bertsmith.errors.Interrupted: stopped; runs that had begun are saved")
     assert "leaked semaphore" not in stderr
     assert stderr.count("Traceback") == 1
     assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
+
+
+def wait_or_be_killed(killed: bool) -> None:
+    if killed:
+        time.sleep(1)  # the other worker is idle then
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_killed_worker_ends_all_processes() -> None:
+    """The system kills a process if memory is short; from Python 3.12 on, the pool then no longer ends idle workers."""
+    code = (
+        "from concurrent.futures import process; "
+        "process._ExecutorManagerThread.shutdown_workers = lambda self: None; "
+        "from tests.training.test_side_by_side import wait_or_be_killed; "
+        "from bertsmith.training.side_by_side import side_by_side; "
+        "side_by_side(2, 'waiting', wait_or_be_killed, [(False,), (True,)])"
+    )
+    command = [sys.executable, "-c", f"if __name__ == '__main__': {code}"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as parent:
+        try:
+            _, stderr = parent.communicate(timeout=60)
+        finally:
+            if parent.poll() is None:
+                os.killpg(parent.pid, signal.SIGKILL)
+    assert "UserError: one of 2 runs side by side was killed from outside" in stderr
 
 
 @pytest.mark.slow
