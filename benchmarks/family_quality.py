@@ -180,7 +180,7 @@ def finetuned(name: str, arguments: Any) -> Results:
             calls.append((config, model, data.train, folder / task / str(seed), arguments.device))
     calls.sort(key=lambda call: LONGEST.index(call[0].task))
     if calls:
-        run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
+        run_all(arguments.jobs, f"fine-tuning {name}", tune, calls, arguments.device)
     tuned = (task for task in TASKS if (folder / task).is_dir())
     return {t: {"rate": RATE, **scores_in(folder / t, find_task(t).metrics[0])} for t in tuned}
 

@@ -188,7 +188,7 @@ def finetuned(name: str, arguments: Any) -> Results:
             config = tuning_config(task, seed, arguments.smoke)
             calls.append((config, model, splits, folder / task / str(seed), arguments.device))
     calls.sort(key=lambda call: call[0].task != "nsmc")  # the longest first
-    run_all(arguments.jobs, f"fine-tuning {name}", tune, calls)
+    run_all(arguments.jobs, f"fine-tuning {name}", tune, calls, arguments.device)
     return {task: task_scores(task, folder / task) for task in arguments.tasks}
 
 

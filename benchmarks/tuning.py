@@ -133,10 +133,12 @@ def tune_varied(variation: Variation, *given: Any) -> None:
         tune(*given)
 
 
-def run_all(jobs: int, title: str, function: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+def run_all(
+    jobs: int, title: str, function: Callable[..., None], calls: Sequence[tuple[Any, ...]], device: str | None
+) -> None:
     """Call a function with each of some arguments, several at a time in processes, or one after the other here."""
     if jobs > 1:
-        side_by_side(jobs, title, function, calls)
+        side_by_side(jobs, title, function, calls, device=device)
         return
     for call in calls:
         function(*call)
@@ -158,7 +160,7 @@ def tune_all(
         for way in ways for task, config in way.configs.items() for seed in range(1, seeds + 1)
     ]  # fmt: skip
     calls.sort(key=lambda call: LONGEST.index(call[1].task))
-    run_all(jobs, title, tune_varied, calls)
+    run_all(jobs, title, tune_varied, calls, device)
     return {key: {task: scores_in(at / task, metrics[task]) for task in _tasks_in(at)} for key, at in places.items()}
 
 

@@ -150,12 +150,12 @@ def test_family_fills_masks_classifies_and_embeds(run: Path, tmp_path: Path) -> 
     data = [
         {"text": f"return the {word} of {i}", "label": "yes" if label else "no"} for i, (word, label) in enumerate(rows)
     ]
-    settings = ["train.steps=40", "train.batch_size=16", "train.learning_rate=3e-3", "data.max_length=16"]
+    settings = ["train.steps=60", "train.batch_size=16", "train.learning_rate=3e-3", "data.max_length=16"]
     config = override(FinetuneConfig("classify"), settings)
     scores = bertsmith.finetune(config, run, data, tmp_path / "tuned", device="cpu")
     assert scores["accuracy"] == 100.0
     predictor = bertsmith.Predictor.load(tmp_path / "tuned", device="cpu")
-    assert [found["label"] for found in predictor(["return the file of it", "return the list of it"])] == ["yes", "no"]
+    assert [found["label"] for found in predictor(["return the file of 7", "return the list of 7"])] == ["yes", "no"]
     vectors = bertsmith.Embedder.load(run, device="cpu")(["return the file", "return the list of it"])
     assert np.asarray(vectors).shape == (2, 32)
 

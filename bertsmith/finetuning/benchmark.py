@@ -206,7 +206,7 @@ def _run_one(config: FinetuneConfig, entry: Entry, column: Column, data: Data, r
 def _run_all(calls: Sequence[tuple[Any, ...]], jobs: int | None, entries: Sequence[Entry], device: str | None) -> None:
     several = default_jobs(entries, device) if jobs is None else jobs
     if several > 1 and calls:
-        side_by_side(several, f"fine-tuning {len(calls)} runs", _run_one, calls)
+        side_by_side(several, f"fine-tuning {len(calls)} runs", _run_one, calls, device=device)
         return
     for call in calls:
         _run_one(*call)

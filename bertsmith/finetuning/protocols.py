@@ -145,7 +145,7 @@ def finetune_many(
             for number, (run, chosen) in enumerate(runs, 1)
             if not (resume and _is_done(run))
         ]
-        failed = _run_all(out, missing, jobs)
+        failed = _run_all(out, missing, jobs, device)
         summary: dict[str, Any] = distributed.on_rank_zero(lambda: _finish(out, task, settings, folders, failed))
         return summary
 
@@ -160,11 +160,11 @@ def _configs(config: FinetuneConfig, settings: Sequence[dict[str, Any]]) -> list
     return configs
 
 
-def _run_all(out: Path, calls: Sequence[tuple[Any, ...]], jobs: int) -> list[dict[str, str]]:
+def _run_all(out: Path, calls: Sequence[tuple[Any, ...]], jobs: int, device: str | None) -> list[dict[str, str]]:
     """Run the fine-tunings, `jobs` at a time; return the folder and the error of those that have diverged."""
     try:
         if jobs > 1:
-            errors = side_by_side(jobs, f"fine-tuning {len(calls)} runs", _finetune_one, calls)
+            errors = side_by_side(jobs, f"fine-tuning {len(calls)} runs", _finetune_one, calls, device=device)
         else:
             errors = [_finetune_one(*call) for call in calls]
     except UserError:

@@ -298,7 +298,7 @@ def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int
     if len(to_train) > 1 and not work.scale.trains_alone:
         for (start,) in to_train.values():
             work.text(start)  # prepared once
-        side_by_side(jobs, "pre-training", work.pretrained, longest_first(to_train))
+        side_by_side(jobs, "pre-training", work.pretrained, longest_first(to_train), device=work.device)
     else:
         for (start,) in to_train.values():
             work.pretrained(start)
@@ -307,7 +307,7 @@ def _run_side_by_side(work: Work, tables: Sequence[Table], seeds: int, jobs: int
     tuned = {run: given for table in tables for run, given in work.finetunings(table, seeds)}
     to_tune = {run: given for run, given in tuned.items() if not (run / SCORES).exists()}
     if to_tune:
-        side_by_side(jobs, "fine-tuning", work.scores, longest_first(to_tune))
+        side_by_side(jobs, "fine-tuning", work.scores, longest_first(to_tune), device=work.device)
 
 
 def _named(table: Table, values: Sequence[float | None]) -> dict[str, float]:

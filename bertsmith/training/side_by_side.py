@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,25 +21,36 @@ import torch
 
 from bertsmith import progress
 from bertsmith.errors import Interrupted, UserError
+from bertsmith.training.settings import pick_device
 from bertsmith.training.stopping import ECHO, SIGNALS
 
 POLL = 0.3  # seconds between two checks of whether to stop
+MPS = "nvidia-cuda-mps-control"  # NVIDIA's Multi-Process Service
 STOPPED = "stopped; runs that had begun are saved"
 _stopping: Event  # in a worker: set when no further call is to be started
 _broken: Event  # in a worker: set when another worker was killed, after which no call can be handed out
 _calling = False  # in a worker: whether a signal interrupts it
 
 
-def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+def side_by_side(
+    jobs: int,
+    title: str,
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    device: str | None = None,
+) -> list[Any]:
     """Call a function with each of some arguments, at most `jobs` at a time, in silent processes; return the results.
 
-    After an error in one of them, Ctrl-C or SIGTERM, the others stop as after a signal; the error is raised when they
-    have stopped.
+    `device` is the one that all of them run on. After an error in one of them, Ctrl-C or SIGTERM, the others stop as
+    after a signal; the error is raised when they have stopped.
     """
+    if min(jobs, len(calls)) > 1 and pick_device(device).type == "cuda" and (note := sharing_note()):
+        progress.say(note)
     context, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     stopping, broken = context.Event(), context.Event()
     pool = ProcessPoolExecutor(jobs, context, _start_worker, (stopping, broken, os.getpid(), threads))
-    with pool, _signals_interrupt(), progress.progress_bar(title, len(calls)) as advance:
+    with _signals_interrupt(), pool, progress.progress_bar(title, len(calls)) as advance:
         waiting = [pool.submit(_call, function, call) for call in calls]
         try:
             for number, done in enumerate(as_completed(waiting), 1):
@@ -54,6 +67,17 @@ def side_by_side(jobs: int, title: str, function: Callable[..., Any], calls: Seq
         finally:
             stopping.set()
         return [done.result() for done in waiting]
+
+
+def sharing_note() -> str:
+    """What to start so that processes share a GPU; empty if that runs, or is not installed."""
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    if (pipes / "control").exists() or not shutil.which(MPS):
+        return ""
+    return (
+        "note: runs side by side take turns on the GPU. Under NVIDIA's MPS they share it and finish sooner: start it "
+        f"with `{MPS} -d` before this command, and end it afterwards with `echo quit | {MPS}`"
+    )
 
 
 @contextmanager

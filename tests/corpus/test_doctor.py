@@ -233,8 +233,12 @@ def test_padding_is_computed_from_the_lengths_of_pairs(tmp_path, words_tokenizer
     assert by_name(diagnosis)["padding_128"].value == pairs["padding"]
 
 
-def test_real_text_has_no_problem_with_duplicates(world):
-    findings = by_name(examine([world / "text.txt"], tokenizer=world / "tok"))
+def test_real_text_has_no_problem_with_duplicates(world, tmp_path):
+    lines = (world / "text.txt").read_text(encoding="utf-8").splitlines()
+    # Without tables: their ruled lines are duplicates, and each version of Python has more of them.
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(line for line in lines if not line.startswith(("+", "|"))) + "\n", encoding="utf-8")
+    findings = by_name(examine([text], tokenizer=world / "tok"))
     for name in ("duplicate_documents", "duplicate_paragraphs", "boilerplate", "unknown_tokens", "next_sentence"):
         assert findings[name].severity != "problem", findings[name]
     folder = by_name(examine([world / "shards"]))

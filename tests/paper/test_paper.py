@@ -266,14 +266,14 @@ def test_several_jobs_give_the_same_results(folder, tasks, world) -> None:
 @pytest.mark.slow
 def test_several_jobs_check_a_finished_run_first(folder, tasks, world, monkeypatch) -> None:
     run("table1", folder, tasks, world)
-    monkeypatch.setattr(reproducing, "side_by_side", lambda *given: pytest.fail("something was begun"))
+    monkeypatch.setattr(reproducing, "side_by_side", lambda *given, **named: pytest.fail("something was begun"))
     with pytest.raises(UserError, match=r"^train\.steps is 10 .* or another --out$"):
         run(["table1", "table8"], folder, tasks, world, jobs=2, pretraining=("train.steps=11", *SHORT[1:]))
 
 
 def test_a_model_that_fills_a_device_is_pretrained_alone(tasks, world, tmp_path, monkeypatch) -> None:
     begun: list[str] = []
-    monkeypatch.setattr(reproducing, "side_by_side", lambda jobs, title, function, calls: begun.append(title))
+    monkeypatch.setattr(reproducing, "side_by_side", lambda jobs, title, *given, **named: begun.append(title))
     monkeypatch.setattr(works.Work, "pretrained", lambda self, start: begun.append(start.recipe) or {})
     monkeypatch.setattr(reproducing, "run_table", lambda *given: {})
     for scale, expected in (("small", ["pre-training"]), ("base", ["bert-base", "bert-large"])):
@@ -294,7 +294,7 @@ def test_several_jobs_start_the_longest_runs_first(folder, tasks, world, monkeyp
         return {"runs": [{**r, "hours": hours.get(r["run"].split("/")[-3], 1.0)} for r in plan["runs"]]}
 
     monkeypatch.setattr(reproducing, "estimate", estimate)
-    monkeypatch.setattr(reproducing, "side_by_side", lambda jobs, title, function, calls: given.extend(calls))
+    monkeypatch.setattr(reproducing, "side_by_side", lambda jobs, title, function, calls, **named: given.extend(calls))
     run("table5", folder, tasks, world, jobs=2)
     tuned = [column.task for _, column, *_ in given]
     assert tuned[:2] == ["squad1", "conll2003"]

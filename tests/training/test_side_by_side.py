@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.errors import UserError
-from bertsmith.training.side_by_side import side_by_side
+from bertsmith.training.side_by_side import sharing_note, side_by_side
 
 
 def write(path: Path, text: str) -> None:
@@ -22,6 +22,14 @@ def write(path: Path, text: str) -> None:
 def wait_for_ever(path: Path) -> None:
     path.write_text(str(os.getpid()))
     time.sleep(1000)
+
+
+def wait_and_save(path: Path) -> None:
+    try:
+        wait_for_ever(path)
+    except KeyboardInterrupt:
+        time.sleep(0.6)  # a checkpoint is written
+        raise
 
 
 def wait_or_fail(path: Path, waits: bool) -> None:
@@ -69,16 +77,21 @@ def test_signal_ends_all_processes(number: signal.Signals, to_all: bool, times: 
     `timeout` signals its command, and then all processes of its group.
     """
     code = (
-        "from pathlib import Path; from tests.training.test_side_by_side import wait_for_ever; "
+        "from pathlib import Path; from tests.training.test_side_by_side import wait_and_save; "
         "from bertsmith.training.side_by_side import side_by_side; "
-        f"side_by_side(2, 'waiting', wait_for_ever, [(Path({str(tmp_path / 'child')!r}),)])"
+        f"side_by_side(2, 'waiting', wait_and_save, [(Path({str(tmp_path / 'child')!r}),)])"
     )
     command = [sys.executable, "-c", f"if __name__ == '__main__': {code}"]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as parent:
         assert within(30, lambda: (tmp_path / "child").exists() and (tmp_path / "child").read_text() != "")
-        for _ in range(times):
+        for again in range(times):
+            time.sleep(0.3 * again)
             (os.killpg if to_all else os.kill)(parent.pid, number)
-        _, stderr = parent.communicate(timeout=20)
+        try:
+            _, stderr = parent.communicate(timeout=20)
+        finally:
+            if parent.poll() is None:
+                os.killpg(parent.pid, signal.SIGKILL)
     assert stderr.splitlines()[-1].startswith("bertsmith.errors.Interrupted: stopped; runs that had begun are saved")
     assert "leaked semaphore" not in stderr
     assert stderr.count("Traceback") == 1
@@ -132,3 +145,16 @@ def within(seconds: float, condition: object) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_note_says_how_runs_share_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note is given where the service is installed and does not run."""
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "pipes"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sharing_note() == ""
+    (tmp_path / "nvidia-cuda-mps-control").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-cuda-mps-control").chmod(0o755)
+    assert "`nvidia-cuda-mps-control -d` before this command" in sharing_note()
+    (tmp_path / "pipes").mkdir()
+    (tmp_path / "pipes" / "control").touch()
+    assert sharing_note() == ""
