@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -62,9 +63,21 @@ def benchmark(
     if as_json:
         print(json.dumps({**result, "page": str(page)}, ensure_ascii=False))
         return
-    table = Table(*header(result))
-    for line in lines(result):
-        table.add_row(*map(Text, line))
-    Console().print(table)
+    console, rows = Console(), [header(result), *lines(result)]
+    table = _table(rows)
+    needed = console.measure(table, options=console.options.update(width=10_000)).minimum
+    if needed > console.width:  # words would be broken: a model is a column then
+        table = _table(list(zip(*rows, strict=True)))
+    console.print(table)
     for text in [*remarks(result), f"Page: {page}"]:
-        Console().print(text, markup=False, soft_wrap=True, highlight=False)
+        console.print(text, markup=False, soft_wrap=True, highlight=False)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    """A table for the terminal; the first row is its header."""
+    table = Table()
+    for name in rows[0]:
+        table.add_column(Text(name))
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    return table

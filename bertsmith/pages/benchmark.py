@@ -62,7 +62,8 @@ def remarks(result: Values) -> list[str]:
     notes += [f"Missing: {name}: {why}." for name, why in result["absent"].items()]
     notes += [f"Partial: {name}: {'; '.join(why)}." for name, why in result["partial"].items()]
     counted = ", ".join(column.name for column in COLUMNS if column.counts)
-    return [*notes, f"{MEAN} is the mean of {counted}. The last {len(PUBLISHED)} lines are published scores on dev."]
+    named = " and of ".join(name.split(",")[0].split(":")[0] for name in PUBLISHED)
+    return [*notes, f"{MEAN} is the mean of {counted}. The scores of {named} are published ones on dev."]
 
 
 def write_benchmark(path: Path, result: Values) -> None:

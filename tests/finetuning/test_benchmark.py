@@ -135,12 +135,30 @@ def test_bad_options_are_refused(options, message, tiny_run, tasks, tmp_path) ->
     assert not (tmp_path / "out").exists()
 
 
+def command(done, tiny_run, tasks) -> list[object]:
+    settings = [part for setting in QUICK for part in ("--set", setting)]
+    return ["benchmark", tiny_run, "--data", tasks, "--out", done[0], "--seeds", 2, "--device", "cpu", *settings]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_table_breaks_no_word(width, done, tiny_run, tasks, run_command, monkeypatch) -> None:
+    """A row for each model where there is room, else a column."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, shown, _ = run_command(*command(done, tiny_run, tasks))
+    assert code == 0
+    table = [line for line in shown.splitlines() if line.startswith(("┃", "│"))]
+    cells = [[cell.strip() for cell in line.strip("┃│").replace("┃", "│").split("│")] for line in table]
+    names = ["shape", "minutes", "tokens", "loss", "GLUE-5", *done[1]["columns"]]
+    assert [name for name in ([row[0] for row in cells] if width == 80 else cells[0]) if name in names] == names
+    median = f"{done[1]['rows'][0]['scores']['CoLA']['median']:.1f}"
+    rows = cells if width == 80 else list(zip(*cells, strict=True))
+    assert next(row for row in rows if row[0] == "CoLA")[1].startswith(median)
+    assert "…" not in "".join(table)
+
+
 def test_the_command_writes_a_page(done, tiny_run, tasks, run_command) -> None:
     out, result = done
-    options = [part for setting in QUICK for part in ("--set", setting)]
-    code, shown, _ = run_command(
-        "benchmark", tiny_run, "--data", tasks, "--out", out, "--seeds", 2, "--device", "cpu", "--json", *options
-    )
+    code, shown, _ = run_command(*command(done, tiny_run, tasks), "--json")
     assert code == 0
     assert json.loads(shown)["rows"] == result["rows"]
     page = (out / "benchmark.html").read_text()
