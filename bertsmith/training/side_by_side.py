@@ -7,10 +7,9 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from bertsmith import progress
 from bertsmith.errors import Interrupted, UserError
 from bertsmith.training.settings import pick_device
-from bertsmith.training.stopping import ECHO, SIGNALS
+from bertsmith.training.stopping import SIGNALS, on_signals
 
 POLL = 0.3  # seconds between two checks of whether to stop
 MPS = "nvidia-cuda-mps-control"  # NVIDIA's Multi-Process Service
@@ -50,7 +49,7 @@ def side_by_side(
     context, threads = get_context("spawn"), max(1, torch.get_num_threads() // jobs)
     stopping, broken = context.Event(), context.Event()
     pool = ProcessPoolExecutor(jobs, context, _start_worker, (stopping, broken, os.getpid(), threads))
-    with _signals_interrupt(), pool, progress.progress_bar(title, len(calls)) as advance:
+    with on_signals(_interrupted, _exit), pool, progress.progress_bar(title, len(calls)) as advance:
         waiting = [pool.submit(_call, function, call) for call in calls]
         try:
             for number, done in enumerate(as_completed(waiting), 1):
@@ -80,29 +79,13 @@ def sharing_note() -> str:
     )
 
 
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """Turn the first Ctrl-C or SIGTERM into `Interrupted`; a later one ends this process, and then its workers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    usual, began = {number: signal.getsignal(number) for number in SIGNALS}, 0.0
+def _interrupted(number: int) -> None:
+    raise Interrupted(STOPPED, 128 + number)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal began
-        if not began:
-            began = time.monotonic()
-            raise Interrupted(STOPPED, 128 + number)
-        if time.monotonic() - began >= ECHO:
-            os._exit(128 + number)
 
-    for number in SIGNALS:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
+def _exit(number: int) -> None:
+    """End this process, and then its workers; an exception would break the end of the pool."""
+    os._exit(128 + number)
 
 
 def _start_worker(stopping: Event, broken: Event, parent: int, threads: int) -> None:
@@ -140,7 +123,7 @@ def _call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
 def _follow_parent(parent: int) -> None:
     """Stop when the other runs stop, and exit if the parent was killed, since its runs may be resumed."""
     asked = False
-    while os.getppid() == parent and not (_broken.is_set() and not _calling):
+    while os.getppid() == parent and (_calling or not _broken.is_set()):
         if _stopping.is_set() and not asked:
             asked = True
             os.kill(os.getpid(), signal.SIGINT)

@@ -154,7 +154,7 @@ def test_mnli_has_two_dev_files_and_three_to_predict(world: Path, tmp_path: Path
     changes = ["train.epochs=14", "train.batch_size=8", "train.learning_rate=4e-3", "data.max_length=32"]
     config = override(FinetuneConfig("mnli"), changes)
     scores = finetune(config, world / "run", tmp_path, tmp_path / "run", device="cpu")
-    # Some seeds tell two of the three words apart from the third only; a constant answer has 33.
+    # With some seeds the tiny encoder confuses two of the three words and ends at 67; a constant answer gets 33.
     assert scores["accuracy"] == scores["mismatched_accuracy"] > 60
     folder = tmp_path / "run" / "predictions"
     assert {path.name for path in folder.iterdir()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bertsmith.errors import UserError
+from bertsmith.training import side_by_side as runs
 from bertsmith.training.side_by_side import sharing_note, side_by_side
 
 
@@ -40,8 +42,13 @@ def wait_or_fail(path: Path, waits: bool) -> None:
     write(path, "")
 
 
-def test_all_calls_are_made_in_other_processes(tmp_path: Path) -> None:
+def test_all_calls_are_made_in_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runs, "pick_device", lambda name: torch.device("cuda" if name is None else name))
+    monkeypatch.setattr(runs, "sharing_note", lambda: "note: how to share the GPU")
     side_by_side(2, "writing", write, [(tmp_path / str(i), f"text {i}") for i in range(5)])
+    assert "note: how to share the GPU" in capfd.readouterr().err
     found = [(tmp_path / str(i)).read_text().split(" ", 1) for i in range(5)]
     assert [text for _, text in found] == [f"text {i}" for i in range(5)]
     assert str(os.getpid()) not in {process for process, _ in found}
@@ -55,9 +62,9 @@ def test_error_is_raised_and_later_calls_are_not_started(tmp_path: Path) -> None
 
 
 def test_error_stops_running_calls(tmp_path: Path) -> None:
-    began = time.monotonic()
+    began, calls = time.monotonic(), [(tmp_path / "child", True), (tmp_path / "child", False)]
     with pytest.raises(UserError, match="nothing to write"):
-        side_by_side(2, "waiting", wait_or_fail, [(tmp_path / "child", True), (tmp_path / "child", False)])
+        side_by_side(2, "waiting", wait_or_fail, calls, device="cpu")
     assert time.monotonic() - began < 60
     assert not Path(f"/proc/{(tmp_path / 'child').read_text()}").exists()
 
