@@ -103,7 +103,7 @@ def pretraining_flops(config: PretrainConfig) -> float:
     data, steps, objective = config.data, config.train.steps or 0, _objective(config)
     shares = [(1.0, data.max_length)]
     if data.long_length is not None:
-        shares = [(1 - data.long_share, data.max_length), (data.long_share, data.long_length)]
+        shares = [(1 - data.long_steps, data.max_length), (data.long_steps, data.long_length)]
     size = config.train.batch_size
     return sum(
         share * steps * objective.flops([length] * size, int(config.predicted_share * size * length))

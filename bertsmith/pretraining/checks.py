@@ -40,7 +40,7 @@ def check_run_length(config: PretrainConfig, steps: int | None, phases: Phases) 
     data, parts = config.data, phases.parts
     if steps is None:
         say("note: a schedule by the clock depends on the machine's speed: a resumed run is not identical to the bit")
-    elif data.long_length is not None and steps * data.long_share < 1:
+    elif data.long_length is not None and steps * data.long_steps < 1:
         say(f"note: {steps} steps are too few for the phase of {data.long_length} tokens; it is left out")
         parts = parts[:1]
     for source in (phase.loader.source for phase in parts):
@@ -62,13 +62,14 @@ def note_unreachable_positions(config: PretrainConfig, steps: int) -> None:
     data, train, std = config.data, config.train, config.model.init_std
     rate = {"adamw": train.learning_rate, "muon": train.rest_learning_rate}.get(train.optimizer)
     learned = config.model.positions == "learned"
-    if data.long_length is None or not learned or not rate or steps * data.long_share < 1:
+    if data.long_length is None or not learned or not rate or steps * data.long_steps < 1:
         return
-    begin = round(steps * (1 - data.long_share))
-    moved = rate * sum(learning_rate_factor(train, step, steps) for step in range(begin, steps))
+    begin = round(steps * (1 - data.long_share)) if data.long_last else 0
+    part = 1.0 if data.long_last else data.long_steps  # of the steps from there on
+    moved = rate * part * sum(learning_rate_factor(train, step, steps) for step in range(begin, steps))
     if moved < REACH * std:
         say(
-            f"note: the learning rates of the {steps - begin:,} steps with {data.long_length} tokens add up to "
+            f"note: the learning rates of the {round(part * (steps - begin)):,} steps with {data.long_length} tokens add up to "
             f"{moved:.2g}, and no weight moves further: positions from {data.max_length} on, which start {std:g} from "
             f"0, are hardly learnt. Raise data.long_share ({data.long_share:g} now) or train.steps, or set "
             "train.schedule=stable"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from bertsmith.batch import Example, collate
 from bertsmith.corpus.shards import Corpus
 from bertsmith.objectives.objective import Objective
 from bertsmith.pretraining.loader import Loader
+from bertsmith.pretraining.settings import PretrainConfig
 from bertsmith.text.frame import SHOWN_MASK
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.runlog import SCALE, is_score
@@ -33,6 +34,12 @@ class Sample:
     example: Example
     masked: list[int]
     answers: list[str]
+
+
+def settings_of(config: PretrainConfig) -> PretrainConfig:
+    """The settings of a run for its held-out text: full sentences instead of varied ones, so that runs compare."""
+    data = config.data
+    return replace(config, data=replace(data, pairs="full")) if data.pairs == "varied" else config
 
 
 @torch.inference_mode()

@@ -32,18 +32,20 @@ class DataConfig:
     """How a corpus becomes pre-training data.
 
     `pairs` is what a sequence holds: a segment and the "next" or a random one (BERT), two segments in "order" or
-    swapped (ALBERT), or one segment without a pair label: "full" sentences (RoBERTa), or "contiguous" text that begins
-    and ends anywhere (OpenAI GPT). `short_share` is the share of pairs that are shortened to a random length. `copies`
+    swapped (ALBERT), or one segment without a pair label: "full" sentences (RoBERTa), "varied" ones, of which some are
+    short, or "contiguous" text that begins and ends anywhere (OpenAI GPT). `short_share` is the share of pairs, and of
+    varied sequences, that are shortened to a random length. `copies`
     is the number of differently masked copies of the data, used in turn (the paper: ten); 0 draws new masks in every
     epoch. `held_out` is the share of documents that are held out for evaluation. With `long_length`, the last
     `long_share` of a run has sequences of that length, as the last tenth with 512 tokens in the paper; their positions
-    are trained in it.
+    are trained in it. Without `long_last`, that share of the tokens is in single steps that are spread over the run.
     """
 
     max_length: int = 128
     short_share: float = 0.1
     long_length: int | None = None
     long_share: float = 0.1
+    long_last: bool = True
     masking: MaskPolicy = field(default_factory=MaskPolicy)
     copies: int = 10
     held_out: float = 0.01
@@ -64,8 +66,18 @@ class DataConfig:
                 f"data.long_length {self.long_length} is not longer than data.max_length {self.max_length}; "
                 "set data.long_length=null for one length"
             )
+        if not self.long_last and self.long_length is None:
+            raise UserError("data.long_last=false spreads long sequences over a run: set data.long_length too")
         if self.pairs not in get_args(PairKind):
             raise UserError(f"data.pairs must be one of {', '.join(get_args(PairKind))}, not {self.pairs!r}")
+
+    @property
+    def long_steps(self) -> float:
+        """The share of the steps that have long sequences; every step has the same number of sequences."""
+        if self.long_length is None:
+            return 0.0
+        share, longer = self.long_share, self.long_length / self.max_length
+        return share if self.long_last else share / (share + (1 - share) * longer)
 
 
 @dataclass(frozen=True, eq=False)

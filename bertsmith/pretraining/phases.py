@@ -41,23 +41,34 @@ class Phase:
 
 @dataclass(frozen=True, eq=False)
 class Phases:
-    """The phases of a run in their order."""
+    """The phases of a run in their order.
+
+    With a share `spread`, there are two that do not follow each other: this share of the steps, at equal distances, has
+    the second one's sequences.
+    """
 
     parts: tuple[Phase, ...]
     batch_size: int
+    spread: float = 0.0
 
     @property
     def micro_batch_sizes(self) -> dict[str, int]:
         """The size of a micro-batch by the length of the sequences, as `run.json` keeps it."""
         return {str(phase.length): phase.micro_batch_size for phase in self.parts}
 
-    def number(self, share: float) -> int:
-        """The number of the phase after this share of a run."""
+    def number(self, step: int, share: float) -> int:
+        """The number of the phase that a step belongs to, which comes after this share of a run."""
+        if self.spread:
+            return int((step + 1) * self.spread) - int(step * self.spread)
+        return self.begun(share)
+
+    def begun(self, share: float) -> int:
+        """The number of the last phase that has begun after this share of a run."""
         return next((number for number, phase in enumerate(self.parts) if share < phase.end), len(self.parts) - 1)
 
     def batches(self, step: int, share: float) -> list[Batch]:
         """The micro-batches of this rank for a step, where `share` is the share of the run before that step."""
-        phase = self.parts[self.number(share)]
+        phase = self.parts[self.number(step, share)]
         ranks = distributed.rank(), distributed.world_size()
         return phase.loader.step(step, self.batch_size, phase.micro_batch_size, *ranks)
 
@@ -71,20 +82,21 @@ def make_phases(
     where: torch.device,
     sizes: Mapping[str, int],
 ) -> Phases:
-    """One phase, or short sequences and then long ones (BERT paper, appendix A.2).
+    """One phase, or short sequences and then long ones (BERT paper, appendix A.2), or long ones among short ones.
 
     `sizes` are the micro-batch sizes that a resumed run was started with, by the length of the sequences.
     """
     data = config.data
     lengths = [(1.0, data.max_length)]
     if data.long_length is not None:
-        lengths = [(1.0 - data.long_share, data.max_length), (1.0, data.long_length)]
+        begin = 1.0 - data.long_share if data.long_last else 0.0
+        lengths = [(begin, data.max_length), (1.0, data.long_length)]
     parts = []
     for end, length in lengths:
         micro_batches = MicroBatches(objective, config.train, where, length, config.predicted_share)
         size = micro_batches.size(sizes.get(str(length)))
         parts.append(Phase(end, make_loader(config, corpus, documents, tokenizer, length), size))
-    return Phases(tuple(parts), config.train.batch_size)
+    return Phases(tuple(parts), config.train.batch_size, 0.0 if data.long_last else data.long_steps)
 
 
 def make_loader(

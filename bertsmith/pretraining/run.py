@@ -80,7 +80,8 @@ def _pretrain(
     for note in doubts(config, corpus, kept):
         say(f"note: {note}")
     lengths = [phase.length for phase in phases.parts] if len(kept) else []
-    loaders = [make_loader(config, corpus, kept, tokenizer, length) for length in lengths]
+    judged = held_out.settings_of(config)
+    loaders = [make_loader(judged, corpus, kept, tokenizer, length) for length in lengths]
     without_context = loss_without_context(corpus, documents, loaders[0]) if loaders else None
     facts = {"corpus": _corpus_facts(corpus), **start_facts}
     notes = {**_notes(objective, phases, len(kept), where), "loss_without_context": without_context}
@@ -110,7 +111,7 @@ class _Run:
     samples: list[held_out.Sample]
     where: torch.device
     without_context: float | None  # the held-out loss of a model that ignores the context
-    phase: int = 0  # the number of the phase that the run is in
+    phase: int = 0  # the number of the last phase that has begun
     caution: str = ""  # on the finished model
 
     @property
@@ -159,7 +160,7 @@ class _Run:
     def before_step(self, share: float) -> None:
         """Refuse a damaged corpus, and note the phase that the run is in."""
         self.corpus.refuse_faults()
-        self.phase = self.phases.number(share)
+        self.phase = self.phases.begun(share)
 
     def evaluate(self) -> dict[str, Any]:
         """Held-out scores at the first phase's length, so that runs can be compared, and at that of later phases."""

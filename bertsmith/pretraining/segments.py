@@ -3,7 +3,7 @@
 An index names a chunk of about one sequence's tokens; every epoch shifts the chunks. For pairs, each document is
 divided into chunks, and random draws decide whether the second segment is the next or a random one (or whether the two
 are swapped), how long the sequence is, and where it is divided. For text in one segment, all documents are concatenated
-and then divided. Everything is a pure function of (seed, epoch, index).
+and then divided, and some sequences may be shortened. Everything is a pure function of (seed, epoch, index).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bertsmith.corpus.shards import Corpus
 from bertsmith.errors import UserError
 from bertsmith.text.frame import WORDPIECE, Frame
 
-PairKind = Literal["next", "order", "full", "contiguous"]
-ONE_SEGMENT = ("full", "contiguous")  # kinds without pairs
-SHIFT = 108  # a stream of draws
+PairKind = Literal["next", "order", "full", "varied", "contiguous"]
+ONE_SEGMENT = ("full", "varied", "contiguous")  # kinds without pairs
+SHIFT, SHORT = 108, 112  # streams of draws
 NUM_WORDS = 6 + 32  # six numbers and 1024 random bits, more than the truncation of a sequence uses
 Ids = NDArray[Any]
 
@@ -140,9 +140,11 @@ class FullSource:
 
     A sequence has one segment. It begins with a sentence and is filled to the end, over the ends of documents, with an
     extra separator between two of them; the last document is followed by the first. Its last sentence is cut, unless
-    its part would be less than a twentieth of the sequence: then the sequence ends before it. As in RoBERTa, there are
-    no short sequences: `short_share` does not apply. Without `whole_sentences`, a sequence begins and ends anywhere
-    (contiguous text: OpenAI GPT, Radford et al. 2018, section 4.1).
+    its part would be less than a twentieth of the sequence: then the sequence ends before it. Without `whole_sentences`, a
+    sequence begins and ends anywhere (contiguous text: OpenAI GPT, Radford et al. 2018, section 4.1).
+
+    As in RoBERTa, there are no short sequences unless a `short_share` is given: then this share of the sequences is
+    shortened to whole sentences of one document, until a random length is reached.
     """
 
     corpus: Corpus
@@ -151,6 +153,7 @@ class FullSource:
     seed: int = 0
     frame: Frame = WORDPIECE
     whole_sentences: bool = True
+    short_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -182,16 +185,27 @@ class FullSource:
         tokens = (indices * self.capacity + shifts) % self.document_ends[-1]
         places = np.searchsorted(self.document_ends, tokens, side="right")
         offsets = tokens - np.where(places > 0, self.document_ends[places - 1], 0) - self.separators
-        return [self._sample(*row) for row in zip(places.tolist(), np.maximum(offsets, 0).tolist(), strict=True)]
+        rows = places.tolist(), np.maximum(offsets, 0).tolist(), self._lengths(epochs, indices).tolist()
+        return [self._sample(*row) for row in zip(*rows, strict=True)]
 
-    def _sample(self, place: int, offset: int) -> Sample:
-        """The sequence that begins with the sentence that holds a token of a document."""
+    def _lengths(self, epochs: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The length to which each sequence is shortened; 0: it is not."""
+        if not self.short_share:
+            return np.zeros(len(indices), dtype=np.int64)
+        shortened = draws.uniform(self.seed, epochs, indices, SHORT) < self.short_share
+        return np.where(shortened, 1 + draws.below(self.capacity, self.seed, epochs, indices, SHORT, 1), 0)
+
+    def _sample(self, place: int, offset: int, length: int) -> Sample:
+        """The sequence that begins with the sentence that holds a token of a document, perhaps with a length."""
         tokens, starts, first, last = self.corpus.place(int(self.documents[place]))
         token = int(starts[first]) + offset
         sentence = _sentence_of(starts, first, last, token)
-        start, length = int(starts[sentence]), int(starts[sentence + 1] - starts[sentence])
-        piece = -(-length // -(-length // self.capacity))  # a sentence longer than a sequence is divided evenly
+        start, size = int(starts[sentence]), int(starts[sentence + 1] - starts[sentence])
+        piece = -(-size // -(-size // self.capacity))  # a sentence longer than a sequence is divided evenly
         begin = token - (token - start) % piece if self.whole_sentences else token
+        if length:
+            end = _sentences_from(starts, first, last, begin, length)[-1]
+            return Sample((tokens[begin : min(end, begin + self.capacity)],), self.frame.segments[:1])
         room = min(
             self.capacity, int(self.document_ends[-1]) - self.separators
         )  # at most the whole corpus: no token occurs twice
@@ -228,7 +242,8 @@ def segment_source(
     """The source of the sequences of some documents, by `data.pairs`."""
     if kind == "next" or kind == "order":
         return PairSource(corpus, documents, max_length, short_share, seed, kind, frame)
-    return FullSource(corpus, documents, max_length, seed, frame, whole_sentences=kind == "full")
+    short_share = short_share if kind == "varied" else 0.0
+    return FullSource(corpus, documents, max_length, seed, frame, kind != "contiguous", short_share)
 
 
 def _sentence_of(starts: Ids, begin: int, end: int, token: int) -> int:

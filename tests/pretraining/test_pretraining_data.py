@@ -664,7 +664,7 @@ def test_copies_are_read_in_another_order(loader):
         ({"short_share": float("nan")}, r"data\.short_share must be a finite number"),
         ({"copies": -1}, r"data\.copies must be at least 0, not -1"),
         ({"max_length": 4}, r"data\.max_length must be at least 5, not 4"),
-        ({"pairs": "sop"}, r"data\.pairs must be one of next, order, full, contiguous, not 'sop'"),
+        ({"pairs": "sop"}, r"data\.pairs must be one of next, order, full, varied, contiguous, not 'sop'"),
     ],
 )
 def test_settings_out_of_range_are_refused(values, reason):

@@ -71,11 +71,12 @@ def test_batches_of_next_sentence_pairs_have_not_changed(corpus, tokenizer):
 
 def test_the_kind_selects_the_source(corpus):
     documents = np.arange(corpus.manifest.documents)
-    chosen = {kind: segment_source(kind, corpus, documents, 48, 0.2, 3) for kind in ("next", "order", "full")}
+    chosen = {kind: segment_source(kind, corpus, documents, 48, 0.2, 3) for kind in ("next", "order", "full", "varied")}
     assert chosen["next"].kind == "next"
     assert chosen["order"].kind == "order"
     assert chosen["order"].short_share == 0.2
     assert isinstance(chosen["full"], FullSource)
+    assert (chosen["full"].short_share, chosen["varied"].short_share) == (0.0, 0.2)
     assert {(s.max_length, s.seed) for s in chosen.values()} == {(48, 3)}
 
 
@@ -312,6 +313,28 @@ def test_full_sentences_are_reproducible(corpus, full):
     again = source.samples(*np.divmod(picked, len(source)))
     for one, i in zip(again, picked, strict=True):
         assert [p.tolist() for p in one.parts] == [p.tolist() for p in full[i].parts]
+
+
+def test_varied_sentences_are_full_ones_of_which_some_are_short(corpus, full):
+    found = all_samples(full_of(corpus, short_share=0.4), 8)
+    same = [[p.tolist() for p in a.parts] == [p.tolist() for p in b.parts] for a, b in zip(found, full, strict=True)]
+    assert 0.6 <= np.mean(same) < 0.65  # some are shortened to their own length
+    short = [sample for sample, whole in zip(found, same, strict=True) if not whole]
+    sizes = np.array([size_of(sample) for sample in short])
+    assert np.percentile(sizes, 5) < 16 < 40 < np.percentile(sizes, 90) <= sizes.max() <= 64
+    assert all(len(sample.parts) == 1 and is_contiguous(sample.parts[0]) for sample in short)
+    starts = sentence_starts(corpus)
+    assert np.isin([sample.parts[0][0] for sample in short], starts).all()
+    inside = [sample.parts[0] for sample in short if size_of(sample) < 64]
+    ends = {*starts.tolist(), FIRST + corpus.manifest.tokens}
+    assert {int(part[-1]) + 1 for part in inside} <= ends, "whole sentences, unless they fill the sequence"
+
+
+def test_a_short_sequence_of_a_long_sentence_is_cut(tmp_path):
+    source = full_of(corpus_of(tmp_path, [[500, 3], [7]]), 64, short_share=1.0)
+    sizes = {size_of(sample) for sample in all_samples(source, 20)}
+    assert max(sizes) <= 64
+    assert min(sizes) < 12
 
 
 def test_full_sentences_use_only_the_given_documents(corpus):

@@ -12,7 +12,7 @@ from test_safety import signal_in_step
 
 from bertsmith.config import override
 from bertsmith.corpus.build import build_corpus
-from bertsmith.errors import Interrupted
+from bertsmith.errors import Interrupted, UserError
 from bertsmith.pretraining.run import pretrain
 from bertsmith.recipes import recipe
 from bertsmith.training import checkpoint, fit, runlog, schedule
@@ -190,6 +190,32 @@ def test_two_phases_share_one_schedule_and_resume_in_either(world: Path, tmp_pat
         resumed = cut(tmp_path / "whole", tmp_path / f"cut-{step}", step)
         pretrain(config, world / "shards", resumed, device="cpu", resume=True)
         assert weights(resumed) == weights(tmp_path / "whole"), step
+
+
+SPREAD = [*PHASES, "data.long_last=false"]  # long steps are one and a half times as long: 22 % of the steps
+
+
+def test_long_steps_can_be_spread_over_a_run_that_resumes(world: Path, tmp_path: Path) -> None:
+    config = settings(*SPREAD, "train.steps=18", "train.save_every=1", "train.keep=20", "train.evaluate_every=6")
+    pretrain(config, world / "shards", tmp_path / "whole", device="cpu")
+    records = [r for r in runlog.read(tmp_path / "whole") if "loss" in r]
+    assert [number for number, r in enumerate(records, 1) if r["max_length"] > 32] == [5, 9, 14, 18]
+    evaluated = [r for r in runlog.read(tmp_path / "whole") if "dev_mlm_loss" in r]
+    assert ["dev_long_mlm_loss" in r for r in evaluated] == [True] * 3
+    for step in (4, 8):
+        resumed = cut(tmp_path / "whole", tmp_path / f"cut-{step}", step)
+        pretrain(config, world / "shards", resumed, device="cpu", resume=True)
+        assert weights(resumed) == weights(tmp_path / "whole"), step
+
+
+def test_spread_long_steps_have_their_share_of_the_tokens() -> None:
+    data = settings("data.long_length=128", "data.long_share=0.1", "data.long_last=false").data
+    long = data.long_steps * data.long_length
+    assert long / (long + (1 - data.long_steps) * data.max_length) == pytest.approx(0.1)
+    assert settings("data.long_length=128", "data.long_share=0.1").data.long_steps == 0.1
+    assert settings("data.long_length=null").data.long_steps == 0
+    with pytest.raises(UserError, match=r"data\.long_last=false spreads long sequences over a run: set data\.long_len"):
+        settings("data.long_length=null", "data.long_last=false")
 
 
 def test_phase_without_a_step_is_skipped_with_a_note(world: Path, tmp_path: Path, capfd) -> None:
