@@ -68,9 +68,10 @@ def note_unreachable_positions(config: PretrainConfig, steps: int) -> None:
     part = 1.0 if data.long_last else data.long_steps  # of the steps from there on
     moved = rate * part * sum(learning_rate_factor(train, step, steps) for step in range(begin, steps))
     if moved < REACH * std:
+        count = round(part * (steps - begin))
         say(
-            f"note: the learning rates of the {round(part * (steps - begin)):,} steps with {data.long_length} tokens add up to "
-            f"{moved:.2g}, and no weight moves further: positions from {data.max_length} on, which start {std:g} from "
+            f"note: the learning rates of the {count:,} steps with {data.long_length} tokens add up to {moved:.2g}, "
+            f"and no weight moves further: positions from {data.max_length} on, which start {std:g} from "
             f"0, are hardly learnt. Raise data.long_share ({data.long_share:g} now) or train.steps, or set "
             "train.schedule=stable"
         )

@@ -140,8 +140,9 @@ class FullSource:
 
     A sequence has one segment. It begins with a sentence and is filled to the end, over the ends of documents, with an
     extra separator between two of them; the last document is followed by the first. Its last sentence is cut, unless
-    its part would be less than a twentieth of the sequence: then the sequence ends before it. Without `whole_sentences`, a
-    sequence begins and ends anywhere (contiguous text: OpenAI GPT, Radford et al. 2018, section 4.1).
+    its part would be less than a twentieth of the sequence: then the sequence ends before it. Without
+    `whole_sentences`, a sequence begins and ends anywhere (contiguous text: OpenAI GPT, Radford et al. 2018, section
+    4.1).
 
     As in RoBERTa, there are no short sequences unless a `short_share` is given: then this share of the sequences is
     shortened to whole sentences of one document, until a random length is reached.
