@@ -21,7 +21,8 @@ Results = dict[str, Any]
 
 def run_seconds(results: Results) -> float:
     """The seconds that a fine-tuning has taken, or is assumed to take."""
-    found = [tuned["seconds_of_all"] / tuned["runs_of_all"] for tuned in results.get("tuning", {}).values()]
+    timed = [tuned for tuned in results.get("tuning", {}).values() if "runs_of_all" in tuned]
+    found = [tuned["seconds_of_all"] / tuned["runs_of_all"] for tuned in timed]
     return median(found) if found else RUN_SECONDS
 
 
@@ -68,6 +69,9 @@ def result_of(key: str, results: Results) -> str:
         compared = beside.get(name) if other and same_text(run, other) else None
         text = f"{name.replace('_', ' ')} {words[name]:.3f}" + _difference(words[name], compared, 3)
         parts.append(text + (" of the generator" if words["of"] == "the generator" else ""))
+    detected, before = (each.get("held_out", {}).get("detection_loss") for each in (run, other))
+    if detected is not None:
+        parts.append(f"of the detector {detected:.4f}" + _difference(detected, before, 4))
     tuned = tuned_by(results, key)
     return ", ".join(parts) + (f"; {scores_text(tuned, tuned_by(results, base_key(run)))}" if tuned else "")
 
