@@ -85,10 +85,18 @@ def run_facts(run: Path, corpus: Path, files: Sequence[Path]) -> Results:
         "waiting_share": round(sum(r.get("waiting_share", 0.0) for r in records) / len(records), 4),
         "parameters": facts["model"]["parameters"],
         "corpus": {"files": [path.name for path in files], "tokens": manifest.tokens},
+        "course": course_of(records),
         "held_out": {k: round(v, 4) for k, v in final_scores(run).items() if isinstance(v, float)},
         "weights": weight_facts(run / MODEL, corpus),
         "settings": changed_settings(load(PretrainConfig, run / CONFIG)),
     }
+
+
+def course_of(records: Sequence[Results]) -> list[Results]:
+    """The means of the training losses at each tenth of a run, each since the record before."""
+    ends = [records[round((len(records) - 1) * tenth / 10)] for tenth in range(1, 11)]
+    kept = ("seconds", "tokens", "max_length")
+    return [{k: round(v, 4) for k, v in end.items() if k in kept or k.endswith("_loss")} for end in ends]
 
 
 def changed_settings(config: PretrainConfig) -> Results:
