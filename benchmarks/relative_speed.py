@@ -101,11 +101,13 @@ def of_bert(length: int, tokens: int) -> Step:
 
 
 def of_deberta(length: int, tokens: int, buckets: int | None) -> Step:
+    from bertsmith.model.fused.distances import rows_of
     from bertsmith.model.fused.operations import attend_with_distances
     from bertsmith.model.fused.weights import RelativeTables
 
     qkv, layout = packed_inputs(length, tokens)
-    tables = RelativeTables(*distance_tables(length, buckets), (3 * SIZE) ** -0.5)
+    keys, queries, rows = distance_tables(length, buckets)
+    tables = RelativeTables(keys, queries, *rows_of(rows, len(keys), length), (3 * SIZE) ** -0.5)
     return forward_and_backward(lambda: attend_with_distances(qkv, None, layout, HEADS, tables, DROPOUT))
 
 

@@ -110,10 +110,15 @@ class SelfAttention(nn.Module):
 
     def relative_weights(self, relative: Relative) -> RelativeWeights:
         """The vectors of distances and this layer's projections of them, as the fused operations take them."""
-        dropout = self.relative_dropout.p if self.training else 0.0
         keys = self._projection(self.relative_keys, 1) if self.layer.content_to_position else None
         queries = self._projection(self.relative_queries, 0) if self.layer.position_to_content else None
-        return RelativeWeights(relative.table, relative.rows, keys, queries, dropout)
+        assert relative.bounds is not None
+        one_for_both = not (keys is None or queries is None or self.layer.relative_projections)
+        return RelativeWeights(
+            relative.table, relative.rows, relative.bounds, keys, queries,
+            content=self.weights() if one_for_both else None,
+            dropout=self.relative_dropout.p if self.training else 0.0,
+        )  # fmt: skip
 
     def _projection(self, own: nn.Linear | None, part: int) -> LinearWeights:
         """A projection of distances: the layer's own or, if it has none, that of queries (part 0) or keys (part 1)."""

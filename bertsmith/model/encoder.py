@@ -233,7 +233,7 @@ class Encoder(nn.Module):
             inputs = (batch.labels[CHARACTERS],)
         x = self.embeddings(*inputs)
         angles = self._angles(batch.positions)
-        relative = None if self.relative is None else self.relative(batch.layout.max_length, x.device)
+        relative = self._relative(batch.layout.max_length, x.device, fused)
         checkpointing = self.gradient_checkpointing and torch.is_grad_enabled() and weights is None
 
         def run(block: nn.Module, x: Tensor, rows: Tensor | None, *more: Tensor) -> Tensor:
@@ -266,11 +266,25 @@ class Encoder(nn.Module):
 
     def _conversion(self, fused: bool) -> AbstractContextManager[None]:
         """A context in which the fused operations convert shared weights once to the precision of products."""
-        if not fused or not self.shares_layers:
+        config = self.config
+        projects_twice = config.relative_terms != "none" and not config.relative_projections  # content and distances
+        if not fused or not (self.shares_layers or projects_twice):
             return nullcontext()
         from bertsmith.model.fused.operations import one_copy_of_each_weight
 
         return one_copy_of_each_weight()
+
+    def _relative(self, length: int, device: torch.device, fused: bool) -> Relative | None:
+        """The distances of sequences of up to this length, as plain code or the fused kernels take them."""
+        if self.relative is None:
+            return None
+        relative = self.relative(length, device)
+        if not fused:
+            return relative  # type: ignore[no-any-return]
+        from bertsmith.model.fused.distances import rows_of
+
+        rows, bounds = rows_of(relative.rows, len(relative.table), length)
+        return Relative(relative.table, rows, bounds)
 
     def _angles(self, positions: Tensor) -> Rotations:
         """The rotation of every token for each rotary base; layers with the same base share it."""

@@ -47,14 +47,14 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attention(
-    qkv: Tensor, tables: RelativeTables, starts: list[int], longest: int, seed: int, dropout: float
+    qkv: Tensor, tables: RelativeTables, rows: Tensor, starts: list[int], longest: int, seed: int, dropout: float
 ) -> Tensor:
     """Attention in explicit steps, one sequence after the other."""
     outputs = []
     for start, end in pairwise(starts):
         q, k, v = qkv[start:end].unflatten(1, (3, HEADS, SIZE)).unbind(1)
         place = torch.arange(end - start)
-        row = tables.rows[place[:, None] - place + longest - 1]  # of the distance from query i to key j
+        row = rows[place[:, None] - place + longest - 1]  # of the distance from query i to key j
         scores = torch.einsum("iad,jad->aij", q, k)
         if tables.keys is not None:
             scores = scores + torch.einsum("iad,ijad->aij", q, tables.keys.unflatten(1, (HEADS, SIZE))[row])
@@ -80,13 +80,13 @@ def compare(lengths: list[int], buckets: int | None, reach: int, terms: str, dro
     keys = random(count, width) if "keys" in terms else None
     queries = random(count, width) if "queries" in terms else None
     scale = (SIZE * (1 + sum(table is not None for table in (keys, queries)))) ** -0.5
-    tables = RelativeTables(keys, queries, rows, scale)
+    tables = RelativeTables(keys, queries, *distances.rows_of(rows, count, longest), scale)
     qkv, bias = random(sum(lengths), 3 * width), torch.zeros(3 * width, requires_grad=True)
     starts = [0, *np.cumsum(lengths).tolist()]
     seed = drawn_seed(dropout)
     layout = Packed(torch.tensor(starts, dtype=torch.int32), longest)
     ours = ops.attend_with_distances(qkv + bias.detach(), bias, layout, HEADS, tables, dropout)
-    theirs = attention(qkv + bias, tables, starts, longest, seed, dropout)
+    theirs = attention(qkv + bias, tables, rows, starts, longest, seed, dropout)
     assert_same(ours, theirs, [x for x in (qkv, bias, keys, queries) if x is not None])
 
 
@@ -139,7 +139,7 @@ def test_weights_are_kept_for_the_gradients_of_short_sequences_alone(
     layout = Packed(torch.tensor([0, 19, 22], dtype=torch.int32), 19)
     with torch.set_grad_enabled(trained):
         qkv = random(22, 3 * HEADS * SIZE) * 1.0
-        tables = RelativeTables(random(count, HEADS * SIZE), None, rows, SIZE**-0.5)
+        tables = RelativeTables(random(count, HEADS * SIZE), None, *distances.rows_of(rows, count, 19), SIZE**-0.5)
         ops.attend_with_distances(qkv, random(3 * HEADS * SIZE), layout, HEADS, tables, 0.0)
     [(_, _, (weights, peaks))] = found
     assert [None if x is None else x.shape for x in (weights, peaks)] == (
@@ -177,7 +177,7 @@ def test_attention_in_16_bits_is_close_to_float32() -> None:
 
     def run(dtype: torch.dtype) -> list[Tensor]:
         qkv, keys, queries = (x.detach().to(dtype).requires_grad_() for x in inputs)
-        tables = RelativeTables(keys, queries, rows, (3 * SIZE) ** -0.5)
+        tables = RelativeTables(keys, queries, *distances.rows_of(rows, count, 20), (3 * SIZE) ** -0.5)
         out = ops.attend_with_distances(qkv, None, layout, HEADS, tables, 0.0)
         gradients = torch.autograd.grad(out, (qkv, keys, queries), torch.ones_like(out).cumsum(1))
         return [x.float() for x in (out, *gradients)]
@@ -209,13 +209,12 @@ def test_states_that_ask_in_place_of_a_layers_input(norm_first: bool, monkeypatc
     torch.manual_seed(0)
     config = dataclasses.replace(V3, norm_first=norm_first)
     encoder, batch = Encoder(config), masked_batch([9, 2])
-    assert encoder.relative is not None
     block = encoder.layers[0]
     states, asking, rows = random(11, 32), random(3, 32), torch.tensor([1, 7, 10])
-    relative = encoder.relative(9, states.device)
     monkeypatch.setattr(layer, "DTYPE", torch.float32)
     found = []
     for fused in (True, False):
+        relative = encoder._relative(9, states.device, fused)
         out = block(states, batch.layout, None, rows, fused, {}, relative, asking)
         gradients = torch.autograd.grad(out, [states, asking, *block.parameters()], torch.ones_like(out).cumsum(1))
         found.append([out, *gradients])

@@ -24,14 +24,15 @@ ROWS_COLUMNS, ROWS_AT_ONCE = 256, 16
 class Distances(NamedTuple):
     """The expanded tables (2 `centre` + 1, H) of a layer, where distance d has the row `centre` + d.
 
-    A table that is None has no term. `rows` are the rows of the tables that are expanded, in ascending order.
+    A table that is None has no term. `rows` are the rows of the tables that are expanded, in ascending order, and
+    `bounds` says where each row begins in them.
     """
 
     keys: Tensor | None
     queries: Tensor | None
     rows: Tensor  # (2 centre + 1,)
+    bounds: Tensor  # (N + 1,)
     block: int
-    num_rows: int
 
     @property
     def centre(self) -> int:
@@ -58,14 +59,20 @@ def block_size(longest: int) -> int:
     return int(min(LARGEST, max(16, triton.next_power_of_2(longest))))
 
 
-def expand(keys: Tensor | None, queries: Tensor | None, rows: Tensor, longest: int) -> Distances:
-    """Tables (N, H) with one row for each distance, given the row of the distances from -(L - 1) to L - 1."""
+def rows_of(rows: Tensor, count: int, longest: int) -> tuple[Tensor, Tensor]:
+    """The row of each distance that blocks reach, and where the distances of each of `count` rows begin in this list.
+
+    `rows` has those of the distances from -(L - 1) to L - 1. All layers have the same ones.
+    """
     block = block_size(longest)
     rows = rows[_places(triton.cdiv(longest, block) * block, len(rows) // 2, rows.device)]
+    return rows, torch.searchsorted(rows, torch.arange(count + 1, device=rows.device))
+
+
+def expand(keys: Tensor | None, queries: Tensor | None, rows: Tensor, bounds: Tensor, longest: int) -> Distances:
+    """Tables (N, H) with one row for each distance, as `rows_of` has them."""
     first, second = (None if table is None else table.index_select(0, rows) for table in (keys, queries))
-    table = keys if keys is not None else queries
-    assert table is not None
-    return Distances(first, second, rows, block, len(table))
+    return Distances(first, second, rows, bounds, block_size(longest))
 
 
 @lru_cache
@@ -152,9 +159,9 @@ def table_gradient(products: Products, distances: Distances, scale: float, sign:
         heads=heads, BLOCK=distances.block, SIZE=width // heads, SIGN=sign,
         num_warps=TABLE_WARPS, num_stages=TABLE_STAGES,
     )  # fmt: skip
-    bounds = torch.searchsorted(distances.rows, torch.arange(distances.num_rows + 1, device=own.device))
-    total = torch.empty(distances.num_rows, width, dtype=torch.float32, device=own.device)
-    _sum_of_rows[(distances.num_rows, triton.cdiv(width, ROWS_COLUMNS))](
-        parts, bounds, total, groups, count, width, COLUMNS=ROWS_COLUMNS, AT_ONCE=ROWS_AT_ONCE
+    rows = len(distances.bounds) - 1
+    total = torch.empty(rows, width, dtype=torch.float32, device=own.device)
+    _sum_of_rows[(rows, triton.cdiv(width, ROWS_COLUMNS))](
+        parts, distances.bounds, total, groups, count, width, COLUMNS=ROWS_COLUMNS, AT_ONCE=ROWS_AT_ONCE
     )
     return total

@@ -103,10 +103,12 @@ def _inner(layer: LayerWeights, x: Tensor) -> Tensor:
 def _relative_tables(relative: RelativeWeights, head_size: int) -> RelativeTables:
     """The vectors of distances as keys and queries of one layer, and the scale of the scores with their terms."""
     table = F.dropout(relative.table, relative.dropout).to(DTYPE)
-    projections = relative.keys, relative.queries
-    keys, queries = (None if weights is None else linear(table, *weights) for weights in projections)
-    terms = 1 + sum(weights is not None for weights in projections)
-    return RelativeTables(keys, queries, relative.rows, (head_size * terms) ** -0.5)
+    if relative.content is not None:  # one product for both
+        queries, keys, _ = linear(table, *relative.content).unflatten(1, (3, -1)).unbind(1)
+    else:
+        keys, queries = (None if weights is None else linear(table, *weights) for weights in relative[3:5])
+    terms = 1 + (keys is not None) + (queries is not None)
+    return RelativeTables(keys, queries, relative.rows, relative.bounds, (head_size * terms) ** -0.5)
 
 
 def _with_queries(layer: LayerWeights, qkv: Tensor, asking: Tensor, rows: Tensor | None) -> Tensor:

@@ -267,31 +267,30 @@ def attend_with_distances(
     """What `attend` computes, with the terms that distances add to the scores."""
     seed = draw_seed(qkv.device, dropout)
     settings = layout.max_length, heads, relative.scale, dropout
-    keys, queries, where, _ = relative
-    return _Relative.apply(qkv, bias, keys, queries, where, layout.starts, seed, settings)  # type: ignore[no-any-return, no-untyped-call]
+    return _Relative.apply(qkv, bias, *relative[:4], layout.starts, seed, settings)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Relative(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv, bias, keys, queries, where, starts, seed, settings):  # type: ignore[override]
-        tables = distances.expand(keys, queries, where, settings[0])
+    def forward(ctx: Any, qkv, bias, keys, queries, where, bounds, starts, seed, settings):  # type: ignore[override]
+        tables = distances.expand(keys, queries, where, bounds, settings[0])
         out, sums, kept = relative_attention.relative_attention_forward(
             ctx.needs_input_grad[0], qkv, tables, starts, seed, *settings
         )
-        ctx.save_for_backward(out, sums, *kept, qkv, *tables[:3], starts, seed)
-        ctx.sizes, ctx.settings, ctx.bias = tables[3:], settings, bias is not None
+        ctx.save_for_backward(out, sums, *kept, qkv, *tables[:4], starts, seed)
+        ctx.block, ctx.settings, ctx.bias = tables.block, settings, bias is not None
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad):  # type: ignore[override]
-        out, sums, weights, peaks, qkv, keys, queries, where, starts, seed = ctx.saved_tensors
-        tables = distances.Distances(keys, queries, where, *ctx.sizes)
+        out, sums, weights, peaks, qkv, keys, queries, where, bounds, starts, seed = ctx.saved_tensors
+        tables = distances.Distances(keys, queries, where, bounds, ctx.block)
         kept = relative_attention.Kept(weights, peaks)
         dqkv, dbias, dkeys, dqueries = relative_attention.relative_attention_backward(
             grad.contiguous(), out, sums, kept, qkv, tables, starts, seed, *ctx.settings
         )
-        return dqkv, dbias if ctx.bias else None, dkeys, dqueries, None, None, None, None
+        return dqkv, dbias if ctx.bias else None, dkeys, dqueries, None, None, None, None, None
 
 
 def word_scores(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -46,26 +46,30 @@ class Sampling(NamedTuple):
 class RelativeTables(NamedTuple):
     """The vectors of distances of one layer (N, H) as keys and as queries, either may be missing.
 
-    `rows` (2 L - 1,) has the row of the tables for each distance from -(L - 1) to L - 1, in ascending order.
+    `rows` has the row of the tables for each distance that the blocks of a batch reach, in ascending order, and
+    `bounds` (N + 1,) where the distances of each row begin in it; both come from `distances.rows_of`.
     """
 
     keys: Tensor | None
     queries: Tensor | None
     rows: Tensor
+    bounds: Tensor
     scale: float  # that scores are multiplied by
 
 
 class RelativeWeights(NamedTuple):
     """The vectors of distances (N, H) before a layer projects them, and the layer's projections of them.
 
-    A projection that is None has no term in the scores. The two are equal to those of queries and keys where a layer
-    has none of its own.
+    A projection that is None has no term in the scores. Where a layer has none of its own, `content`, the projection of
+    its queries, keys and values, serves for both.
     """
 
     table: Tensor
-    rows: Tensor  # (2 L - 1,) as in RelativeTables
+    rows: Tensor  # as in RelativeTables, like `bounds`
+    bounds: Tensor
     keys: LinearWeights | None
     queries: LinearWeights | None
+    content: LinearWeights | None
     dropout: float
 
 
