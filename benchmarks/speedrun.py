@@ -39,7 +39,7 @@ from benchmarks.family_quality import masked_words, run_facts
 from benchmarks.record import earlier, keep, merge_files
 from benchmarks.speedrun_table import CORPORA, EXPERIMENTS, ROWS, VOCABULARIES, pretraining_config
 from benchmarks.speedrun_variants import VARIANTS
-from benchmarks.tuning import Way, task_data, tune_all
+from benchmarks.tuning import Way, scores_of, task_data, tune_all
 from bertsmith.config import override
 from bertsmith.corpus.vocabulary import train_tokenizer
 from bertsmith.finetuning.benchmark import COLUMNS, protocol
@@ -156,21 +156,27 @@ def tuning_config(task: str, data: Data, settings: tuple[str, ...], smoke: bool)
 
 
 def finetuned(ways: dict[tuple[str, str], Way], data: dict[str, Data], arguments: argparse.Namespace) -> None:
-    """Fine-tune in all ways at once, and keep the scores of each; `ways` has them by run and variant."""
-    began = time.monotonic()
-    scores = tune_all(
-        f"fine-tuning {len(ways)} times", list(ways.values()), {task: data[task].splits(task) for task in data},
-        METRICS, arguments.work / NAME / "tuned", seeds=arguments.seeds, jobs=arguments.jobs, device=arguments.device,
-    )  # fmt: skip
-    runs = sum(len(way.configs) * arguments.seeds for way in ways.values())
-    for (key, variant), way in ways.items():
-        tasks = scores[way.key]
-        facts: Results = {"run": key, "variant": variant, "seeds": arguments.seeds, "tasks": tasks}
-        facts["rows"] = arguments.rows
-        if tasks.keys() >= set(GLUE5):
-            facts["glue5"] = round(mean(tasks[task]["median"] for task in GLUE5), 2)
+    """Fine-tune in all ways at once, and keep the scores of each; `ways` has them by run and variant.
+
+    A call that is stopped keeps those of the tasks of which all seeds are done.
+    """
+    began, folder = time.monotonic(), arguments.work / NAME / "tuned"
+    facts: Results = {"seeds": arguments.seeds, "rows": arguments.rows}
+    try:
+        tune_all(
+            f"fine-tuning {len(ways)} times", list(ways.values()), {task: data[task].splits(task) for task in data},
+            METRICS, folder, seeds=arguments.seeds, jobs=arguments.jobs, device=arguments.device,
+        )  # fmt: skip
+        runs = sum(len(way.configs) * arguments.seeds for way in ways.values())
         facts |= {"seconds_of_all": round(time.monotonic() - began), "runs_of_all": runs}
-        keep(NAME, arguments.results, "tuning", way.key, facts)
+    finally:
+        for (key, variant), way in ways.items():
+            tasks = scores_of(way, METRICS, folder, arguments.seeds)
+            found: Results = {"run": key, "variant": variant, "tasks": tasks, **facts}
+            if tasks.keys() >= set(GLUE5):
+                found["glue5"] = round(mean(tasks[task]["median"] for task in GLUE5), 2)
+            if tasks:
+                keep(NAME, arguments.results, "tuning", way.key, found)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -153,15 +153,26 @@ def tune_all(
     `data` and `metrics` are those of the tasks. Runs in `folder` that are finished are not run again, and the scores of
     tasks that another call has fine-tuned are among those of a way.
     """
-    places = {way.key: folder / way.key.replace(" ", "-").replace("/", "-") for way in ways}
     calls = [
         (way.variation, replace(config, train=replace(config.train, seed=seed)), way.model, data[task],
-         places[way.key] / task / str(seed), device)
+         place_of(way, folder) / task / str(seed), device)
         for way in ways for task, config in way.configs.items() for seed in range(1, seeds + 1)
     ]  # fmt: skip
     calls.sort(key=lambda call: LONGEST.index(call[1].task))
     run_all(jobs, title, tune_varied, calls, device)
-    return {key: {task: scores_in(at / task, metrics[task]) for task in _tasks_in(at)} for key, at in places.items()}
+    return {way.key: scores_of(way, metrics, folder) for way in ways}
+
+
+def place_of(way: Way, folder: Path) -> Path:
+    """The folder of a way's runs."""
+    return folder / way.key.replace(" ", "-").replace("/", "-")
+
+
+def scores_of(way: Way, metrics: Mapping[str, str], folder: Path, least: int = 1) -> Results:
+    """The scores of a way's tasks that have at least so many finished runs, by the task."""
+    place = place_of(way, folder)
+    found = {task: scores_in(place / task, metrics[task]) for task in _tasks_in(place)}
+    return {task: scores for task, scores in found.items() if len(scores["values"]) >= least}
 
 
 def _tasks_in(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from benchmarks import speedrun
+from benchmarks import speedrun, tuning
 from benchmarks.corpora import train_tokenizers
 from benchmarks.family_toy import write_toy_data
 from benchmarks.record import RESULTS, earlier
@@ -24,8 +24,9 @@ from benchmarks.speedrun_pages import PAGE, minutes_of, result_of, tables, write
 from benchmarks.speedrun_table import EXPERIMENTS, WORDPIECE, chain, lacking, pretraining_config
 from benchmarks.speedrun_variants import VARIANTS
 from benchmarks.tuning import Variation, disagreement, varied
-from bertsmith.errors import UserError
+from bertsmith.errors import Interrupted, UserError
 from bertsmith.finetuning.benchmark import protocol
+from bertsmith.finetuning.settings import FinetuneConfig
 from bertsmith.finetuning.task_data import Data
 from bertsmith.model.heads import TaskModel
 from bertsmith.model.pooling import Pooler
@@ -76,6 +77,30 @@ def test_an_experiment_runs_and_its_encoder_is_fine_tuned_in_other_ways(data: Pa
     write_page(results, page)
     assert "| 30 % masked (`data.masking.rate=0.3`) | `run mask-30 --minutes 1` | 0 M tokens" in page.read_text()
     assert "`tune mask-30 mean-direct --minutes 1 --rows 30`" in page.read_text()
+
+
+def test_a_stopped_call_keeps_the_tasks_whose_seeds_are_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["run", "mask-30", "--minutes", "1", "--tasks", "sst2", "rte", *options(data, tmp_path), "--seeds", "2"]
+    once, done = tuning.tune, []
+
+    def stopped(config: FinetuneConfig, *others: Any) -> None:
+        if len(done) == 3:
+            raise Interrupted("stopped", 143)
+        once(config, *others)
+        done.append(config.task)
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(tuning, "tune", stopped)
+        speedrun.main(given)
+    assert done == ["sst2", "sst2", "rte"]  # the longest runs first
+    kept = results_in(tmp_path)["tuning"]["mask-30 1 min: protocol, 30 rows"]
+    assert kept["tasks"].keys() == {"sst2"}
+    assert "runs_of_all" not in kept
+    speedrun.main(given)
+    kept = results_in(tmp_path)["tuning"]["mask-30 1 min: protocol, 30 rows"]
+    assert (kept["tasks"].keys(), kept["runs_of_all"]) == ({"sst2", "rte"}, 4)
 
 
 def test_differences_are_those_from_the_base() -> None:
