@@ -114,8 +114,13 @@ def _section(hint: Any, values: Any) -> Any:
 
 
 def load(cls: type[Config], path: str | Path) -> Config:
-    """Read a configuration from a JSON file."""
-    return from_dict(cls, read_json(path), str(path))
+    """Read a configuration from a JSON file; an error names the file."""
+    try:
+        return from_dict(cls, read_json(path), str(path))
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{path}: {error}") from None
 
 
 def read_json(path: str | Path) -> dict[str, Any]:

@@ -1,12 +1,17 @@
 """Configurations: sections of several kinds, and upgrades of the values that older versions wrote."""
 
+import json
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from bertsmith.config import dotted_keys, from_dict, override, to_dict
+from bertsmith.config import dotted_keys, from_dict, load, override, to_dict
 from bertsmith.errors import UserError
+from bertsmith.pretraining.settings import PretrainConfig
+from bertsmith.recipes import recipe
 
 
 @dataclass(frozen=True)
@@ -100,3 +105,11 @@ def test_values_of_an_older_version_are_upgraded_in_one_place() -> None:
     assert from_dict(Drawing, old) == Drawing("a", Circle(radius=4.0), Pen("red"))
     with pytest.raises(UserError, match="unknown setting"):
         override(Drawing("a"), ["radius=3"])
+
+
+def test_a_value_out_of_range_is_reported_with_its_file(tmp_path: Path) -> None:
+    path, values = tmp_path / "config.json", to_dict(recipe("quickstart"))
+    values["data"]["masking"]["random_share"] = 1.1
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"^{re.escape(str(path))}: data\.masking\.random_share must be at least 0"):
+        load(PretrainConfig, path)

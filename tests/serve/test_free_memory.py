@@ -37,15 +37,15 @@ def test_free_memory_goes_back_to_the_system() -> None:
 
 
 def test_memory_is_returned_after_batches_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[float] = []
+    callers: list[threading.Thread] = []  # a service that another test has left open has a thread, too
     monkeypatch.setattr(memory, "SECONDS", 0.02)
-    monkeypatch.setattr(memory, "return_memory", lambda: calls.append(time.monotonic()))
+    monkeypatch.setattr(memory, "return_memory", lambda: callers.append(threading.current_thread()))
     returning = memory.MemoryReturn()
     time.sleep(0.1)
-    assert not calls
+    assert returning._thread not in callers
     returning.has_freed.set()
     time.sleep(0.2)
-    assert len(calls) == 1
+    assert callers.count(returning._thread) == 1
     returning.close()
     assert not returning._thread.is_alive()
 
