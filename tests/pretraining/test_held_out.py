@@ -154,3 +154,16 @@ def test_a_run_is_evaluated_on_documents_that_are_not_trained_on(world: Path, tm
         ids[sample.masked] = [tokenizer.id(word) for word in sample.answers]
         text = " ".join(map(str, ids[1:-1]))
         assert any(text in words[n] for n in kept.tolist())
+
+
+def test_held_out_text_of_varied_sequences_has_full_ones(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated, learnt, step = [], [], Loader.step
+    monkeypatch.setattr(held_out, "evaluate", lambda _, loader, *given: evaluated.append(loader.source) or {"loss": 1})
+    monkeypatch.setattr(Loader, "step", lambda self, *a: learnt.append(self.source) or step(self, *a))
+    changes = [*TINY, "train.steps=2", "train.batch_size=4", "data.max_length=16", "train.workers=0"]
+    changes += ["data.long_length=null", "data.pairs=varied", "data.short_share=0.5", "objective.next_sentence=false"]
+    pretrain(override(recipe("bert-tiny"), changes), world / "shards", tmp_path / "run", device="cpu")
+    assert [source.short_share for source in learnt] == [0.5] * 2
+    assert [source.short_share for source in evaluated] == [0.0]
