@@ -17,6 +17,7 @@ from benchmarks.tuning import run_all, scores_in, task_data, tune
 from benchmarks.weights import weight_facts
 from bertsmith.config import load, to_dict
 from bertsmith.corpus.shards import Corpus
+from bertsmith.errors import Interrupted
 from bertsmith.finetuning.benchmark import LONGEST
 from bertsmith.finetuning.settings import FinetuneConfig, FinetuneData
 from bertsmith.formats.hf import load_folder
@@ -176,8 +177,8 @@ def tuning_config(task: str, seed: int, smoke: bool) -> FinetuneConfig:
     return FinetuneConfig(task, data, train, restarts=0, dropout=0.1)
 
 
-def finetuned(name: str, arguments: Any) -> Results:
-    """Fine-tune a pre-trained family on every task and seed; the scores of each task."""
+def finetune_family(name: str, arguments: Any) -> None:
+    """Fine-tune a pre-trained family on every task and seed."""
     run = run_name(name, arguments)
     model, folder = arguments.work / "pretrained" / run / MODEL, arguments.work / "tuned" / run
     calls = []
@@ -189,8 +190,14 @@ def finetuned(name: str, arguments: Any) -> Results:
     calls.sort(key=lambda call: LONGEST.index(call[0].task))
     if calls:
         run_all(arguments.jobs, f"fine-tuning {name}", tune, calls, arguments.device)
+
+
+def scores_of(name: str, arguments: Any) -> Results:
+    """The scores of the tasks that a family has been fine-tuned on with all seeds."""
+    folder = arguments.work / "tuned" / run_name(name, arguments)
     tuned = (task for task in TASKS if (folder / task).is_dir())
-    return {t: {"rate": RATE, **scores_in(folder / t, find_task(t).metrics[0])} for t in tuned}
+    found = {t: {"rate": RATE, **scores_in(folder / t, find_task(t).metrics[0])} for t in tuned}
+    return {task: scores for task, scores in found.items() if len(scores["values"]) >= arguments.seeds}
 
 
 def best_teacher(results: Results) -> str:
@@ -202,15 +209,22 @@ def best_teacher(results: Results) -> str:
 
 
 def measure_quality(name: str, arguments: Any, earlier: Results) -> Iterator[Results]:
-    """Pre-train, then fine-tune one family; what is known after each of the two."""
+    """Pre-train, then fine-tune one family; what is known after each of the two, also if the second is stopped."""
     runs = arguments.work / "pretrained"
     there = {n: found for n, found in earlier.items() if is_finished(runs / run_name(n, arguments))}
     teacher = (arguments.teacher or best_teacher(there)) if name == "distilbert" else ""
     found: Results = {"pretraining": pretrained(name, arguments, teacher)}
     yield found
     release_memory()
-    found["tasks"] = finetuned(name, arguments)
-    yield {**found, "mean": mean_of(found["tasks"])}
+    stopped = None
+    try:
+        finetune_family(name, arguments)
+    except Interrupted as error:
+        stopped = error
+    found["tasks"] = scores_of(name, arguments)
+    yield found if stopped else {**found, "mean": mean_of(found["tasks"])}
+    if stopped is not None:
+        raise stopped
 
 
 def mean_of(tasks: Results) -> float | None:

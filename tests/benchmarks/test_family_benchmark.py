@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks import families, family_cpu
+from benchmarks import families, family_cpu, family_quality
 from benchmarks.family_pages import PAGE, write_page
 from benchmarks.family_quality import EPOCHS, TASKS, best_teacher
 from benchmarks.family_speed import MEASURED
 from benchmarks.family_table import FAMILIES, quality_config
 from benchmarks.family_toy import write_toy_data
 from benchmarks.record import merged
+from bertsmith.errors import Interrupted
 from bertsmith.inference.engines import int8_backends
 from bertsmith.model.encoder import Encoder
 from bertsmith.objectives.kinds import build_objective
@@ -65,6 +67,30 @@ def test_quality_pretrains_and_finetunes(names: list[str], kinds: int, tasks: li
         assert not words or words["of"] == ("the generator" if name in ("electra", "deberta-v3") else "the model")
         assert {task: len(found["values"]) for task, found in quality[name]["tasks"].items()} == dict.fromkeys(tasks, 1)
     assert quality[names[-1]]["pretraining"].get("teacher") == ("bert" if names == QUICK else None)
+
+
+def test_a_family_whose_fine_tuning_is_stopped_keeps_the_tasks_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, once, done = write_toy_data(tmp_path / "data"), family_quality.tune, []
+    work = ["--data", str(data), "--work", str(tmp_path / "work"), "--smoke", "--results", str(tmp_path)]
+    families.main(["tokenizers", "wordpiece", "--vocabulary", "150", *work])
+
+    def stopped(*given: Any) -> None:
+        if len(done) == 3:
+            raise Interrupted("stopped", 143)
+        once(*given)
+        done.append(given[0].task)
+
+    monkeypatch.setattr(family_quality, "tune", stopped)
+    with pytest.raises(Interrupted):
+        families.main(
+            ["quality", "bert", "--seeds", "2", "--jobs", "1", "--tasks", "cola", "rte", "--device", "cpu", *work]
+        )
+    assert done == ["cola", "cola", "rte"]
+    kept = results_in(tmp_path)["quality"]["bert"]
+    assert kept["tasks"].keys() == {"cola"}
+    assert "mean" not in kept
 
 
 @pytest.mark.slow
