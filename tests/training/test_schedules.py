@@ -245,6 +245,9 @@ def test_note_reports_positions_that_the_learning_rates_cannot_train(world: Path
         run = tmp_path / str(number)
         pretrain(settings(*PHASES, *changes), world / "shards", run, device="cpu")
         assert (rates in capfd.readouterr().err) == expected
+    pretrain(settings(*SPREAD), world / "shards", tmp_path / "spread", device="cpu")
+    # 22 % of 1e-3 times 1 + (9 + 8 + ... + 1) / 9
+    assert "the learning rates of the 2 steps with 48 tokens add up to 0.0013, and" in capfd.readouterr().err
     pretrain(settings(*PHASES), world / "shards", tmp_path / "on", model=run / "model", device="cpu")
     assert rates not in capfd.readouterr().err  # a given model may have trained its positions
 
