@@ -34,6 +34,7 @@ from bertsmith.training.side_by_side import side_by_side
 
 Values = dict[str, Any]
 FILE, MEAN = "benchmark.json", "GLUE-5"
+UNFINISHED = "the command was stopped before all of its runs were done"
 # The protocol. Runs that collapse are not repeated with another seed: the median has to stand for them.
 TRAIN = TrainConfig(epochs=5, batch_size=32, learning_rate=5e-5, warmup=0.1, workers=0)
 DROPOUT = 0.1
@@ -94,7 +95,8 @@ def benchmark(
 
     `data` is the folder that holds the folders of the tasks; a task without data is reported as absent. `tasks` are
     those to run, by default all. `jobs` runs execute at a time: by default as many as a GPU has memory for, and one
-    without a GPU. `settings` change the protocol, and the table then says so.
+    without a GPU. `settings` change the protocol, and the table then says so. A command that is stopped leaves a table
+    of the tasks that are done, unless there is a whole one already.
     """
     for option, value in (("--seeds", seeds), ("--jobs", 1 if jobs is None else jobs)):
         if value < 1:
@@ -110,16 +112,30 @@ def benchmark(
         for column, entry, seed in product(columns, entries, range(1, seeds + 1))
     ]  # fmt: skip
     calls.sort(key=lambda call: LONGEST.index(call[0].task))
-    try:
-        with locked(out):
+    with locked(out):
+        try:
             _run_all([call for call in calls if not _is_known(call[0], call[1], call[4])], jobs, entries, device)
-            result = _table(out, entries, columns, seeds, absent, configs, settings)
-            with new_file(out / FILE) as file:
-                write_json(file, result)
-            return result
-    except Interrupted as stop:
-        stop.advice = "The same command resumes it"
-        raise
+        except Interrupted as stop:
+            stop.advice = "The same command resumes it"
+            left = {call[2].name: UNFINISHED for call in calls if not _is_known(call[0], call[1], call[4])}
+            finished = [column for column in columns if column.name not in left]
+            if finished and not _has_whole_table(out):
+                _write_table(out, _table(out, entries, finished, seeds, {**absent, **left}, configs, settings))
+                stop.advice += f"; {out / FILE} has the tasks that are done"
+            raise
+        result = _table(out, entries, columns, seeds, absent, configs, settings)
+        _write_table(out, result)
+        return result
+
+
+def _has_whole_table(out: Path) -> bool:
+    """Return whether there is a table, and not of a command that was stopped."""
+    return (out / FILE).exists() and UNFINISHED not in read_json(out / FILE)["absent"].values()
+
+
+def _write_table(out: Path, table: Values) -> None:
+    with new_file(out / FILE) as file:
+        write_json(file, table)
 
 
 def find_entries(models: Sequence[str | Path]) -> list[Entry]:

@@ -7,7 +7,7 @@ from statistics import mean, median
 import pytest
 from paper_data import write_tasks
 
-from bertsmith.errors import Diverged, UserError
+from bertsmith.errors import Diverged, Interrupted, UserError
 from bertsmith.finetuning import scored as scoring
 from bertsmith.finetuning.benchmark import COLUMNS, TRAIN, benchmark, find_entries
 from bertsmith.finetuning.run import finetune as real_finetune
@@ -109,6 +109,36 @@ def test_a_run_that_diverges_counts_as_nothing_learnt(tiny_run, tasks, tmp_path,
     assert result["rows"][0]["scores"]["RTE"]["failed"] == 1
     assert result["rows"][0]["scores"]["RTE"]["median"] == 0
     assert "0.0, 1 failed" in next(lines(result))
+
+
+def test_a_stopped_benchmark_leaves_a_table_of_the_tasks_that_are_done(
+    done, tiny_run, tasks, tmp_path, monkeypatch
+) -> None:
+    out = shutil.copytree(done[0], tmp_path / "out")
+    name = done[1]["rows"][0]["name"]
+
+    def stop(*given, **options) -> None:
+        raise Interrupted("stopped", 130)
+
+    def stopped() -> str:
+        shutil.rmtree(out / "runs" / name / "rte" / "seed-2", ignore_errors=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(scoring, "finetune", stop)
+            with pytest.raises(Interrupted) as error:
+                benchmark([tiny_run], tasks, out, seeds=2, device="cpu", settings=QUICK)
+        return error.value.advice
+
+    assert stopped() == "The same command resumes it"
+    assert json.loads((out / "benchmark.json").read_text()) == done[1], "a whole table stays"
+    (out / "benchmark.json").unlink()
+    for _ in range(2):
+        assert stopped().endswith("benchmark.json has the tasks that are done")
+        table = json.loads((out / "benchmark.json").read_text())
+        assert table["columns"] == [column for column in done[1]["columns"] if column != "RTE"]
+        assert table["rows"][0]["scores"]["CoLA"] == done[1]["rows"][0]["scores"]["CoLA"]
+        assert "mean" not in table["rows"][0]
+        assert "Missing: RTE: the command was stopped before all of its runs were done." in remarks(table)
+    assert benchmark([tiny_run], tasks, out, seeds=2, device="cpu", settings=QUICK) == done[1]
 
 
 def test_models_have_names_of_their_own(tiny_run, tmp_path) -> None:
