@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.corpora import corpus_folder, text_bytes, text_files
 from benchmarks.family_table import FAMILIES, QUALITY, QUALITY_SMOKE, quality_config
-from benchmarks.tuning import run_all, scores_in, task_data, tune
+from benchmarks.tuning import run_all, scores_in, task_data, tune, whole
 from benchmarks.weights import weight_facts
 from bertsmith.config import load, to_dict
 from bertsmith.corpus.shards import Corpus
@@ -193,11 +193,11 @@ def finetune_family(name: str, arguments: Any) -> None:
 
 
 def scores_of(name: str, arguments: Any) -> Results:
-    """The scores of the tasks that a family has been fine-tuned on with all seeds."""
+    """The scores of a family by the task, without those of this call's tasks whose seeds are not all done."""
     folder = arguments.work / "tuned" / run_name(name, arguments)
     tuned = (task for task in TASKS if (folder / task).is_dir())
     found = {t: {"rate": RATE, **scores_in(folder / t, find_task(t).metrics[0])} for t in tuned}
-    return {task: scores for task, scores in found.items() if len(scores["values"]) >= arguments.seeds}
+    return whole(found, arguments.tasks, arguments.seeds)
 
 
 def best_teacher(results: Results) -> str:

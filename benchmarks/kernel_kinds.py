@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import torch
@@ -25,18 +25,26 @@ def kind_of(name: str) -> str:
 
 def by_kind(step: Callable[[], None], steps: int = 3) -> tuple[dict[str, float], list[tuple[str, float]]]:
     """Milliseconds of a step by kind, and the twenty kernels that take the most."""
-    times: defaultdict[str, float] = defaultdict(float)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-    for event in seen.events():
+    kinds, kernels = kernels_in(seen, steps)
+    return kinds, [(name, ms) for name, ms, _ in kernels[:20]]
+
+
+def kernels_in(seen: profile, steps: int) -> tuple[dict[str, float], list[tuple[str, float, float]]]:
+    """Milliseconds of a step by kind, and of all kernels, the longest first, with how often a step launches them."""
+    times: defaultdict[str, float] = defaultdict(float)
+    counts: Counter[str] = Counter()
+    for event in seen.events():  # type: ignore[union-attr]
         if event.device_type == torch.autograd.DeviceType.CUDA:  # type: ignore[attr-defined]
             times[event.name] += event.device_time / 1000 / steps
+            counts[event.name] += 1
     kinds: defaultdict[str, float] = defaultdict(float)
     for name, milliseconds in times.items():
         kinds[kind_of(name)] += milliseconds
     found = {kind: round(kinds[kind], 2) for kind in [*KINDS, "other"]}
     found["all"] = round(sum(kinds.values()), 2)
     longest = sorted(times.items(), key=lambda item: -item[1])
-    return found, [(name[:120], round(ms, 3)) for name, ms in longest[:20]]
+    return found, [(name[:120], round(ms, 3), counts[name] / steps) for name, ms in longest]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.kernel_kinds import KINDS, kind_of
+from benchmarks.kernel_kinds import kernels_in
 from bertsmith.config import override
 from bertsmith.finetuning.benchmark import protocol
 from bertsmith.finetuning.run import finetune
@@ -34,59 +34,34 @@ from bertsmith.training.speed import synchronise
 TIMED, SEEN, LONGEST = 20, 5, 25  # steps by the clock, steps whose kernels are counted, kernels that are printed
 
 
-class Watch:
-    """Times the last steps of a run but a few, and counts the kernels of these."""
-
-    def __init__(self, steps: int) -> None:
-        self.first, self.number, self.began = steps - TIMED - SEEN, 0, 0.0
-        self.profiler: Any = None
-        self.lines: list[str] = []
-
-    def before(self, device: torch.device) -> None:
-        if self.number == self.first:
-            synchronise(device)
-            self.began = time.perf_counter()
-        if self.number == self.first + TIMED:
-            synchronise(device)
-            seconds = (time.perf_counter() - self.began) / TIMED
-            self.lines.append(f"{1000 * seconds:.2f} ms a step, {1 / seconds:.1f} steps a second")
-            on_gpu = torch.cuda.is_available()
-            self.profiler = profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU])
-            self.profiler.__enter__()
-        self.number += 1
-
-    def end(self, device: torch.device) -> None:
-        synchronise(device)
-        self.profiler.__exit__(None, None, None)
-        times: defaultdict[str, float] = defaultdict(float)
-        counts: defaultdict[str, int] = defaultdict(int)
-        for event in self.profiler.events():
-            if event.device_type == torch.autograd.DeviceType.CUDA:  # type: ignore[attr-defined]
-                times[event.name] += event.device_time / 1000 / SEEN
-                counts[event.name] += 1
-        kinds: defaultdict[str, float] = defaultdict(float)
-        for name, milliseconds in times.items():
-            kinds[kind_of(name)] += milliseconds
-        total = sum(counts.values()) / SEEN
-        self.lines.append(f"{sum(times.values()):.2f} ms of kernels a step, {total:.0f} of them")
-        self.lines.append("  ".join(f"{kind} {kinds[kind]:.2f}" for kind in [*KINDS, "other"]))
-        for name in sorted(times, key=lambda name: -times[name])[:LONGEST]:
-            self.lines.append(f"{times[name]:8.3f} ms {counts[name] / SEEN:7.1f} x {name[:110]}")
-
-
-def watched(steps: int, run: Any) -> list[str]:
-    """What a run of so many steps shows."""
-    watch, once, device = Watch(steps), fit._Loop._step, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def watched(steps: int, run: Callable[[], Any]) -> list[str]:
+    """What the last steps of a run show, of so many steps in all."""
+    once, first, number, began = fit._Loop._step, steps - TIMED - SEEN, 0, 0.0
+    seen = profile(activities=[ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU])
+    lines: list[str] = []
 
     def step(loop: Any, *given: Any) -> None:
-        watch.before(device)
+        nonlocal number, began
+        if number in (first, first + TIMED):
+            synchronise(loop.meter.device)
+        if number == first:
+            began = time.perf_counter()
+        if number == first + TIMED:
+            seconds = (time.perf_counter() - began) / TIMED
+            lines.append(f"{1000 * seconds:.2f} ms a step, {1 / seconds:.1f} steps a second")
+            seen.start()
         once(loop, *given)
-        if watch.number == steps:
-            watch.end(device)
+        number += 1
+        if number == steps:
+            synchronise(loop.meter.device)
+            seen.stop()
 
     with patch.object(fit._Loop, "_step", step):
         run()
-    return watch.lines
+    kinds, kernels = kernels_in(seen, SEEN)
+    lines.append(f"{kinds.pop('all'):.2f} ms of kernels a step, {sum(count for *_, count in kernels):.0f} of them")
+    lines.append("  ".join(f"{kind} {ms:.2f}" for kind, ms in kinds.items()))
+    return lines + [f"{ms:8.3f} ms {count:7.1f} x {name}" for name, ms, count in kernels[:LONGEST]]
 
 
 def main(given: list[str] | None = None) -> None:

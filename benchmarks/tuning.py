@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -160,7 +160,7 @@ def tune_all(
     ]  # fmt: skip
     calls.sort(key=lambda call: LONGEST.index(call[1].task))
     run_all(jobs, title, tune_varied, calls, device)
-    return {way.key: scores_of(way, metrics, folder) for way in ways}
+    return {way.key: scores_of(way, metrics, folder, seeds) for way in ways}
 
 
 def place_of(way: Way, folder: Path) -> Path:
@@ -168,11 +168,16 @@ def place_of(way: Way, folder: Path) -> Path:
     return folder / way.key.replace(" ", "-").replace("/", "-")
 
 
-def scores_of(way: Way, metrics: Mapping[str, str], folder: Path, least: int = 1) -> Results:
-    """The scores of a way's tasks that have at least so many finished runs, by the task."""
+def scores_of(way: Way, metrics: Mapping[str, str], folder: Path, seeds: int) -> Results:
+    """The scores of a way by the task, without those of its tasks whose seeds are not all done."""
     place = place_of(way, folder)
     found = {task: scores_in(place / task, metrics[task]) for task in _tasks_in(place)}
-    return {task: scores for task, scores in found.items() if len(scores["values"]) >= least}
+    return whole(found, way.configs, seeds)
+
+
+def whole(scores: Results, tasks: Collection[str], seeds: int) -> Results:
+    """Scores by the task without those of some tasks that have fewer runs than seeds: a call was stopped there."""
+    return {task: each for task, each in scores.items() if task not in tasks or len(each["values"]) >= seeds}
 
 
 def _tasks_in(folder: Path) -> list[str]:

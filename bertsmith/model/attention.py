@@ -110,22 +110,18 @@ class SelfAttention(nn.Module):
 
     def relative_weights(self, relative: Relative) -> RelativeWeights:
         """The vectors of distances and this layer's projections of them, as the fused operations take them."""
-        keys = self._projection(self.relative_keys, 1) if self.layer.content_to_position else None
-        queries = self._projection(self.relative_queries, 0) if self.layer.position_to_content else None
-        assert relative.bounds is not None
-        one_for_both = not (keys is None or queries is None or self.layer.relative_projections)
+        assert relative.of_blocks is not None
+        keys, queries = (
+            None if own is None else LinearWeights(own.weight, own.bias)
+            for own in (self.relative_keys, self.relative_queries)
+        )
+        rows, bounds = relative.of_blocks
+        terms = self.layer.content_to_position, self.layer.position_to_content
         return RelativeWeights(
-            relative.table, relative.rows, relative.bounds, keys, queries,
-            content=self.weights() if one_for_both else None,
+            relative.table, rows, bounds, terms, keys, queries,
+            content=None if self.layer.relative_projections else self.weights(),
             dropout=self.relative_dropout.p if self.training else 0.0,
         )  # fmt: skip
-
-    def _projection(self, own: nn.Linear | None, part: int) -> LinearWeights:
-        """A projection of distances: the layer's own or, if it has none, that of queries (part 0) or keys (part 1)."""
-        if own is not None:
-            return LinearWeights(own.weight, own.bias)
-        weight, bias = self.weights()
-        return LinearWeights(weight.chunk(3)[part], None if bias is None else bias.chunk(3)[part])
 
     def _terms(self, relative: Relative) -> RelativeTerms:
         """The vectors of distances as keys and queries of this layer, each (A, N, D)."""

@@ -278,13 +278,12 @@ class Encoder(nn.Module):
         """The distances of sequences of up to this length, as plain code or the fused kernels take them."""
         if self.relative is None:
             return None
-        relative = self.relative(length, device)
+        relative: Relative = self.relative(length, device)
         if not fused:
-            return relative  # type: ignore[no-any-return]
+            return relative
         from bertsmith.model.fused.distances import rows_of
 
-        rows, bounds = rows_of(relative.rows, len(relative.table), length)
-        return Relative(relative.table, rows, bounds)
+        return relative._replace(of_blocks=rows_of(relative.rows, len(relative.table), length))
 
     def _angles(self, positions: Tensor) -> Rotations:
         """The rotation of every token for each rotary base; layers with the same base share it."""

@@ -18,7 +18,7 @@ class Relative(NamedTuple):
 
     table: Tensor  # (N, H), after its norm
     rows: Tensor  # (2 L - 1,) the row of the table for the distances from -(L - 1) to L - 1
-    bounds: Tensor | None = None  # for the fused kernels, whose `rows` have more distances (`RelativeTables`)
+    of_blocks: tuple[Tensor, Tensor] | None = None  # the rows and bounds of the fused kernels (`RelativeTables`)
 
 
 class RelativeTerms(NamedTuple):

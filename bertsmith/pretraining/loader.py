@@ -34,11 +34,11 @@ class DataConfig:
     `pairs` is what a sequence holds: a segment and the "next" or a random one (BERT), two segments in "order" or
     swapped (ALBERT), or one segment without a pair label: "full" sentences (RoBERTa), "varied" ones, of which some are
     short, or "contiguous" text that begins and ends anywhere (OpenAI GPT). `short_share` is the share of pairs, and of
-    varied sequences, that are shortened to a random length. `copies`
-    is the number of differently masked copies of the data, used in turn (the paper: ten); 0 draws new masks in every
-    epoch. `held_out` is the share of documents that are held out for evaluation. With `long_length`, the last
-    `long_share` of a run has sequences of that length, as the last tenth with 512 tokens in the paper; their positions
-    are trained in it. Without `long_last`, that share of the tokens is in single steps that are spread over the run.
+    varied sequences, that are shortened to a random length. `copies` is the number of differently masked copies of the
+    data, used in turn (the paper: ten); 0 draws new masks in every epoch. `held_out` is the share of documents that are
+    held out for evaluation. With `long_length`, the last `long_share` of a run has sequences of that length, as the
+    last tenth with 512 tokens in the paper; their positions are trained in it. Without `long_last`, that share of the
+    tokens is in single steps that are spread over the run.
     """
 
     max_length: int = 128

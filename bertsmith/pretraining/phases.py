@@ -44,7 +44,7 @@ class Phases:
     """The phases of a run in their order.
 
     With a share `spread`, there are two that do not follow each other: this share of the steps, at equal distances, has
-    the second one's sequences.
+    the second one's sequences, and both have begun from the start.
     """
 
     parts: tuple[Phase, ...]

@@ -104,6 +104,11 @@ def test_a_stopped_call_keeps_the_tasks_whose_seeds_are_done(
     assert (kept["tasks"].keys(), kept["runs_of_all"]) == ({"sst2", "rte"}, 4)
 
 
+def test_tasks_of_earlier_calls_with_fewer_seeds_stay() -> None:
+    scores = {"cola": {"values": [1.0]}, "rte": {"values": [1.0, 2.0]}, "mrpc": {"values": [1.0]}}
+    assert tuning.whole(scores, ["rte", "mrpc"], 2).keys() == {"cola", "rte"}
+
+
 def test_differences_are_those_from_the_base() -> None:
     facts = {"minutes": 2.0, "changed": [], "tokens": 1e8, "tokens_per_second": 8e5}
     words = {"base": 2.5, "mask-30": 2.4, "bytes": 2.7, "books": 2.9}

@@ -17,7 +17,7 @@ from test_fused import CONFIGS, assert_alike, assert_same, drawn_seed, kept, los
 
 from bertsmith.batch import Packed
 from bertsmith.model import encoder as encoders
-from bertsmith.model.config import EncoderConfig
+from bertsmith.model.config import EncoderConfig, RelativeTermNames
 from bertsmith.model.encoder import Encoder
 from bertsmith.model.fused import distances, layer, relative_attention
 from bertsmith.model.fused import operations as ops
@@ -201,13 +201,16 @@ def test_a_pretraining_model(config: EncoderConfig, monkeypatch: pytest.MonkeyPa
     assert_alike(losses_and_gradients(model, batch), expected)
 
 
+@pytest.mark.parametrize("terms", ["both", "content-to-position"])
 @pytest.mark.parametrize(
     "norm_first", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["post-norm", "pre-norm"]
 )
-def test_states_that_ask_in_place_of_a_layers_input(norm_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_ask_in_place_of_a_layers_input(
+    norm_first: bool, terms: RelativeTermNames, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mask decoder's states ask a layer that reads other states (DeBERTa, section 3.2)."""
     torch.manual_seed(0)
-    config = dataclasses.replace(V3, norm_first=norm_first)
+    config = dataclasses.replace(V3, norm_first=norm_first, relative_terms=terms)
     encoder, batch = Encoder(config), masked_batch([9, 2])
     block = encoder.layers[0]
     states, asking, rows = random(11, 32), random(3, 32), torch.tensor([1, 7, 10])

@@ -103,12 +103,16 @@ def _inner(layer: LayerWeights, x: Tensor) -> Tensor:
 def _relative_tables(relative: RelativeWeights, head_size: int) -> RelativeTables:
     """The vectors of distances as keys and queries of one layer, and the scale of the scores with their terms."""
     table = F.dropout(relative.table, relative.dropout).to(DTYPE)
+    keys: Tensor | None
+    queries: Tensor | None
     if relative.content is not None:  # one product for both
         queries, keys, _ = linear(table, *relative.content).unflatten(1, (3, -1)).unbind(1)
+        keys, queries = (part if there else None for part, there in zip((keys, queries), relative.terms, strict=True))
     else:
-        keys, queries = (None if weights is None else linear(table, *weights) for weights in relative[3:5])
-    terms = 1 + (keys is not None) + (queries is not None)
-    return RelativeTables(keys, queries, relative.rows, relative.bounds, (head_size * terms) ** -0.5)
+        own = relative.keys, relative.queries
+        keys, queries = (None if weights is None else linear(table, *weights) for weights in own)
+    scale = (head_size * (1 + sum(relative.terms))) ** -0.5
+    return RelativeTables(keys, queries, relative.rows, relative.bounds, scale)
 
 
 def _with_queries(layer: LayerWeights, qkv: Tensor, asking: Tensor, rows: Tensor | None) -> Tensor:

@@ -60,13 +60,14 @@ class RelativeTables(NamedTuple):
 class RelativeWeights(NamedTuple):
     """The vectors of distances (N, H) before a layer projects them, and the layer's projections of them.
 
-    A projection that is None has no term in the scores. Where a layer has none of its own, `content`, the projection of
-    its queries, keys and values, serves for both.
+    `terms` says whether the vectors as keys and as queries are in the scores. Where a layer has no projections of its
+    own, `content`, that of its queries, keys and values, serves for both.
     """
 
     table: Tensor
     rows: Tensor  # as in RelativeTables, like `bounds`
     bounds: Tensor
+    terms: tuple[bool, bool]
     keys: LinearWeights | None
     queries: LinearWeights | None
     content: LinearWeights | None
